@@ -1,0 +1,107 @@
+"""Element types: what is stored in memory, and the wider type that arithmetic uses.
+
+The rule is *precision follows the output*: 16-bit floats compute in float32, float32 in float32, float64 in float64,
+integers in int64. Promotion between tensors is torch's own (``torch.promote_types``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import torch
+
+from fusegen.errors import UnsupportedError
+
+
+class DType(Enum):
+    """An element type: (short name, spelling in emitted text, bytes, torch's type)."""
+
+    BOOL = ("bool", "bool", 1, torch.bool)
+    UINT8 = ("u8", "u8", 1, torch.uint8)
+    INT8 = ("i8", "i8", 1, torch.int8)
+    INT16 = ("i16", "i16", 2, torch.int16)
+    INT32 = ("i32", "i32", 4, torch.int32)
+    INT64 = ("i64", "i64", 8, torch.int64)
+    FLOAT16 = ("f16", "f16", 2, torch.float16)
+    BFLOAT16 = ("bf16", "bf16", 2, torch.bfloat16)
+    FLOAT32 = ("f32", "float", 4, torch.float32)
+    FLOAT64 = ("f64", "double", 8, torch.float64)
+
+    def __init__(self, short: str, spelling: str, itemsize: int, torch_dtype: torch.dtype) -> None:
+        self.short = short
+        self.spelling = spelling
+        self.itemsize = itemsize
+        self.torch = torch_dtype
+
+    @property
+    def is_float(self) -> bool:
+        """Whether this is a floating-point type."""
+        return self.torch.is_floating_point
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is a 16-bit float, which computes in float32."""
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @property
+    def compute(self) -> DType:
+        """The type in which values of this type are computed."""
+        if self.is_half:
+            return DType.FLOAT32
+        return self if self.is_float or self is DType.BOOL else DType.INT64
+
+    def __repr__(self) -> str:
+        return self.short
+
+
+_BY_TORCH = {dtype.torch: dtype for dtype in DType}
+_BY_SHORT = {dtype.short: dtype for dtype in DType}
+
+
+def from_torch(dtype: torch.dtype) -> DType:
+    """The element type of a torch dtype.
+
+    Raises:
+        UnsupportedError: for complex, quantised, 8-bit float and other types that fusegen does not know.
+    """
+    if dtype not in _BY_TORCH:
+        known = ", ".join(str(d.torch).removeprefix("torch.") for d in DType)
+        raise UnsupportedError(f"dtype {dtype} is not supported", mend=f"convert the tensor to one of: {known}")
+    return _BY_TORCH[dtype]
+
+
+def from_short(name: str) -> DType:
+    """The element type of a short name such as ``bf16``."""
+    return _BY_SHORT[name]
+
+
+def promote(dtypes: Sequence[DType], weak: Sequence[bool]) -> DType:
+    """torch's promotion: a Python number (``weak``) changes the category (bool, int, float), never the width.
+
+    Args:
+        dtypes: the operands' types; at least one.
+        weak: for each operand, whether it is a Python number.
+    """
+    strong = [d for d, w in zip(dtypes, weak, strict=True) if not w]
+    numbers = [d for d, w in zip(dtypes, weak, strict=True) if w]
+    if not strong:
+        return _join(numbers)
+    result = _join(strong)
+    for number in numbers:
+        if _category(number) > _category(result):
+            result = number
+    return result
+
+
+def _join(dtypes: Sequence[DType]) -> DType:
+    result = dtypes[0].torch
+    for dtype in dtypes[1:]:
+        result = torch.promote_types(result, dtype.torch)
+    return from_torch(result)
+
+
+def _category(dtype: DType) -> int:
+    if dtype is DType.BOOL:
+        return 0
+    return 2 if dtype.is_float else 1

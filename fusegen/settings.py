@@ -1,0 +1,53 @@
+"""The only reader of the environment.
+
+Each field says which variable sets it and whether it takes part in cache keys. Settings are read once, on first use.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from fusegen.errors import SettingsError
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user can set from outside.
+
+    Attributes:
+        cache_dir: folder of compiled binaries (``FUSEGEN_CACHE_DIR``; not part of any key).
+        emulate: run CUDA kernels through the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key, since
+            the emulator keeps its own binaries under their own digest).
+        cxx: the host compiler (``CXX``; part of the host compiler's key).
+    """
+
+    cache_dir: Path
+    emulate: bool
+    cxx: str | None
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings(cache_dir=_cache_dir(), emulate=_flag("FUSEGEN_EMULATE"), cxx=os.environ.get("CXX") or None)
+
+
+def _cache_dir() -> Path:
+    if chosen := os.environ.get("FUSEGEN_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fusegen"
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise SettingsError(f"{name}={value!r} is neither true nor false", mend=f"set {name} to 1 or 0")

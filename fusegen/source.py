@@ -1,0 +1,52 @@
+"""Emitted text: what goes to a compiler, in the three parts that a reader sees."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit.
+
+    Attributes:
+        name: what it computes, for file names.
+        entry: the symbol to launch or call.
+        language: ``cuda`` or ``cpp``.
+        banner: the first lines: what this is.
+        primitives: named functions of the language's own.
+        math: the user's math.
+        pipeline: how data moves.
+    """
+
+    name: str
+    entry: str
+    language: str
+    banner: str
+    primitives: str
+    math: str
+    pipeline: str
+
+    @property
+    def text(self) -> str:
+        """The whole unit."""
+        return "\n".join([self.banner, self.primitives, self.kernel_text])
+
+    @property
+    def kernel_text(self) -> str:
+        """Math and pipeline: what belongs to this kernel alone."""
+        return f"{self.math}\n{self.pipeline}"
+
+    @property
+    def digest(self) -> str:
+        """A hash of the text without its comments: the same math at another line is the same kernel."""
+        return hashlib.sha256(strip_comments(self.text).encode()).hexdigest()
+
+
+def strip_comments(text: str) -> str:
+    """The text without comments and without the white space that they leave."""
+    return "\n".join(line.rstrip() for line in _COMMENT.sub("", text).splitlines())

@@ -1,0 +1,85 @@
+"""Targets: what a piece of hardware can do, as plain values that schedules ask.
+
+Nothing else in the package compares architecture names: it asks a capability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from fusegen.errors import TargetError
+
+
+class Backend(Enum):
+    """Which language a target is emitted in."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of machine.
+
+    Attributes:
+        name: as the user writes it, e.g. ``sm_90a`` or ``cpu``.
+        backend: the emitted language.
+        processors: streaming multiprocessors of the representative part (sizes persistent grids).
+        shared_bytes: shared memory that one block can have.
+        clusters: whether blocks can form clusters and read each other's shared memory.
+        wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
+    """
+
+    name: str
+    backend: Backend
+    processors: int = 1
+    shared_bytes: int = 0
+    clusters: bool = False
+    wgmma: bool = False
+
+
+CPU = Target("cpu", Backend.CPU)
+
+# Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets.
+_CUDA = (
+    Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912),
+    Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376),
+    Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376),
+    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, clusters=True, wgmma=True),
+    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, clusters=True),
+    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, clusters=True),
+)
+_BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
+_BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}
+
+
+def target(name: str) -> Target:
+    """The target of a name.
+
+    Raises:
+        TargetError: when there is none of that name.
+    """
+    if name not in _BY_NAME:
+        raise TargetError(f"unknown target {name!r}", mend=f"choose one of {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def from_capability(major: int, minor: int) -> Target:
+    """The target of a device's compute capability; of an unknown newer one, the closest older relative.
+
+    Raises:
+        TargetError: below compute capability 8.0.
+    """
+    older = [capability for capability in _BY_CAPABILITY if capability <= (major, minor)]
+    if not older:
+        raise TargetError(f"compute capability {major}.{minor} is too old", mend="use a GPU of capability 8.0 or newer")
+    best = max(older)
+    if best[0] != major:
+        raise TargetError(f"compute capability {major}.{minor} is not known", mend="update fusegen")
+    return _BY_NAME[_BY_CAPABILITY[best]]
+
+
+def cuda_targets() -> tuple[Target, ...]:
+    """All CUDA targets, oldest first."""
+    return _CUDA
