@@ -1,0 +1,239 @@
+"""The graph: frozen nodes in topological order, pure nodes hash-consed, source locations beside them.
+
+A node refers to its operands by their position in ``Graph.nodes``, so that graphs compare, hash and print by value.
+`GraphBuilder` is the only way to make one: it infers shape and dtype from the operation's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.ir import infer
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim
+
+Attribute: TypeAlias = object
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the user's code: the function's file, the line relative to its first one, and the line's text."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value: an operation on earlier nodes.
+
+    Attributes:
+        op: the operation.
+        args: positions of the operands in the graph.
+        attrs: the operation's further arguments, sorted by name.
+        shape: sizes, literal or symbolic.
+        dtype: the logical element type, as torch would give.
+        weak: whether it is a Python number, which does not widen what it meets.
+    """
+
+    op: Op
+    args: tuple[int, ...]
+    attrs: tuple[tuple[str, Attribute], ...]
+    shape: Shape
+    dtype: DType
+    weak: bool = False
+
+    def attr(self, name: str) -> Attribute:
+        """An argument by name."""
+        return dict(self.attrs)[name]
+
+    @property
+    def family(self) -> Family:
+        """How the operation treats indices."""
+        return self.op.family
+
+    @property
+    def number(self) -> float | int | bool:
+        """The value of a constant."""
+        text = str(self.attr("value"))
+        if text in ("True", "False"):
+            return text == "True"
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What is known of an input tensor.
+
+    Attributes:
+        name: the parameter's name.
+        dtype: its element type.
+        shape: its sizes.
+        strides: elements from one index to the next, a dim each; expressions of sizes where the layout implies them,
+            symbols of their own elsewhere.
+        alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
+        hidden: whether the function closes over it instead of taking it as a parameter.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    strides: tuple[Dim, ...]
+    alignment: int = 16
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a function computes.
+
+    Attributes:
+        name: the function's name.
+        inputs: tensors, in the order of their parameters.
+        scalars: names of the run-time scalars, with their dtypes.
+        nodes: all values, operands before their users.
+        outputs: positions of the results.
+        locations: for each node, where the user wrote it; not part of equality.
+        multiples: what is known to divide a symbolic size, by the symbol's name.
+        bounds: what a symbolic size is known not to pass, likewise.
+    """
+
+    name: str
+    inputs: tuple[InputSpec, ...]
+    scalars: tuple[tuple[str, DType], ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    locations: tuple[Location | None, ...] = field(compare=False, default=())
+    multiples: tuple[tuple[str, int], ...] = ()
+    bounds: tuple[tuple[str, int], ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        return iter(enumerate(self.nodes))
+
+    def operands(self, position: int) -> tuple[Node, ...]:
+        """The nodes that a node reads."""
+        return tuple(self.nodes[a] for a in self.nodes[position].args)
+
+    def input_spec(self, name: str) -> InputSpec:
+        """The input of a name."""
+        return next(spec for spec in self.inputs if spec.name == name)
+
+    @cached_property
+    def ancestors(self) -> tuple[frozenset[int], ...]:
+        """For each node, everything that it depends on."""
+        result: list[frozenset[int]] = []
+        for node in self.nodes:
+            result.append(frozenset(node.args).union(*(result[a] for a in node.args)))
+        return tuple(result)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the nodes that read it."""
+        users: list[list[int]] = [[] for _ in self.nodes]
+        for position, node in enumerate(self.nodes):
+            for a in dict.fromkeys(node.args):
+                users[a].append(position)
+        return tuple(tuple(u) for u in users)
+
+    def __str__(self) -> str:
+        from fusegen.ir.text import graph_text  # the printer needs this module's types
+
+        return graph_text(self)
+
+
+class GraphBuilder:
+    """Makes a graph node by node; equal pure nodes become one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.locations: list[Location | None] = []
+        self.inputs: list[InputSpec] = []
+        self.scalars: list[tuple[str, DType]] = []
+        self.multiples: tuple[tuple[str, int], ...] = ()
+        self.bounds: tuple[tuple[str, int], ...] = ()
+        self._known: dict[Node, int] = {}
+
+    def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
+        """A node of an operation on earlier nodes; its shape and dtype follow from the operation's row.
+
+        Raises:
+            ShapeError: when the operands' shapes do not fit the operation.
+        """
+        operands = [self.nodes[a] for a in args]
+        inferred = infer.result(op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands], attrs)
+        node = Node(op, tuple(args), tuple(sorted(attrs.items())), inferred.shape, inferred.dtype, inferred.weak)
+        return self.put(node, location)
+
+    def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
+        """A literal: a Python number, or a zero-dimensional tensor's value when a dtype is given."""
+        kind = DType.BOOL if isinstance(value, bool) else DType.INT64 if isinstance(value, int) else DType.FLOAT32
+        # As text, since 0.0 == -0.0 and nan != nan would merge or split values wrongly.
+        return self.add(Op.CONSTANT, value=repr(value), dtype=dtype or kind, weak=dtype is None)
+
+    def size(self, size: Dim) -> int:
+        """A size as a number."""
+        if isinstance(size, int):
+            return self.constant(size)
+        return self.put(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
+
+    def input(self, spec: InputSpec) -> int:
+        """An input tensor."""
+        self.inputs.append(spec)
+        return self.put(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
+
+    def scalar(self, name: str, dtype: DType) -> int:
+        """A run-time scalar."""
+        self.scalars.append((name, dtype))
+        return self.put(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
+
+    def put(self, node: Node, location: Location | None) -> int:
+        """A node whose shape and dtype are known already."""
+        if node in self._known:
+            return self._known[node]
+        self._known[node] = len(self.nodes)
+        self.nodes.append(node)
+        self.locations.append(location)
+        return len(self.nodes) - 1
+
+    def like(self, graph: Graph) -> GraphBuilder:
+        """This builder with another graph's inputs and what is known of its sizes, before any node is added."""
+        self.inputs, self.scalars = list(graph.inputs), list(graph.scalars)
+        self.multiples, self.bounds = graph.multiples, graph.bounds
+        return self
+
+    def build(self, outputs: Sequence[int]) -> Graph:
+        """The graph of some results, without what none of them needs (inputs stay)."""
+        alive = self._alive(outputs)
+        position = {old: new for new, old in enumerate(alive)}
+        nodes = tuple(_renumber(self.nodes[old], position) for old in alive)
+        return Graph(
+            name=self.name,
+            inputs=tuple(self.inputs),
+            scalars=tuple(self.scalars),
+            nodes=nodes,
+            outputs=tuple(position[o] for o in outputs),
+            locations=tuple(self.locations[old] for old in alive),
+            multiples=self.multiples,
+            bounds=self.bounds,
+        )
+
+    def _alive(self, outputs: Sequence[int]) -> list[int]:
+        alive = {p for p, node in enumerate(self.nodes) if node.op in (Op.INPUT, Op.SCALAR)}
+        stack = list(outputs)
+        while stack:
+            position = stack.pop()
+            if position not in alive or self.nodes[position].args:
+                alive.add(position)
+                stack += [a for a in self.nodes[position].args if a not in alive]
+        return sorted(alive)
+
+
+def _renumber(node: Node, position: dict[int, int]) -> Node:
+    return Node(node.op, tuple(position[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)

@@ -1,0 +1,182 @@
+"""Shapes and dtypes of results, one rule a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import sympy
+
+from fusegen.dtypes import DType, promote
+from fusegen.errors import ShapeError
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+
+Attrs: TypeAlias = Mapping[str, object]
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What inference sees of a node."""
+
+    shape: Shape
+    dtype: DType
+    weak: bool = False
+
+
+def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
+    """Shape, dtype and weakness of an operation's result.
+
+    Raises:
+        ShapeError: when the operands do not fit the operation.
+    """
+    weak = op.family is Family.POINTWISE and op is not Op.CAST and all(o.weak for o in operands)
+    weak = weak or (op is Op.CONSTANT and bool(attrs.get("weak", True)))
+    return Operand(_SHAPES[op.family](op, operands, attrs), result_dtype(op, operands, attrs), weak)
+
+
+def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
+    """The dtype of an operation's result."""
+    rule = op.row.result
+    if rule is Result.EXPLICIT:
+        return cast(DType, attrs["dtype"])
+    if rule is Result.BOOL:
+        return DType.BOOL
+    if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
+        raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", mend="cast one of them")
+    if rule is Result.SAME or rule is Result.SUM:
+        dtype = operands[0].dtype
+        return DType.INT64 if rule is Result.SUM and not dtype.is_float else dtype
+    common = operand_dtype(op, operands)
+    return DType.FLOAT32 if rule is Result.FLOAT and not common.is_float else common
+
+
+def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
+    """The common type of the operands; `where`'s condition does not take part."""
+    values = operands[1:] if op is Op.WHERE else operands
+    return promote([v.dtype for v in values], [v.weak for v in values])
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The common shape of several, by torch's rule.
+
+    Raises:
+        ShapeError: when two sizes differ and neither is 1.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    return tuple(_common(sizes, shapes) for sizes in zip(*padded, strict=True))
+
+
+def _common(sizes: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
+    common: Dim = 1
+    for size in sizes:
+        if same(common, 1):
+            common = size
+        elif not (same(size, 1) or same(size, common)):
+            raise ShapeError(
+                f"shapes {', '.join(map(shape_text, shapes))} do not broadcast: {size} against {common}",
+                mend="make the sizes equal, or one of them 1",
+            )
+    return common
+
+
+def shape_text(shape: Sequence[Dim]) -> str:
+    """A shape as a user reads it."""
+    return "(" + ", ".join(str(d) for d in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _leaf(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    return cast(Shape, attrs.get("shape", ()))
+
+
+def _pointwise(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    return broadcast([o.shape for o in operands])
+
+
+def _reduction(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    dims = cast(tuple[int, ...], attrs["dims"])
+    return tuple(1 if d in dims else size for d, size in enumerate(operands[0].shape))
+
+
+def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    shape = operands[0].shape
+    count = cast(int, attrs["count"]) if "count" in attrs else 0
+    for extra in operands[1:]:
+        if not (len(extra.shape) == count and all(map(same, extra.shape, shape[len(shape) - count :]))):
+            raise ShapeError(
+                f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} for an input of shape {shape_text(shape)}",
+                mend="give weight and bias the normalised dims' shape",
+            )
+    return shape
+
+
+def _matmul(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    a, b = (o.shape for o in operands)
+    if len(a) < 2 or len(b) < 2 or not same(a[-1], b[-2]):
+        raise ShapeError(f"matmul of {shape_text(a)} and {shape_text(b)}", mend="make the inner sizes equal")
+    return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
+
+
+def _view(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    return _VIEWS[op](operands, attrs)
+
+
+def _expand(operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    shape = cast(Shape, attrs["shape"])
+    broadcast([operands[0].shape, shape])
+    return shape
+
+
+def _permute(operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    return tuple(operands[0].shape[d] for d in cast(tuple[int, ...], attrs["dims"]))
+
+
+def _reshape(operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    shape = cast(Shape, attrs["shape"])
+    if not same(product(shape), product(operands[0].shape)):
+        raise ShapeError(
+            f"cannot view {shape_text(operands[0].shape)} as {shape_text(shape)}",
+            mend="the number of elements must stay the same for every value of the symbolic sizes",
+        )
+    return shape
+
+
+def _slice(operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    shape = list(operands[0].shape)
+    shape[cast(int, attrs["dim"])] = cast(Dim, attrs["length"])
+    return tuple(shape)
+
+
+def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    dim = cast(int, attrs["dim"])
+    first = list(operands[0].shape)
+    for other in operands[1:]:
+        fits = len(other.shape) == len(first) and all(
+            same(a, b) for d, (a, b) in enumerate(zip(first, other.shape, strict=True)) if d != dim
+        )
+        if not fits:
+            raise ShapeError(f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}")
+    total: sympy.Expr = sum((sympy.sympify(o.shape[dim]) for o in operands), sympy.Integer(0))
+    first[dim] = simplify_dim(total)
+    return tuple(first)
+
+
+_VIEWS: dict[Op, Callable[[Sequence[Operand], Attrs], Shape]] = {
+    Op.EXPAND: _expand,
+    Op.PERMUTE: _permute,
+    Op.RESHAPE: _reshape,
+    Op.SLICE: _slice,
+    Op.CONCAT: _concat,
+}
+
+_SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
+    Family.LEAF: _leaf,
+    Family.POINTWISE: _pointwise,
+    Family.VIEW: _view,
+    Family.REDUCTION: _reduction,
+    Family.NORMALIZATION: _normalization,
+    Family.CONTRACTION: _matmul,
+}

@@ -1,0 +1,194 @@
+"""The one table of operations.
+
+Each row says what an operation *is* (its family, operands, result dtype) and which torch functions mean it. How it is
+computed stands elsewhere, one table an interpreter: `ir.reference` (the float64 oracle, every row), `passes.expand`
+(rows that are compositions), `emit.cuda.spelling` and `emit.cpu.spelling` (the primitive pointwise rows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Family(Enum):
+    """What an operation does with indices; shapes, fusion and lowering go by it."""
+
+    LEAF = "leaf"
+    POINTWISE = "pointwise"
+    VIEW = "view"
+    REDUCTION = "reduction"
+    CONTRACTION = "contraction"
+    NORMALIZATION = "normalization"
+
+
+class Result(Enum):
+    """The rule for a result's dtype."""
+
+    PROMOTE = "promote"  # the operands' common type
+    FLOAT = "float"  # the common type, integers becoming float32
+    BOOL = "bool"
+    SAME = "same"  # the first operand's type
+    SUM = "sum"  # as SAME, integers and bool widening to int64
+    EXPLICIT = "explicit"  # stands in the attributes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        name: the field's standard name.
+        family: how it treats indices.
+        arity: number of tensor operands; None is any.
+        result: rule for the dtype of the result.
+        primitive: whether the compiler emits it as it stands; otherwise `passes.expand` says what it is made of.
+        twins: torch functions and methods of the same meaning: names in torch, torch.special, nn.functional, Tensor.
+        parameters: further arguments in torch's order, with their defaults.
+    """
+
+    name: str
+    family: Family
+    arity: int | None
+    result: Result
+    primitive: bool = True
+    twins: tuple[str, ...] = ()
+    parameters: tuple[tuple[str, object], ...] = ()
+
+
+def _leaf(name: str) -> Row:
+    return Row(name, Family.LEAF, 0, Result.EXPLICIT)
+
+
+def _unary(name: str, *twins: str, result: Result = Result.FLOAT) -> Row:
+    return Row(name, Family.POINTWISE, 1, result, twins=(name, *twins))
+
+
+def _binary(name: str, *twins: str, result: Result = Result.PROMOTE) -> Row:
+    return Row(name, Family.POINTWISE, 2, result, twins=(name, *twins))
+
+
+def _composite(name: str, *twins: str, arity: int = 1, result: Result = Result.FLOAT, **parameters: object) -> Row:
+    return Row(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()))
+
+
+def _view(name: str, arity: int | None = 1) -> Row:
+    return Row(name, Family.VIEW, arity, Result.SAME)
+
+
+def _reduction(name: str, result: Result, primitive: bool = True) -> Row:
+    return Row(name, Family.REDUCTION, 1, result, primitive)
+
+
+def _normalization(name: str, result: Result = Result.FLOAT) -> Row:
+    return Row(name, Family.NORMALIZATION, None, result, primitive=False)
+
+
+class Op(Enum):
+    """Every operation of the graph."""
+
+    # Leaves.
+    INPUT = _leaf("input")
+    SCALAR = _leaf("scalar")
+    CONSTANT = _leaf("constant")
+    IOTA = _leaf("iota")
+    SIZE = _leaf("size")
+
+    # Pointwise primitives.
+    CAST = Row("cast", Family.POINTWISE, 1, Result.EXPLICIT)
+    NEG = _unary("neg", "negative", result=Result.SAME)
+    ABS = _unary("abs", "absolute", result=Result.SAME)
+    SIGN = _unary("sign", result=Result.SAME)
+    LOGICAL_NOT = _unary("logical_not", result=Result.BOOL)
+    FLOOR = _unary("floor", result=Result.SAME)
+    CEIL = _unary("ceil", result=Result.SAME)
+    TRUNC = _unary("trunc", "fix", result=Result.SAME)
+    ROUND = _unary("round", result=Result.SAME)
+    EXP = _unary("exp")
+    EXP2 = _unary("exp2")
+    EXPM1 = _unary("expm1")
+    LOG = _unary("log")
+    LOG1P = _unary("log1p")
+    SQRT = _unary("sqrt")
+    RSQRT = _unary("rsqrt")
+    SIN = _unary("sin")
+    COS = _unary("cos")
+    TANH = _unary("tanh")
+    ERF = _unary("erf")
+    SIGMOID = _unary("sigmoid", "expit")
+    ADD = Row("add", Family.POINTWISE, 2, Result.PROMOTE)
+    SUB = Row("sub", Family.POINTWISE, 2, Result.PROMOTE)
+    MUL = _binary("mul", "multiply")
+    DIV = Row("div", Family.POINTWISE, 2, Result.FLOAT)
+    FLOOR_DIVIDE = _binary("floor_divide")
+    REMAINDER = _binary("remainder")
+    POW = _binary("pow")
+    MAXIMUM = _binary("maximum")
+    MINIMUM = _binary("minimum")
+    EQ = _binary("eq", result=Result.BOOL)
+    NE = _binary("ne", "not_equal", result=Result.BOOL)
+    LT = _binary("lt", "less", result=Result.BOOL)
+    LE = _binary("le", "less_equal", result=Result.BOOL)
+    GT = _binary("gt", "greater", result=Result.BOOL)
+    GE = _binary("ge", "greater_equal", result=Result.BOOL)
+    LOGICAL_AND = _binary("logical_and", result=Result.BOOL)
+    LOGICAL_OR = _binary("logical_or", result=Result.BOOL)
+    LOGICAL_XOR = _binary("logical_xor", result=Result.BOOL)
+    WHERE = Row("where", Family.POINTWISE, 3, Result.PROMOTE)
+
+    # Pointwise compositions.
+    RECIPROCAL = _composite("reciprocal")
+    SQUARE = _composite("square", result=Result.SAME)
+    RELU = _composite("relu", result=Result.SAME)
+    SILU = _composite("silu")
+    GELU = _composite("gelu", approximate="none")
+    SOFTPLUS = _composite("softplus", beta=1.0, threshold=20.0)
+    LEAKY_RELU = _composite("leaky_relu", negative_slope=0.01)
+    ELU = _composite("elu", alpha=1.0)
+    MISH = _composite("mish")
+    HARDSIGMOID = _composite("hardsigmoid")
+    HARDSWISH = _composite("hardswish")
+    LOGSIGMOID = _composite("logsigmoid")
+
+    # Views: index maps, never copies.
+    EXPAND = _view("expand")
+    PERMUTE = _view("permute")
+    RESHAPE = _view("reshape")
+    SLICE = _view("slice")
+    CONCAT = _view("concat", None)
+
+    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1.
+    SUM = _reduction("sum", Result.SUM)
+    AMAX = _reduction("amax", Result.SAME)
+    AMIN = _reduction("amin", Result.SAME)
+    MEAN = _reduction("mean", Result.SAME, primitive=False)
+    VAR = _reduction("var", Result.SAME, primitive=False)
+    LOGSUMEXP = _reduction("logsumexp", Result.FLOAT, primitive=False)
+
+    # (…, m, k) @ (…, k, n), batch dims equal or 1.
+    MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)
+
+    # Compositions over the last dims.
+    SOFTMAX = _normalization("softmax")
+    LOG_SOFTMAX = _normalization("log_softmax")
+    LAYER_NORM = _normalization("layer_norm", Result.SAME)
+    RMS_NORM = _normalization("rms_norm", Result.SAME)
+
+    @property
+    def row(self) -> Row:
+        """The operation's row of the table."""
+        row: Row = self.value
+        return row
+
+    @property
+    def family(self) -> Family:
+        """How the operation treats indices."""
+        return self.row.family
+
+    @property
+    def is_primitive(self) -> bool:
+        """Whether the compiler emits the operation as it stands."""
+        return self.row.primitive
+
+    def __repr__(self) -> str:
+        return self.row.name

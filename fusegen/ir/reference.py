@@ -1,0 +1,203 @@
+"""The oracle: a float64 interpreter of the graph as it was traced, by torch's own functions.
+
+It shares nothing with the compiler: compositions are evaluated whole (torch's gelu, softmax, layer_norm in float64), not
+by the compiler's expansions. Tests and verification compare against it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import literal
+
+Rule: TypeAlias = Callable[..., Any]
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None) -> tuple[Tensor, ...]:
+    """The graph's results in float64 (int64, bool), on the CPU.
+
+    Args:
+        graph: as traced, before any pass.
+        inputs: a tensor an input, of any float dtype; values are taken as they are, only widened.
+        scalars: values of the run-time scalars.
+    """
+    return Interpreter(graph, inputs, scalars or {}).run()
+
+
+class Interpreter:
+    """Evaluates a graph node by node."""
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
+        self.graph = graph
+        self.inputs = {name: widen(tensor.detach().cpu()) for name, tensor in inputs.items()}
+        self.scalars = scalars
+        self.sizes = _bind_sizes(graph, self.inputs)
+
+    def run(self) -> tuple[Tensor, ...]:
+        """All results."""
+        values: list[Tensor] = []
+        for node in self.graph.nodes:
+            values.append(self._evaluate(node, [values[a] for a in node.args]))
+        return tuple(values[o] for o in self.graph.outputs)
+
+    def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
+        if node.family is Family.LEAF:
+            return self._leaf(node)
+        attrs = {key: self._concrete(value) for key, value in node.attrs}
+        value: Tensor = RULES[node.op](*args, **attrs)
+        return value if node.op is Op.CAST else value.to(_wide(node.dtype))
+
+    def _leaf(self, node: Node) -> Tensor:
+        dtype = _wide(node.dtype)
+        if node.op is Op.INPUT:
+            return self.inputs[str(node.attr("name"))]
+        if node.op is Op.SCALAR:
+            return torch.tensor(self.scalars[str(node.attr("name"))], dtype=dtype)
+        if node.op is Op.CONSTANT:
+            return torch.tensor(node.number, dtype=dtype)
+        if node.op is Op.SIZE:
+            return torch.tensor(self._concrete(node.attr("size")), dtype=dtype)
+        return torch.arange(int(self._concrete(node.shape[0])), dtype=dtype)
+
+    def _concrete(self, value: Any) -> Any:
+        """An attribute with its symbolic sizes replaced by their values."""
+        if isinstance(value, tuple):
+            return tuple(self._concrete(v) for v in value)
+        if hasattr(value, "free_symbols"):
+            return int(value.subs({s: self.sizes[s.name] for s in value.free_symbols}))
+        return value
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A tensor in the oracle's type: float64, int64 or bool."""
+    if tensor.dtype is torch.bool:
+        return tensor
+    return tensor.double() if tensor.is_floating_point() else tensor.long()
+
+
+def _wide(dtype: DType) -> torch.dtype:
+    if dtype is DType.BOOL:
+        return torch.bool
+    return torch.float64 if dtype.is_float else torch.int64
+
+
+def _bind_sizes(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for spec in graph.inputs:
+        for dim, extent in zip(spec.shape, inputs[spec.name].shape, strict=True):
+            if literal(dim) is None:
+                sizes[str(dim)] = extent
+    return sizes
+
+
+def _cast(x: Tensor, dtype: DType) -> Tensor:
+    return widen(x.to(dtype.torch))
+
+
+def _slice(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
+    return x.narrow(dim, start, (length - 1) * step + 1)[(slice(None),) * dim + (slice(None, None, step),)] if length else x.narrow(dim, 0, 0)
+
+
+def _concat(*tensors: Tensor, dim: int) -> Tensor:
+    return torch.cat(tensors, dim)
+
+
+def _var(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
+    return x.var(dims, correction=correction, keepdim=True)
+
+
+def _layer_norm(x: Tensor, *affine: Tensor, count: int, eps: float, has_weight: bool, has_bias: bool) -> Tensor:
+    weight = affine[0] if has_weight else None
+    bias = affine[-1] if has_bias else None
+    return F.layer_norm(x, x.shape[x.dim() - count :], weight, bias, eps)
+
+
+def _rms_norm(x: Tensor, *affine: Tensor, count: int, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[x.dim() - count :], affine[0] if affine else None, eps)
+
+
+def _kept(function: Callable[..., Tensor]) -> Rule:
+    return lambda x, dims: function(x, dims, keepdim=True)
+
+
+RULES: dict[Op, Rule] = {
+    Op.CAST: _cast,
+    Op.NEG: operator.neg,
+    Op.ABS: torch.abs,
+    Op.SIGN: torch.sign,
+    Op.LOGICAL_NOT: torch.logical_not,
+    Op.FLOOR: torch.floor,
+    Op.CEIL: torch.ceil,
+    Op.TRUNC: torch.trunc,
+    Op.ROUND: torch.round,
+    Op.EXP: torch.exp,
+    Op.EXP2: torch.exp2,
+    Op.EXPM1: torch.expm1,
+    Op.LOG: torch.log,
+    Op.LOG1P: torch.log1p,
+    Op.SQRT: torch.sqrt,
+    Op.RSQRT: torch.rsqrt,
+    Op.SIN: torch.sin,
+    Op.COS: torch.cos,
+    Op.TANH: torch.tanh,
+    Op.ERF: torch.erf,
+    Op.SIGMOID: torch.sigmoid,
+    Op.ADD: torch.add,
+    Op.SUB: torch.sub,
+    Op.MUL: torch.mul,
+    Op.DIV: torch.div,
+    Op.FLOOR_DIVIDE: torch.floor_divide,
+    Op.REMAINDER: torch.remainder,
+    Op.POW: torch.pow,
+    Op.MAXIMUM: torch.maximum,
+    Op.MINIMUM: torch.minimum,
+    Op.EQ: torch.eq,
+    Op.NE: torch.ne,
+    Op.LT: torch.lt,
+    Op.LE: torch.le,
+    Op.GT: torch.gt,
+    Op.GE: torch.ge,
+    Op.LOGICAL_AND: torch.logical_and,
+    Op.LOGICAL_OR: torch.logical_or,
+    Op.LOGICAL_XOR: torch.logical_xor,
+    Op.WHERE: torch.where,
+    Op.RECIPROCAL: torch.reciprocal,
+    Op.SQUARE: torch.square,
+    Op.RELU: F.relu,
+    Op.SILU: F.silu,
+    Op.GELU: F.gelu,
+    Op.SOFTPLUS: F.softplus,
+    Op.LEAKY_RELU: F.leaky_relu,
+    Op.ELU: F.elu,
+    Op.MISH: F.mish,
+    Op.HARDSIGMOID: F.hardsigmoid,
+    Op.HARDSWISH: F.hardswish,
+    Op.LOGSIGMOID: F.logsigmoid,
+    Op.EXPAND: lambda x, shape: x.expand(shape),
+    Op.PERMUTE: lambda x, dims: x.permute(dims),
+    Op.RESHAPE: lambda x, shape: x.reshape(shape),
+    Op.SLICE: _slice,
+    Op.CONCAT: _concat,
+    Op.SUM: lambda x, dims: x.sum(dims, keepdim=True) if dims else x,
+    Op.AMAX: _kept(torch.amax),
+    Op.AMIN: _kept(torch.amin),
+    Op.MEAN: _kept(torch.mean),
+    Op.VAR: _var,
+    Op.LOGSUMEXP: _kept(torch.logsumexp),
+    Op.MATMUL: torch.matmul,
+    Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
+    Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),
+    Op.LAYER_NORM: _layer_norm,
+    Op.RMS_NORM: _rms_norm,
+}
+"""One rule an operation, leaves aside."""
+

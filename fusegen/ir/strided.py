@@ -1,0 +1,69 @@
+"""Which nodes are views of a buffer that strides alone can describe, as tensor cores and libraries need them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import identity_axes, sources
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim, Index, product, simplify_dim
+
+
+@dataclass(frozen=True)
+class StridedView:
+    """A view of the buffer of node ``base``: sizes, strides and offset in elements."""
+
+    base: int
+    shape: Shape
+    strides: tuple[Dim, ...]
+    offset: Dim
+
+
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Row-major strides."""
+    return tuple(simplify_dim(product(shape[d + 1 :])) for d in range(len(shape)))
+
+
+def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
+    """The strides of a node's buffer: an input's own, row-major for what a kernel writes."""
+    node = graph.nodes[position]
+    if node.op is Op.INPUT:
+        return graph.input_spec(str(node.attr("name"))).strides
+    return contiguous_strides(node.shape)
+
+
+def strided_view(graph: Graph, position: int) -> StridedView | None:
+    """The node as a strided view of the nearest node below it that is no view; None where strides cannot say it."""
+    shape = graph.nodes[position].shape
+    axes = identity_axes(shape)
+    base, index = position, axes.symbols
+    while graph.nodes[base].family is Family.VIEW:
+        found = sources(graph, base, index, axes)
+        if len(found) != 1:
+            return None
+        base, index = found[0].arg, found[0].index
+    strides = buffer_strides(graph, base)
+    return _affine(base, shape, flat_offset(index, strides), axes.symbols)
+
+
+def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:
+    """The position in the buffer of an index."""
+    total: Index = 0
+    for i, stride in zip(index, strides, strict=True):
+        total = total + i * stride
+    return simplify_dim(total)
+
+
+def _affine(base: int, shape: Shape, offset: Index, symbols: Sequence[sympy.Symbol]) -> StridedView | None:
+    if not symbols:
+        return StridedView(base, shape, (), simplify_dim(offset))
+    expanded = sympy.expand(offset)
+    strides = [expanded.coeff(symbol) for symbol in symbols]
+    rest = sympy.expand(expanded - sum((c * s for c, s in zip(strides, symbols, strict=True)), sympy.Integer(0)))
+    if any(e.free_symbols & set(symbols) for e in (rest, *strides)):
+        return None
+    return StridedView(base, shape, tuple(map(simplify_dim, strides)), simplify_dim(rest))

@@ -1,0 +1,207 @@
+"""Symbolic integers: sizes and indices as sympy expressions, with the two divisions that index maps need.
+
+`floor_div` and `modulo` simplify with the ranges of the axes that occur (an `Axes` value, passed explicitly), so that a
+reshape followed by its inverse disappears: with 0 <= j < n, (i*n + j) // n is i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import mul
+from typing import TypeAlias
+
+import sympy
+
+Dim: TypeAlias = int | sympy.Expr
+"""A size: a literal, or an expression of symbolic sizes."""
+
+Index: TypeAlias = int | sympy.Expr
+"""An index: a literal, or an expression of axes and sizes."""
+
+
+class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
+    """Integer division of non-negative operands, not simplified further."""
+
+    nargs = (2,)
+    is_integer = True
+    is_nonnegative = True
+
+
+class Modulo(sympy.Function):  # type: ignore[misc]
+    """Remainder of `FloorDiv`."""
+
+    nargs = (2,)
+    is_integer = True
+    is_nonnegative = True
+
+
+def size_symbol(name: str) -> sympy.Symbol:
+    """The symbol of a run-time size; at least 1, since empty tensors never reach a kernel."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def axis_symbol(name: str) -> sympy.Symbol:
+    """The symbol of an axis of a kernel's iteration space."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def stride_symbol(name: str) -> sympy.Symbol:
+    """The symbol of an input's stride that no size implies; it may be 0."""
+    return sympy.Symbol(name, integer=True, nonnegative=True, real=True)
+
+
+def is_stride(symbol: sympy.Expr) -> bool:
+    """Whether a symbol that is no axis is a stride: sizes are positive, strides may be 0."""
+    return isinstance(symbol, sympy.Symbol) and not symbol.is_positive
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of sizes; 1 of none."""
+    return reduce(mul, dims, 1)
+
+
+def literal(dim: Dim) -> int | None:
+    """The value of a literal size, None of a symbolic one."""
+    if isinstance(dim, int):
+        return dim
+    return int(dim) if dim.is_Integer else None
+
+
+def simplify_dim(dim: Dim) -> Dim:
+    """A literal as an int, everything else expanded."""
+    if isinstance(dim, int):
+        return dim
+    expanded = sympy.expand(dim)
+    return int(expanded) if expanded.is_Integer else expanded
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are equal for all values of their symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(a == b) or sympy.expand(a - b) == 0
+
+
+def exact_quotient(a: Dim, b: Dim) -> Dim | None:
+    """a / b where it is an integer polynomial for all values, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    quotient = sympy.cancel(sympy.sympify(a) / b)
+    numerator, denominator = quotient.as_numer_denom()
+    if denominator != 1:
+        return None
+    return simplify_dim(numerator)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of an iteration space, with their extents: 0 <= axis < extent."""
+
+    symbols: tuple[sympy.Symbol, ...]
+    extents: tuple[Dim, ...]
+    _bounds: Mapping[sympy.Symbol, Dim] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_bounds", dict(zip(self.symbols, self.extents, strict=True)))
+
+    def floor_div(self, a: Index, b: Dim) -> Index:
+        """a // b, simplified by the axes' ranges."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b
+        if b == 1:
+            return a
+        whole, rest = self._split(a, b)
+        if self.below(rest, b):
+            return simplify_dim(whole)
+        return simplify_dim(whole + FloorDiv(sympy.sympify(rest), sympy.sympify(b)))
+
+    def modulo(self, a: Index, b: Dim) -> Index:
+        """a % b, simplified by the axes' ranges."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a % b
+        if b == 1:
+            return 0
+        _, rest = self._split(a, b)
+        if self.below(rest, b):
+            return simplify_dim(rest)
+        return Modulo(sympy.sympify(rest), sympy.sympify(b))
+
+    def below(self, index: Index, bound: Dim) -> bool:
+        """Whether index < bound is certain."""
+        top = self._greatest(index)
+        if top is None:
+            return False
+        slack = sympy.expand(sympy.sympify(bound) - 1 - top)
+        return bool(slack.is_nonnegative)
+
+    def _split(self, a: Index, b: Dim) -> tuple[sympy.Expr, sympy.Expr]:
+        """The terms of a that b divides (as their quotient), and the rest."""
+        whole: sympy.Expr = sympy.Integer(0)
+        rest: sympy.Expr = sympy.Integer(0)
+        for term in sympy.Add.make_args(sympy.expand(a)):
+            if isinstance(b, int) and term.is_Integer:
+                whole, rest = whole + int(term) // b, rest + int(term) % b
+                continue
+            quotient = exact_quotient(term, b)
+            if quotient is None:
+                rest += term
+            else:
+                whole += quotient
+        return whole, rest
+
+    def _greatest(self, index: Index) -> sympy.Expr | None:
+        """An upper bound of a sum of products with non-negative coefficients; None where that does not apply."""
+        total: sympy.Expr = sympy.Integer(0)
+        for term in sympy.Add.make_args(sympy.expand(index)):
+            bound = self._greatest_term(term)
+            if bound is None:
+                return None
+            total += bound
+        return total
+
+    def _greatest_term(self, term: sympy.Expr) -> sympy.Expr | None:
+        if term.is_Integer:
+            return term
+        if not term.is_nonnegative:
+            return None
+        bounded: dict[sympy.Expr, sympy.Expr] = {axis: extent - 1 for axis, extent in self._bounds.items() if term.has(axis)}
+        for call in term.atoms(Modulo):
+            bounded = {call: call.args[1] - 1} | {a: e for a, e in bounded.items() if not call.has(a)}
+        if term.atoms(FloorDiv):
+            return self._greatest_quotient(term)
+        return sympy.expand(term.subs(bounded, simultaneous=True))
+
+    def _greatest_quotient(self, term: sympy.Expr) -> sympy.Expr | None:
+        """An upper bound of coefficient * FloorDiv(a, b) for literals, where the exact one is known."""
+        calls = term.atoms(FloorDiv)
+        if len(calls) != 1:
+            return None
+        call = next(iter(calls))
+        coefficient = term / call
+        top = self._greatest(call.args[0])
+        if top is None or not (top.is_Integer and call.args[1].is_Integer and not coefficient.free_symbols & set(self.symbols)):
+            return None
+        return coefficient * (int(top) // int(call.args[1]))
+
+
+def linearize(index: Sequence[Index], shape: Sequence[Dim]) -> Index:
+    """The row-major position of an index in a shape."""
+    position: Index = 0
+    for i, extent in zip(index, shape, strict=True):
+        position = position * extent + i
+    return simplify_dim(position)
+
+
+def delinearize(position: Index, shape: Sequence[Dim], axes: Axes) -> tuple[Index, ...]:
+    """The index in a shape of a row-major position; inverse of `linearize`."""
+    if not shape:
+        return ()
+    index: list[Index] = []
+    for d in range(len(shape) - 1):
+        inner = product(shape[d + 1 :])
+        quotient = axes.floor_div(position, inner)
+        index.append(quotient)
+        position = axes.modulo(position, inner)
+    return (*index, position)

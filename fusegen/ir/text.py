@@ -1,0 +1,58 @@
+"""Graphs as text: one line a node, in the order of the graph."""
+
+from __future__ import annotations
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, InputSpec, Location, Node, Shape
+from fusegen.ir.ops import Op
+
+_INLINE = (Op.INPUT, Op.SCALAR, Op.CONSTANT)
+
+
+def graph_text(graph: Graph) -> str:
+    """The graph as a person reads it: inputs, a line a node with the user's line beside it, results."""
+    lines = [f"{graph.name}({', '.join(map(_input_text, graph.inputs))}{_scalars_text(graph)})"]
+    names = {p: _inline_text(node) for p, node in graph if node.op in _INLINE}
+    shown = [(_named(f"  %{p}; = {_node_text(node)}", names), _place(graph, p)) for p, node in graph if node.op not in _INLINE]
+    width = max((len(text) for text, _ in shown), default=0)
+    lines += [f"{text:<{width}}  {place}".rstrip() for text, place in shown]
+    results = ", ".join(f"%{o};" for o in graph.outputs)
+    return "\n".join([*lines, _named(f"  return {results}", names)])
+
+
+def type_text(dtype: DType, shape: Shape) -> str:
+    """A type such as ``bf16[rows, 4096]``."""
+    return f"{dtype.short}[{', '.join(str(d) for d in shape)}]"
+
+
+def _input_text(spec: InputSpec) -> str:
+    return f"{spec.name}: {type_text(spec.dtype, spec.shape)}"
+
+
+def _scalars_text(graph: Graph) -> str:
+    return "".join(f", {name}: {dtype.short}" for name, dtype in graph.scalars)
+
+
+def _node_text(node: Node) -> str:
+    args = [f"%{a};" for a in node.args] + [_attr_text(k, v) for k, v in node.attrs]
+    return f"{node.op.row.name}({', '.join(args)}) : {type_text(node.dtype, node.shape)}"
+
+
+def _inline_text(node: Node) -> str:
+    return str(node.attr("value" if node.op is Op.CONSTANT else "name"))
+
+
+def _attr_text(name: str, value: object) -> str:
+    return f"{name}={value}"
+
+
+def _named(line: str, names: dict[int, str]) -> str:
+    """Writes inputs and constants in place; every reference stands as ``%position;`` until here."""
+    for position, name in names.items():
+        line = line.replace(f"%{position};", name)
+    return line.replace(";", "")
+
+
+def _place(graph: Graph, position: int) -> str:
+    location: Location | None = graph.locations[position] if graph.locations else None
+    return f"# line {location.line}: {location.text}" if location else ""
