@@ -1,0 +1,1 @@
+"""Tracing: a Python function on torch tensors becomes a graph."""

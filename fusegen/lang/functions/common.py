@@ -1,0 +1,69 @@
+"""What the families share: finding the tracer, normalising dims, casting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusegen.dtypes import DType, from_torch
+from fusegen.errors import ShapeError, TraceError
+from fusegen.ir.ops import Op
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.values import TracedTensor
+
+
+def tracer_of(*values: object) -> Tracer:
+    """The tracer of the first traced value among some."""
+    for value in values:
+        if isinstance(value, TracedTensor):
+            return value._tracer
+        if isinstance(value, (tuple, list)):
+            return tracer_of(*value)
+    raise TraceError("no traced operand")
+
+
+def dtype_of(value: TracedTensor) -> DType:
+    """The dtype of a traced value."""
+    return value._node.dtype
+
+
+def normalize_dim(dim: int, rank: int) -> int:
+    """A dim counted from the front.
+
+    Raises:
+        ShapeError: when there is no such dim.
+    """
+    if not -rank <= dim < max(rank, 1):
+        raise ShapeError(f"dim {dim} of a tensor of {rank} dims")
+    return dim % rank if rank else 0
+
+
+def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Dims counted from the front, sorted; all of them for None or an empty list, as torch's reductions do."""
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return tuple(range(rank))
+    listed = (dims,) if isinstance(dims, int) else tuple(dims)
+    found = tuple(sorted(normalize_dim(d, rank) for d in listed))
+    if len(set(found)) != len(found):
+        raise ShapeError(f"dims {listed} name a dim twice")
+    return found
+
+
+def cast(value: TracedTensor, dtype: torch.dtype | None) -> TracedTensor:
+    """The value in another dtype; itself when it has that already or none is asked for."""
+    if dtype is None or (from_torch(dtype) is dtype_of(value) and not value._node.weak):
+        return value
+    return value._tracer.add(Op.CAST, value, dtype=from_torch(dtype))
+
+
+def unsupported_argument(function: str, **arguments: Any) -> None:
+    """Refuses arguments that are given (not None, not False) but not supported.
+
+    Raises:
+        TraceError: naming the first of them.
+    """
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise TraceError(f"{function}: the argument {name}={value!r} is not supported")

@@ -1,0 +1,101 @@
+"""Tensors made of nothing: ranges and constants, and the triangles of a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import cast as cast_to
+
+import torch
+
+from fusegen.dtypes import DType, from_torch
+from fusegen.errors import TraceError
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim
+from fusegen.lang.functions import pointwise
+from fusegen.lang.functions.common import cast
+from fusegen.lang.functions.views import unsqueeze
+from fusegen.lang.registry import creates, implements
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+
+
+def iota(tracer: Tracer, size: Dim) -> TracedTensor:
+    """0, 1, … size-1 in int64."""
+    return tracer.add(Op.IOTA, shape=(size,), dtype=DType.INT64)
+
+
+def arange(size: int | SymbolicSize | Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
+    """0, 1, … size-1 inside a kernel, where ``torch.arange`` does not take a run-time size.
+
+    Args:
+        size: a size of a traced tensor, e.g. ``scores.shape[-1]``.
+        dtype: int64 by default.
+        device: that of the operands, e.g. ``scores.device``: what the same function needs when it runs as plain torch.
+    """
+    if not isinstance(size, SymbolicSize):
+        return torch.arange(size, dtype=dtype, device=device)
+    return cast_to(torch.Tensor, cast(iota(size.tracer, size.expr), dtype))  # user code is checked against torch's types
+
+
+@creates("arange")
+def torch_arange(
+    tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
+) -> TracedTensor:
+    """torch.arange with literal bounds."""
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    if not all(isinstance(b, int) for b in (start, end, step)) or step <= 0:
+        raise TraceError("arange with bounds that are not ints, or a step that is not positive, is not supported")
+    count = max(0, -(-(end - start) // step))
+    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, count), tracer.lift(step)), start), dtype)
+
+
+def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype | None) -> TracedTensor:
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+    scalar = tracer.constant(value, from_torch(dtype) if dtype else DType.FLOAT32 if isinstance(value, float) else None)
+    return tracer.add(Op.EXPAND, scalar, shape=tuple(dim_of(s) for s in sizes))
+
+
+@creates("zeros")
+def zeros(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """Zeros of a literal shape."""
+    return _filled(tracer, size, 0.0, dtype or torch.get_default_dtype())
+
+
+@creates("ones")
+def ones(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """Ones of a literal shape."""
+    return _filled(tracer, size, 1.0, dtype or torch.get_default_dtype())
+
+
+@creates("full")
+def full(tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """A constant of a literal shape."""
+    default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
+    return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
+
+
+@creates("tensor", "scalar_tensor")
+def tensor(tracer: Tracer, data: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """A number as a zero-dimensional tensor."""
+    if not isinstance(data, (bool, int, float)):
+        raise TraceError("torch.tensor of a list inside a kernel", mend="make the tensor outside and pass it")
+    return _filled(tracer, ((),), data, dtype or torch.tensor(data).dtype)
+
+
+@implements("tril")
+def tril(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
+    """The values on and below a diagonal, zero elsewhere."""
+    return pointwise.where(_compared(Op.LE, input, diagonal), input, 0)
+
+
+@implements("triu")
+def triu(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
+    """The values on and above a diagonal, zero elsewhere."""
+    return pointwise.where(_compared(Op.GE, input, diagonal), input, 0)
+
+
+def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
+    """How a matrix's columns compare with its rows, moved by a diagonal."""
+    rows, columns = (iota(x._tracer, size) for size in x._node.shape[-2:])
+    return x._tracer.add(op, columns, pointwise.add(unsqueeze(rows, 1), diagonal))

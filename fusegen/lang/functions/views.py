@@ -1,0 +1,301 @@
+"""Views: index maps in the graph, never copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusegen.dtypes import promote
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.ir.infer import shape_text
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
+from fusegen.lang.functions.common import normalize_dim, tracer_of
+from fusegen.lang.registry import implements
+from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+
+
+def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:
+    """The value in another shape; itself when it has that already."""
+    current = x._node.shape
+    if len(current) == len(shape) and all(map(same, current, shape)):
+        return x
+    return x._tracer.add(Op.RESHAPE, x, shape=tuple(shape))
+
+
+def sliced(x: TracedTensor, dim: int, start: Dim, length: Dim, step: int = 1) -> TracedTensor:
+    """Every step-th element of a dim from start on."""
+    return x._tracer.add(Op.SLICE, x, dim=dim, start=start, length=length, step=step)
+
+
+def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
+    """The value with its dims in another order."""
+    return x if tuple(dims) == tuple(range(len(dims))) else x._tracer.add(Op.PERMUTE, x, dims=tuple(dims))
+
+
+def _sizes(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes given one by one or as one sequence."""
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
+
+
+@implements("reshape", "view")
+def reshape(input: TracedTensor, *shape: Any) -> TracedTensor:
+    """Another shape of the same elements; one size may be -1."""
+    return reshaped(input, _complete(_sizes(shape), input._node.shape))
+
+
+def _complete(sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
+    given = [dim_of(s) for s in sizes]
+    free = [d for d, s in enumerate(given) if s == -1]
+    if not free:
+        return tuple(given)
+    rest = exact_quotient(product(source), product(s for d, s in enumerate(given) if d not in free))
+    if len(free) > 1 or rest is None:
+        raise ShapeError(f"cannot view {shape_text(tuple(source))} as {shape_text(given)}")
+    given[free[0]] = rest
+    return tuple(given)
+
+
+@implements("view_as", "reshape_as")
+def reshape_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
+    """The shape of another tensor."""
+    return reshaped(input, other._node.shape)
+
+
+@implements("permute")
+def permute(input: TracedTensor, *dims: Any) -> TracedTensor:
+    """Dims in another order."""
+    rank = input.ndim
+    order = [normalize_dim(d, rank) for d in _sizes(dims)]
+    if sorted(order) != list(range(rank)):
+        raise ShapeError(f"permute: {order} is no order of {rank} dims")
+    return permuted(input, order)
+
+
+@implements("transpose", "swapaxes", "swapdims")
+def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
+    """Two dims exchanged."""
+    order = list(range(input.ndim))
+    a, b = normalize_dim(dim0, input.ndim), normalize_dim(dim1, input.ndim)
+    order[a], order[b] = order[b], order[a]
+    return permuted(input, order)
+
+
+@implements("t")
+def t(input: TracedTensor) -> TracedTensor:
+    """The transpose of a matrix; a vector is itself."""
+    if input.ndim > 2:
+        raise ShapeError(f"t() of a tensor of {input.ndim} dims", mend="use .mT or transpose(-2, -1)")
+    return input if input.ndim < 2 else transpose(input, 0, 1)
+
+
+@implements("movedim", "moveaxis")
+def movedim(input: TracedTensor, source: int, destination: int) -> TracedTensor:
+    """One dim moved to another place."""
+    order = list(range(input.ndim))
+    order.insert(normalize_dim(destination, input.ndim), order.pop(normalize_dim(source, input.ndim)))
+    return permuted(input, order)
+
+
+@implements("unsqueeze")
+def unsqueeze(input: TracedTensor, dim: int) -> TracedTensor:
+    """A dim of size 1 put in."""
+    place = normalize_dim(dim, input.ndim + 1)
+    shape = input._node.shape
+    return reshaped(input, (*shape[:place], 1, *shape[place:]))
+
+
+@implements("squeeze")
+def squeeze(input: TracedTensor, dim: int | Sequence[int] | None = None) -> TracedTensor:
+    """Dims of size 1 taken out: all, or those given."""
+    shape = input._node.shape
+    if dim is None:
+        chosen = set(range(input.ndim))
+    else:
+        chosen = {normalize_dim(d, input.ndim) for d in ([dim] if isinstance(dim, int) else dim)}
+    return reshaped(input, [s for d, s in enumerate(shape) if not (d in chosen and same(s, 1))])
+
+
+@implements("expand", "broadcast_to")
+def expand(input: TracedTensor, *sizes: Any) -> TracedTensor:
+    """Dims of size 1 repeated; -1 keeps a dim."""
+    wanted = [dim_of(s) for s in _sizes(sizes)]
+    lead = len(wanted) - input.ndim
+    if lead < 0:
+        raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
+    shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(wanted)]
+    return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
+
+
+@implements("expand_as")
+def expand_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
+    """Expanded to another tensor's shape."""
+    return expand(input, *other.shape)
+
+
+@implements("flatten")
+def flatten(input: TracedTensor, start_dim: int = 0, end_dim: int = -1) -> TracedTensor:
+    """A run of dims as one."""
+    shape = input._node.shape
+    first, last = normalize_dim(start_dim, input.ndim), normalize_dim(end_dim, input.ndim)
+    return reshaped(input, (*shape[:first], simplify_dim(product(shape[first : last + 1])), *shape[last + 1 :]))
+
+
+@implements("unflatten")
+def unflatten(input: TracedTensor, dim: int, sizes: Sequence[Any]) -> TracedTensor:
+    """One dim as several."""
+    shape = input._node.shape
+    place = normalize_dim(dim, input.ndim)
+    inner = _complete(tuple(sizes), (shape[place],))
+    return reshaped(input, (*shape[:place], *inner, *shape[place + 1 :]))
+
+
+@implements("narrow")
+def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTensor:
+    """A run of a dim."""
+    return sliced(input, normalize_dim(dim, input.ndim), dim_of(start), dim_of(length))
+
+
+@implements("select")
+def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
+    """One element of a dim, which is taken out."""
+    place = normalize_dim(dim, input.ndim)
+    shape = input._node.shape
+    one = sliced(input, place, _from_end(index, shape[place]), 1)
+    return reshaped(one, (*shape[:place], *shape[place + 1 :]))
+
+
+@implements("chunk")
+def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
+    """A dim in equal parts; the size must be a multiple of their number."""
+    size = input._node.shape[normalize_dim(dim, input.ndim)]
+    part = exact_quotient(size, chunks)
+    if part is None:
+        raise ShapeError(f"chunk: {size} is not known to be a multiple of {chunks}")
+    return split(input, part, dim)
+
+
+@implements("split")
+def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTensor, ...]:
+    """A dim in parts of one size, or of the sizes given."""
+    place = normalize_dim(dim, input.ndim)
+    size = input._node.shape[place]
+    lengths = [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(size, split_size)
+    starts = [simplify_dim(sum(lengths[:k], start=0)) for k in range(len(lengths))]
+    if not same(simplify_dim(sum(lengths, start=0)), size):
+        raise ShapeError(f"split: {lengths} do not add up to {size}")
+    return tuple(sliced(input, place, start, length) for start, length in zip(starts, lengths, strict=True))
+
+
+def _equal_parts(size: Dim, part: Any) -> list[Dim]:
+    length = part.expr if isinstance(part, SymbolicSize) else part
+    total, step = literal(size), literal(length)
+    if total is not None and step is not None:
+        return [min(step, total - start) for start in range(0, total, step)]
+    count = exact_quotient(size, length)
+    number = None if count is None else literal(count)
+    if number is None:
+        raise ShapeError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
+    return [length] * number
+
+
+@implements("unbind")
+def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
+    """Every element of a dim, which is taken out; its size must be literal."""
+    place = normalize_dim(dim, input.ndim)
+    count = literal(input._node.shape[place])
+    if count is None:
+        raise ShapeError(f"unbind: the size {input._node.shape[place]} is not literal")
+    return tuple(select(input, place, i) for i in range(count))
+
+
+@implements("cat", "concat", "concatenate")
+def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
+    """Tensors after one another along a dim, in their common dtype."""
+    tracer = tracer_of(tensors)
+    parts = [tracer.lift(x) for x in tensors]
+    place = normalize_dim(dim, parts[0].ndim)
+    return tracer.add(Op.CONCAT, *_common_dtype(parts), dim=place)
+
+
+@implements("stack")
+def stack(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
+    """Tensors along a new dim."""
+    tracer = tracer_of(tensors)
+    parts = [unsqueeze(tracer.lift(x), dim) for x in tensors]
+    return cat(parts, normalize_dim(dim, parts[0].ndim))
+
+
+def _common_dtype(parts: list[TracedTensor]) -> list[TracedTensor]:
+    common = promote([p._node.dtype for p in parts], [False] * len(parts))
+    return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in parts]
+
+
+@implements("__getitem__")
+def getitem(input: TracedTensor, key: Any) -> TracedTensor:
+    """Basic indexing: ints, slices with positive steps, None and the ellipsis."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    _check_keys(keys)
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > input.ndim:
+        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    gap = keys.index(Ellipsis)
+    keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
+    return _indexed(input, keys)
+
+
+def _check_keys(keys: list[Any]) -> None:
+    for k in keys:
+        if not (k is None or k is Ellipsis or isinstance(k, (int, slice, SymbolicSize))) or isinstance(k, bool):
+            raise UnsupportedError(
+                f"indexing by a {type(k).__name__} cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
+            )
+
+
+def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
+    result, place = input, 0
+    for k in keys:
+        if k is None:
+            result, place = unsqueeze(result, place), place + 1
+        elif isinstance(k, slice):
+            result, place = _slice_dim(result, place, k), place + 1
+        else:
+            result = select(result, place, k)
+    return result
+
+
+def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
+    size = x._node.shape[dim]
+    step = 1 if key.step is None else int(key.step)
+    if step <= 0:
+        raise ShapeError("a slice's step must be positive")
+    start = 0 if key.start is None else _from_end(key.start, size, clip=True)
+    stop = size if key.stop is None else _from_end(key.stop, size, clip=True)
+    span = simplify_dim(stop - start)
+    if step == 1 and same(start, 0) and same(stop, size):
+        return x
+    known = literal(span)
+    if known is not None:
+        return sliced(x, dim, start, max(0, -(-known // step)), step)
+    length = exact_quotient(span, step)
+    if length is None:
+        raise ShapeError(f"a slice of the run-time size {size} by a step of {step} is not supported")
+    return sliced(x, dim, start, length, step)
+
+
+def _from_end(index: Any, size: Dim, *, clip: bool = False) -> Dim:
+    """An index counted from the front; with clip, as slices do."""
+    place = dim_of(index)
+    whole, value = literal(size), literal(place)
+    if value is not None and value < 0:
+        place = simplify_dim(size + value)
+        value = literal(place)
+    if whole is not None and value is not None:
+        if not clip and not 0 <= value < whole:
+            raise ShapeError(f"index {index} of a dim of size {size}")
+        return min(max(value, 0), whole)
+    if not same(place, size) and not clip and value is None:
+        raise TraceError(f"index {index} of a run-time size {size}")
+    return place

@@ -1,0 +1,47 @@
+"""Where in the user's code we are."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from fusegen.ir.graph import Location
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_SPECS = str(Path(__file__).resolve().parents[1] / "specs")
+_TORCH = str(Path(torch.__file__).resolve().parent)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is neither fusegen's compiler nor torch; prebuilt specs count as user code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_user(filename: str) -> bool:
+    return filename.startswith(_SPECS) or not filename.startswith((_OURS, _TORCH))
+
+
+def location() -> Location | None:
+    """The user's current line, counted from the first line of its function."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    code = frame.f_code
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
+
+
+def here() -> str | None:
+    """The user's current file and line, for messages."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}: {text}"

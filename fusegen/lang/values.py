@@ -1,0 +1,258 @@
+"""What a traced function sees: tensors without values, and sizes without numbers.
+
+`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table
+of `lang.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import sympy
+import torch
+
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.ir.graph import Node
+from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+from fusegen.lang import registry
+from fusegen.lang.places import here
+
+if TYPE_CHECKING:
+    from fusegen.lang.tracer import Tracer
+
+
+class SymbolicSize:
+    """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
+
+    def __init__(self, tracer: Tracer, expr: sympy.Expr) -> None:
+        self.tracer = tracer
+        self.expr = expr
+
+    def _size(self, value: Dim) -> int | SymbolicSize:
+        return self.tracer.size(simplify_dim(value))
+
+    def __add__(self, other: object) -> int | SymbolicSize:
+        return self._size(self.expr + dim_of(other))
+
+    def __sub__(self, other: object) -> int | SymbolicSize:
+        return self._size(self.expr - dim_of(other))
+
+    def __rsub__(self, other: object) -> int | SymbolicSize:
+        return self._size(dim_of(other) - self.expr)
+
+    def __mul__(self, other: object) -> int | SymbolicSize:
+        if isinstance(other, (float, TracedTensor)):
+            return NotImplemented
+        return self._size(self.expr * dim_of(other))
+
+    def __floordiv__(self, other: object) -> int | SymbolicSize:
+        return self._size(self.tracer.divide(self.expr, dim_of(other)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (int, SymbolicSize)):
+            return NotImplemented
+        return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
+
+    def __lt__(self, other: object) -> bool:
+        return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
+
+    def __le__(self, other: object) -> bool:
+        return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
+
+    def __gt__(self, other: object) -> bool:
+        return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
+
+    def __ge__(self, other: object) -> bool:
+        return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __index__(self) -> int:
+        """The size as a number: the variant is then good for this value only."""
+        return self.tracer.specialize(self.expr)
+
+    __int__ = __index__
+
+    def __float__(self) -> NoReturn:
+        raise TraceError(
+            f"the run-time size {self.expr} is used as a number",
+            where=here(),
+            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+        )
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+
+def dim_of(value: object) -> Dim:
+    """A size as the graph writes it.
+
+    Raises:
+        TraceError: when the value is no size.
+    """
+    if isinstance(value, SymbolicSize):
+        return value.expr
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, TracedTensor):
+        raise TraceError(
+            "a run-time scalar is used as a size",
+            where=here(),
+            mend="annotate the parameter with fg.Static[int], so that its value selects the code",
+        )
+    raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")
+
+
+class TracedTensor:
+    """A tensor (or run-time scalar) of the traced function: a node of the graph."""
+
+    def __init__(self, tracer: Tracer, position: int) -> None:
+        self._tracer = tracer
+        self._position = position
+
+    @property
+    def _node(self) -> Node:
+        return self._tracer.builder.nodes[self._position]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return registry.call(func, args, kwargs or {})
+
+    # What torch.Tensor knows without a value.
+
+    @property
+    def shape(self) -> tuple[int | SymbolicSize, ...]:
+        """Sizes: literal ones as ints, the others symbolic."""
+        return tuple(self._tracer.size(d) for d in self._node.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """All sizes, or one."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self._node.shape)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return self.ndim
+
+    def numel(self) -> int | SymbolicSize:
+        """Number of elements."""
+        return self._tracer.size(simplify_dim(product(self._node.shape)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch's dtype."""
+        return self._node.dtype.torch
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the kernel is traced for."""
+        return self._tracer.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Always False: gradients are not traced."""
+        return False
+
+    @property
+    def T(self) -> Any:
+        """The transpose of a matrix."""
+        return registry.call(torch.Tensor.t, (self,), {})
+
+    @property
+    def mT(self) -> Any:
+        """The transpose of the last two dims."""
+        return registry.call(torch.transpose, (self, -2, -1), {})
+
+    def is_floating_point(self) -> bool:
+        """Whether the dtype is a float."""
+        return self._node.dtype.is_float
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if method is None or name.startswith("__"):
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if not callable(method):
+            raise UnsupportedError(f"Tensor.{name} cannot be traced", where=here())
+        return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return registry.call(torch.Tensor.__getitem__, (self, key), {})
+
+    def __len__(self) -> int:
+        return int(self._leading())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def _leading(self) -> int | SymbolicSize:
+        if not self.ndim:
+            raise TraceError("iteration over a scalar", where=here())
+        return self.shape[0]
+
+    # What needs a value.
+
+    def __bool__(self) -> NoReturn:
+        raise TraceError(
+            "a branch on a tensor's value cannot be traced",
+            where=here(),
+            mend="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
+        )
+
+    def __float__(self) -> NoReturn:
+        raise TraceError(
+            "a tensor's value is needed while tracing, when there is none",
+            where=here(),
+            mend="keep it a tensor; for a scalar that selects code, annotate the parameter with fg.Static[float]",
+        )
+
+    __int__ = __index__ = item = tolist = numpy = cpu = __float__
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise UnsupportedError("writing into a tensor cannot be traced", where=here(), mend="use torch.where or torch.cat")
+
+    def __repr__(self) -> str:
+        node = self._node
+        return f"<traced {node.dtype.short}[{', '.join(map(str, node.shape))}]>"
+
+    __hash__ = object.__hash__
+
+
+def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedTensor, Any], Any]:
+    def apply(self: TracedTensor, other: Any) -> Any:
+        return registry.call(function, (other, self) if swapped else (self, other), {})
+
+    return apply
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "truediv": torch.div,
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+    "pow": torch.pow,
+    "matmul": torch.matmul,
+    "and": torch.Tensor.__and__,
+    "or": torch.Tensor.__or__,
+    "xor": torch.Tensor.__xor__,
+}
+_COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+for _name, _function in _OPERATORS.items():
+    setattr(TracedTensor, f"__{_name}__", _operator(_function))
+    setattr(TracedTensor, f"__r{_name}__", _operator(_function, swapped=True))
+for _name, _function in _COMPARISONS.items():
+    setattr(TracedTensor, f"__{_name}__", _operator(_function))
+for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
+    setattr(TracedTensor, f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
