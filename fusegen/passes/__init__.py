@@ -1,0 +1,1 @@
+"""Graph to graph, and graph to groups: expansion, simplification, fusion, traffic."""

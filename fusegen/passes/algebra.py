@@ -1,0 +1,105 @@
+"""Arithmetic on nodes, for rules and expansions: ``0.5 * x * (1.0 + x.tanh())`` makes nodes of a graph in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import GraphBuilder, Location, Node
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, product
+
+Operand: TypeAlias = "Value | float"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node of a builder, with operators; new nodes inherit its place in the user's code."""
+
+    builder: GraphBuilder
+    position: int
+    location: Location | None
+
+    @property
+    def node(self) -> Node:
+        """The node itself."""
+        return self.builder.nodes[self.position]
+
+    def arg(self, number: int) -> Value:
+        """An operand of the node."""
+        return Value(self.builder, self.node.args[number], self.location)
+
+    def apply(self, op: Op, *others: Operand, **attrs: object) -> Value:
+        """An operation on this value and others."""
+        args = [self.position, *(self.lift(o).position for o in others)]
+        return Value(self.builder, self.builder.add(op, args, location=self.location, **attrs), self.location)
+
+    def lift(self, other: Operand) -> Value:
+        """A number as a value."""
+        if isinstance(other, Value):
+            return other
+        return Value(self.builder, self.builder.constant(other), self.location)
+
+    def __add__(self, other: Operand) -> Value:
+        return self.apply(Op.ADD, other)
+
+    def __radd__(self, other: float) -> Value:
+        return self.lift(other).apply(Op.ADD, self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.apply(Op.SUB, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self.lift(other).apply(Op.SUB, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.apply(Op.MUL, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self.lift(other).apply(Op.MUL, self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.apply(Op.DIV, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self.lift(other).apply(Op.DIV, self)
+
+    def __neg__(self) -> Value:
+        return self.apply(Op.NEG)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self.apply(Op.GT, other)
+
+    def where(self, chosen: Operand, other: Operand) -> Value:
+        """chosen where this holds, other elsewhere."""
+        return self.apply(Op.WHERE, chosen, other)
+
+    def reduce(self, op: Op, dims: tuple[int, ...]) -> Value:
+        """A reduction that keeps the dims with extent 1."""
+        return self.apply(op, dims=dims)
+
+    def mean(self, dims: tuple[int, ...], correction: float = 0.0) -> Value:
+        """sum / (count - correction); the count may be a run-time size."""
+        count: Dim = product(self.node.shape[d] for d in dims)
+        total = self.reduce(Op.SUM, dims)
+        if isinstance(count, int):
+            return total * _reciprocal(count - correction)
+        size = Value(self.builder, self.builder.size(count), self.location)
+        return total / (size if not correction else size - correction)
+
+    def is_constant(self, value: float) -> bool:
+        """Whether this is a Python number of that value."""
+        return self.node.op is Op.CONSTANT and self.node.weak and float(self.node.number) == value
+
+    @property
+    def dtype(self) -> DType:
+        """The logical dtype."""
+        return self.node.dtype
+
+
+def _reciprocal(count: float) -> float:
+    """1/count; what torch's division by zero gives for an empty or one-element denominator."""
+    if count > 0:
+        return 1.0 / count
+    return float("nan") if count < 0 else float("inf")

@@ -1,0 +1,183 @@
+"""What the composed operations are made of: one rule each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar, cast
+
+from fusegen.ir.graph import Node
+from fusegen.ir.ops import Op
+from fusegen.passes.algebra import Value
+
+Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
+Rule = TypeVar("Rule", bound=Expansion)
+
+EXPANSIONS: dict[Op, Expansion] = {}
+"""The rule of every operation that is no primitive; `Op.row.primitive` is False for exactly these."""
+
+
+def _expands(op: Op) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        EXPANSIONS[op] = rule
+        return rule
+
+    return register
+
+
+def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value], Value]]:
+    """Registers a rule of one operand and no parameters."""
+
+    def register(rule: Callable[[Value], Value]) -> Callable[[Value], Value]:
+        EXPANSIONS[op] = lambda args, node: rule(args[0])
+        return rule
+
+    return register
+
+
+@_pointwise(Op.RECIPROCAL)
+def _reciprocal(x: Value) -> Value:
+    return 1.0 / x
+
+
+@_pointwise(Op.SQUARE)
+def _square(x: Value) -> Value:
+    return x * x
+
+
+@_pointwise(Op.RELU)
+def _relu(x: Value) -> Value:
+    return x.apply(Op.MAXIMUM, 0)
+
+
+@_pointwise(Op.SILU)
+def _silu(x: Value) -> Value:
+    return x * x.apply(Op.SIGMOID)
+
+
+@_expands(Op.GELU)
+def _gelu(args: Sequence[Value], node: Node) -> Value:
+    """x * Phi(x); "tanh" is Hendrycks and Gimpel's approximation (arXiv 1606.08415)."""
+    (x,) = args
+    if node.attr("approximate") == "tanh":
+        inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (1.0 + inner.apply(Op.TANH))
+    return 0.5 * x * (1.0 + (x * math.sqrt(0.5)).apply(Op.ERF))
+
+
+@_expands(Op.SOFTPLUS)
+def _softplus(args: Sequence[Value], node: Node) -> Value:
+    beta, threshold = (cast(float, node.attr(name)) for name in ("beta", "threshold"))
+    (x,) = args
+    scaled = x * float(beta)
+    return (scaled > threshold).where(x, scaled.apply(Op.EXP).apply(Op.LOG1P) / float(beta))
+
+
+@_expands(Op.LEAKY_RELU)
+def _leaky_relu(args: Sequence[Value], node: Node) -> Value:
+    (x,) = args
+    return (x > 0).where(x, x * cast(float, node.attr("negative_slope")))
+
+
+@_expands(Op.ELU)
+def _elu(args: Sequence[Value], node: Node) -> Value:
+    (x,) = args
+    return (x > 0).where(x, x.apply(Op.EXPM1) * cast(float, node.attr("alpha")))
+
+
+@_pointwise(Op.MISH)
+def _mish(x: Value) -> Value:
+    softplus = (x > 20.0).where(x, x.apply(Op.EXP).apply(Op.LOG1P))
+    return x * softplus.apply(Op.TANH)
+
+
+@_pointwise(Op.HARDSIGMOID)
+def _hardsigmoid(x: Value) -> Value:
+    return (x + 3.0).apply(Op.MAXIMUM, 0.0).apply(Op.MINIMUM, 6.0) / 6.0
+
+
+@_pointwise(Op.HARDSWISH)
+def _hardswish(x: Value) -> Value:
+    return x * _hardsigmoid(x)
+
+
+@_pointwise(Op.LOGSIGMOID)
+def _logsigmoid(x: Value) -> Value:
+    return x.apply(Op.MINIMUM, 0.0) - (-x.apply(Op.ABS)).apply(Op.EXP).apply(Op.LOG1P)
+
+
+def _dims(node: Node) -> tuple[int, ...]:
+    return cast(tuple[int, ...], node.attr("dims"))
+
+
+@_expands(Op.MEAN)
+def _mean(args: Sequence[Value], node: Node) -> Value:
+    return args[0].mean(_dims(node))
+
+
+@_expands(Op.VAR)
+def _var(args: Sequence[Value], node: Node) -> Value:
+    """Two passes over the values held: never E[x^2] - mean^2, which cancels."""
+    (x,) = args
+    centered = x - x.mean(_dims(node))
+    return (centered * centered).mean(_dims(node), cast(float, node.attr("correction")))
+
+
+@_expands(Op.LOGSUMEXP)
+def _logsumexp(args: Sequence[Value], node: Node) -> Value:
+    (x,) = args
+    peak = x.reduce(Op.AMAX, _dims(node))
+    finite = peak.apply(Op.ABS).apply(Op.EQ, math.inf).where(0.0, peak)
+    return finite + (x - finite).apply(Op.EXP).reduce(Op.SUM, _dims(node)).apply(Op.LOG)
+
+
+@_expands(Op.SOFTMAX)
+def _softmax(args: Sequence[Value], node: Node) -> Value:
+    (x,) = args
+    dims = (cast(int, node.attr("dim")),)
+    weights = (x - x.reduce(Op.AMAX, dims)).apply(Op.EXP)
+    return weights / weights.reduce(Op.SUM, dims)
+
+
+@_expands(Op.LOG_SOFTMAX)
+def _log_softmax(args: Sequence[Value], node: Node) -> Value:
+    (x,) = args
+    dims = (cast(int, node.attr("dim")),)
+    shifted = x - x.reduce(Op.AMAX, dims)
+    return shifted - shifted.apply(Op.EXP).reduce(Op.SUM, dims).apply(Op.LOG)
+
+
+def _last_dims(node: Node, x: Value) -> tuple[int, ...]:
+    rank = len(x.node.shape)
+    return tuple(range(rank - cast(int, node.attr("count")), rank))
+
+
+@_expands(Op.LAYER_NORM)
+def _layer_norm(args: Sequence[Value], node: Node) -> Value:
+    """Ba et al., Layer Normalization (arXiv 1607.06450)."""
+    x, *affine = args
+    dims = _last_dims(node, x)
+    centered = x - x.mean(dims)
+    rstd = ((centered * centered).mean(dims) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
+    y = centered * rstd
+    if node.attr("has_weight"):
+        y = y * affine[0]
+    return y + affine[-1] if node.attr("has_bias") else y
+
+
+@_expands(Op.RMS_NORM)
+def _rms_norm(args: Sequence[Value], node: Node) -> Value:
+    """Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv 1910.07467)."""
+    x, *affine = args
+    rstd = ((x * x).mean(_last_dims(node, x)) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
+    y = x * rstd
+    return y * affine[0] if affine else y
+
+
+def expand(value: Value) -> Value:
+    """A composed node as primitives; a primitive as it is."""
+    rule = EXPANSIONS.get(value.node.op)
+    if rule is None:
+        return value
+    args = [value.arg(i) for i in range(len(value.node.args))]
+    return rule(args, value.node)

@@ -1,0 +1,6 @@
+"""Fusion: which nodes become which kernel."""
+
+from fusegen.passes.fuse.driver import fuse
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind
+
+__all__ = ["Domain", "Group", "GroupKind", "fuse"]

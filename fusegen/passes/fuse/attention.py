@@ -1,0 +1,118 @@
+"""Attention: a product of streaming weights with values, where tensor cores serve it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Position
+from fusegen.ir.ops import Family
+from fusegen.ir.strided import StridedView
+from fusegen.ir.symbolic import Axes, Dim, literal, same
+from fusegen.passes.fuse.cone import Cone, domain_axes, walk
+from fusegen.passes.fuse.contraction import is_tma_view, operand_base, operand_view
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind
+from fusegen.passes.fuse.recurrence import Recurrence, derive
+from fusegen.target import Target
+
+HEAD_DIMS = (64, 128)
+"""Widths of a head that the skeleton serves."""
+
+
+@dataclass(frozen=True)
+class AttentionOperands:
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous."""
+
+    q: StridedView
+    k: StridedView
+    v: StridedView
+
+
+def attention_group(graph: Graph, root: int, target: Target) -> Group | None:
+    """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it."""
+    if not target.wgmma:
+        return None
+    for values in _products_at(graph, root):
+        recurrence = derive(graph, values)
+        if recurrence is None or unserved(graph, recurrence, root) is not None:
+            continue
+        inputs = _inputs(graph, recurrence, root)
+        if inputs is not None:
+            anchors = (recurrence.score_product, recurrence.first, recurrence.second, values)
+            return Group(GroupKind.ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), tuple(sorted(anchors)))
+    return None
+
+
+def _products_at(graph: Graph, root: int) -> list[int]:
+    """The root itself, or the products right below its pointwise epilogue."""
+    if graph.nodes[root].family is Family.CONTRACTION:
+        return [root]
+    if graph.nodes[root].family is not Family.POINTWISE:
+        return []
+    return [p for p in graph.nodes[root].args if graph.nodes[p].family is Family.CONTRACTION]
+
+
+def recurrence_of(graph: Graph, group: Group) -> Recurrence:
+    """The recurrence of an attention group."""
+    for anchor in reversed(group.anchors):
+        found = derive(graph, anchor)
+        if found is not None:
+            return found
+    raise ValueError("not an attention group")
+
+
+def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+    """Why the attention skeleton cannot compute a recurrence; None when it can."""
+    values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
+    if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
+        return "the tensors are not (batch, head, position, channel)"
+    if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
+        return "the scores are not of the product's shape"
+    if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or scores.dtype is not values.dtype:
+        return f"operands are {values.dtype}, not 16-bit floats"
+    operands = attention_operands(graph, recurrence)
+    if operands is None:
+        return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
+    if literal(operands.q.shape[-1]) not in HEAD_DIMS or not same(operands.q.shape[-1], operands.v.shape[-1]):
+        return f"the head dim is {operands.q.shape[-1]}, not one of {HEAD_DIMS}"
+    return None
+
+
+def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
+    """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
+    q, kt = (operand_view(graph, p) for p in graph.nodes[recurrence.score_product].args)
+    v = operand_view(graph, graph.nodes[recurrence.values].args[1])
+    if len(kt.shape) != 4 or len(v.shape) != 4 or len(q.shape) != 4:
+        return None
+    k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
+    operands = AttentionOperands(q, k, v)
+    itemsize = graph.nodes[recurrence.values].dtype.itemsize
+    batched = all(same(view.shape[d], q.shape[d]) for view in (k, v) for d in (0, 1))
+    return operands if batched and all(is_tma_view(graph, view, itemsize) for view in (q, k, v)) else None
+
+
+def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return (*dims[:-2], dims[-1], dims[-2])
+
+
+def _inputs(graph: Graph, recurrence: Recurrence, root: int) -> tuple[int, ...] | None:
+    """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
+    cone = Cone()
+    _walk(graph, recurrence.scores, recurrence.score_product, cone)
+    _walk(graph, root, recurrence.values, cone)
+    needed = {recurrence.score_product, recurrence.values}
+    if not needed <= set(cone.anchors) or needed & set(cone.inputs):
+        return None
+    operands = (*graph.nodes[recurrence.score_product].args, graph.nodes[recurrence.values].args[1])
+    return tuple(sorted({*cone.inputs, *(operand_base(graph, p) for p in operands)}))
+
+
+def _walk(graph: Graph, root: int, product: int, cone: Cone) -> None:
+    domain = Domain(graph.nodes[root].shape)
+    axes = domain_axes(domain)
+    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), domain, cone)
+
+
+def _is_identity(at: Position, axes: Axes) -> bool:
+    return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))

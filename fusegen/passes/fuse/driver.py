@@ -1,0 +1,235 @@
+"""The fuser: from the results back to the inputs, as much as possible in one kernel.
+
+Values that must lie in memory are taken from the last to the first. Each becomes a group with everything that its cone can
+hold; what the cone cannot hold must lie in memory in turn. Then groups over the same iteration space are merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusegen.errors import UnsupportedError
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import Position, broadcast_index
+from fusegen.ir.ops import Family
+from fusegen.ir.symbolic import literal, product, same
+from fusegen.passes.fuse.attention import attention_group
+from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
+from fusegen.passes.fuse.contraction import epilogue_group, library_group
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, is_stored_elsewhere, strip_views
+from fusegen.target import Target
+
+_LONGEST_SUMMED_ROW = 16384
+"""Columns up to which a kernel that reduces along rows can also keep column sums in its registers."""
+
+
+def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
+    """The groups of a graph in the order in which they run.
+
+    Args:
+        graph: in primitives, after the passes.
+        target: says which skeletons can be used.
+    """
+    groups: list[Group] = []
+    wanted = {strip_views(graph, o) for o in graph.outputs}
+    done: set[int] = set()
+    while pending := wanted - done:
+        root = max(pending)
+        group = _grow(graph, root, target)
+        group = _absorb(graph, group, sorted(pending - {root}, reverse=True))
+        groups.append(group)
+        done |= {strip_views(graph, o) for o in group.outputs}
+        wanted |= {p for p in group.inputs if not is_stored_elsewhere(graph, p)}
+    return _in_order(graph, groups)
+
+
+def _grow(graph: Graph, root: int, target: Target) -> Group:
+    for result in (root, *(o for o in graph.outputs if o != root and strip_views(graph, o) == root)):
+        special = attention_group(graph, result, target) or epilogue_group(graph, result, target)
+        if special is not None:
+            return special
+    if graph.nodes[root].family is Family.CONTRACTION:
+        return library_group(graph, root)
+    return _reduction_group(graph, root) or _pointwise_group(graph, root)
+
+
+def _pointwise_group(graph: Graph, root: int) -> Group:
+    domain = Domain(graph.nodes[root].shape)
+    cone = Cone()
+    axes = domain_axes(domain)
+    walk(graph, root, axes.symbols, axes, lambda position, at: False, domain, cone)
+    return Group(GroupKind.POINTWISE, (root,), tuple(sorted(cone.inputs)), domain)
+
+
+def _reduction_group(graph: Graph, root: int) -> Group | None:
+    """The group around the last reduction that the root can hold, or None when it can hold none."""
+    for reduction in _reductions_below(graph, root):
+        for group in _candidates(graph, root, reduction):
+            if reduction in group.anchors:
+                return group
+    return None
+
+
+def _reductions_below(graph: Graph, root: int) -> list[int]:
+    """Reductions that the root reaches, the latest first."""
+    below = graph.ancestors[root] | {root}
+    return sorted((p for p in below if graph.nodes[p].family is Family.REDUCTION), reverse=True)
+
+
+def _candidates(graph: Graph, root: int, reduction: int) -> list[Group]:
+    """The ways to see a reduction: its dims as columns of a row kernel, or as rows whose columns are summed."""
+    shape = graph.nodes[graph.nodes[reduction].args[0]].shape
+    dims = reduced_dims(graph, reduction)
+    by_row = Domain(shape, dims)
+    leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
+    found = [_row_group(graph, (root,), by_row)]
+    if leading and root == reduction:
+        by_column = Domain(shape, tuple(range(len(dims), len(shape))))
+        found.insert(0, _column_group(graph, (root,), by_column))
+    return [g for g in found if g is not None]
+
+
+def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | None:
+    """A row kernel that writes some values: each over the whole domain, or one a row."""
+    axes = domain_axes(domain)
+    cone = Cone()
+    for root in roots:
+        shape = graph.nodes[root].shape
+        if not _is_over(shape, domain):
+            return None
+        index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
+        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), domain, cone)
+    return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
+
+
+def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain) -> bool:
+    if graph.nodes[position].family is not Family.REDUCTION:
+        return False
+    return is_row_aligned(graph, position, at, domain, domain_axes(domain))
+
+
+def _is_over(shape: Shape, domain: Domain) -> bool:
+    """Whether a value has an element a point of the domain, or one a row."""
+    if len(shape) != len(domain.shape):
+        return False
+    whole = all(same(a, b) for a, b in zip(shape, domain.shape, strict=True))
+    per_row = all(
+        same(a, 1 if d in domain.columns else b)
+        for d, (a, b) in enumerate(zip(shape, domain.shape, strict=True))
+    )
+    return whole or per_row
+
+
+def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | None:
+    """A kernel that sums columns over all rows; what it sums may need reductions along the row."""
+    axes = domain_axes(domain)
+    cone = Cone()
+
+    def accepts(position: int, at: Position) -> bool:
+        return _fits_beside_sums(domain) and _is_row_reduction(graph, position, at, domain)
+
+    for root in roots:
+        index = broadcast_index(graph.nodes[root].shape, axes.symbols)
+        if graph.nodes[root].family is not Family.REDUCTION or not is_column_aligned(graph, root, index, domain, axes):
+            return None
+        operand = graph.nodes[root].args[0]
+        walk(graph, operand, broadcast_index(graph.nodes[operand].shape, axes.symbols), axes, accepts, domain, cone)
+    rows = tuple(sorted(cone.anchors))
+    kind = GroupKind.ROW_COLUMN if rows else GroupKind.COLUMN
+    return Group(kind, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted({*rows, *roots})))
+
+
+def _fits_beside_sums(domain: Domain) -> bool:
+    columns = literal(product(domain.shape[d] for d in domain.columns))
+    return columns is not None and columns <= _LONGEST_SUMMED_ROW
+
+
+# Merging.
+
+
+def _absorb(graph: Graph, group: Group, others: list[int]) -> Group:
+    """The group with every other wanted value that it can write as well."""
+    for other in others:
+        merged = _merge(graph, group, other)
+        if merged is not None and not _makes_circle(graph, merged):
+            group = merged
+    return group
+
+
+def _merge(graph: Graph, group: Group, other: int) -> Group | None:
+    if group.kind is GroupKind.POINTWISE:
+        return _merge_pointwise(graph, group, other)
+    if group.kind in (GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN):
+        return _merge_rows(graph, group, other)
+    return None
+
+
+def _merge_pointwise(graph: Graph, group: Group, other: int) -> Group | None:
+    """Together over one shape; or, when the other is a row reduction over that shape, as a row kernel."""
+    grown = _reduction_group(graph, other)
+    if grown is not None and grown.kind is not GroupKind.POINTWISE:
+        return _merge_rows(graph, grown, group.outputs[0]) if len(group.outputs) == 1 else None
+    single = _pointwise_group(graph, other) if graph.nodes[other].family is Family.POINTWISE else None
+    if single is None or single.domain != group.domain:
+        return None
+    return replace(group, outputs=(*group.outputs, other), inputs=_union(group.inputs, single.inputs))
+
+
+def _merge_rows(graph: Graph, group: Group, other: int) -> Group | None:
+    columns = [p for p in group.outputs if _is_column_output(graph, p, group)]
+    rows = [p for p in group.outputs if p not in columns]
+    domain = group.domain
+    if graph.nodes[other].family is Family.REDUCTION and reduced_dims(graph, other) == domain.rows:
+        columns.append(other)
+    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE):
+        rows.append(other)
+    else:
+        return None
+    return _combined(graph, tuple(rows), tuple(columns), domain)
+
+
+def _is_column_output(graph: Graph, position: int, group: Group) -> bool:
+    node = graph.nodes[position]
+    return node.family is Family.REDUCTION and reduced_dims(graph, position) == group.domain.rows
+
+
+def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain) -> Group | None:
+    trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
+    if rows and columns and not (trailing and _fits_beside_sums(domain)):  # better two kernels
+        return None
+    parts = []
+    if rows:
+        parts.append(_row_group(graph, rows, domain))
+    if columns:
+        parts.append(_column_group(graph, columns, domain))
+    if any(part is None for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    anchors = _union(*(p.anchors for p in found))
+    kind = GroupKind.ROW if not columns else GroupKind.ROW_COLUMN if set(anchors) - set(columns) or rows else GroupKind.COLUMN
+    return Group(kind, (*rows, *columns), _union(*(p.inputs for p in found)), domain, anchors)
+
+
+def _makes_circle(graph: Graph, group: Group) -> bool:
+    """Whether the group would need something in memory that depends on what it writes itself."""
+    written = set(group.outputs)
+    return any(p in written or graph.ancestors[p] & written for p in group.inputs)
+
+
+def _union(*parts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set().union(*parts)))
+
+
+def _in_order(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
+    """Groups after those whose outputs they read."""
+    ordered: list[Group] = []
+    written: set[int] = set()
+    waiting = list(reversed(groups))
+    while waiting:
+        ready = next((g for g in waiting if all(p in written or is_stored_elsewhere(graph, p) for p in g.inputs)), None)
+        if ready is None:
+            raise UnsupportedError("the fuser found a circle between kernels", mend="please report the graph")
+        waiting.remove(ready)
+        ordered.append(ready)
+        written |= set(ready.outputs)
+    return tuple(ordered)

@@ -1,0 +1,72 @@
+"""What fusion decides: groups of nodes, each of which one step of the program computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.ops import Family, Op
+
+
+class GroupKind(Enum):
+    """What a group does with memory; each kind has one skeleton."""
+
+    POINTWISE = "pointwise"
+    ROW = "row reduction"
+    COLUMN = "column reduction"
+    ROW_COLUMN = "row and column reduction"
+    CONTRACTION = "product with epilogue"
+    ATTENTION = "attention"
+    LIBRARY = "library product"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The iteration space of a group: a shape whose dims are rows or columns.
+
+    Attributes:
+        shape: the extents.
+        columns: the dims along which a row runs; empty where there is nothing to reduce.
+    """
+
+    shape: Shape
+    columns: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The dims that number the rows."""
+        return tuple(d for d in range(len(self.shape)) if d not in self.columns)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes of one step.
+
+    Attributes:
+        kind: what it does with memory.
+        outputs: nodes that it writes to memory.
+        inputs: nodes that it reads from memory: inputs of the graph and outputs of earlier groups.
+        domain: its iteration space.
+        anchors: reductions or products that it computes on the way.
+        reason: why the group is what it is, for `explain`; empty where the kind says it all.
+    """
+
+    kind: GroupKind
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    domain: Domain
+    anchors: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def strip_views(graph: Graph, position: int) -> int:
+    """The value below reshapes and permutations, which a store can undo by writing to other addresses."""
+    while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
+        position = graph.nodes[position].args[0]
+    return position
+
+
+def is_stored_elsewhere(graph: Graph, position: int) -> bool:
+    """Whether a node lies in memory already (an input) or in no memory at all (a constant)."""
+    return graph.nodes[position].family is Family.LEAF

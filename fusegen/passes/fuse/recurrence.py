@@ -1,0 +1,113 @@
+"""The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
+
+For o = sum_j p_j v_j with p_j = f(s_j, r1) / r2, r1 a reduction of s and r2 = sum_j f(s_j, r1), one pass over j suffices when
+f separates in r1: f(s, r) = F(s) H(r). What was accumulated relative to an old r1 moves to a new one by the factor
+H(new) / H(old) = f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, derive it for softmax;
+here it follows from the graph). A streaming skeleton needs only the functions that are named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The nodes of the recurrence.
+
+    Attributes:
+        scores: s, as the reductions see it.
+        first: r1, the reduction that the weights are relative to.
+        weights: f(s, r1).
+        second: r2, the sum of the weights.
+        values: the product sum_j p_j v_j.
+        score_product: the product that the scores are made of.
+        separation: the rule by which f separates in r1.
+    """
+
+    scores: int
+    first: int
+    weights: int
+    second: int
+    values: int
+    score_product: int
+    separation: Separation
+
+
+@dataclass(frozen=True)
+class Separation:
+    """One way in which weights separate: the form of f(s, r), as the operations from f down to s and r.
+
+    Attributes:
+        name: for `explain`.
+        outer, inner: f(s, r) = outer(inner(s, r)).
+        reduction: the reduction that r must be, so that f stays bounded.
+    """
+
+    name: str
+    outer: Op
+    inner: Op
+    reduction: Op
+
+
+SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference", Op.EXP, Op.SUB, Op.AMAX),)
+"""The known ways; for each, carry(old, new) = outer(inner(old, new))."""
+
+
+def derive(graph: Graph, values: int) -> Recurrence | None:
+    """The recurrence of a product whose first operand is made of such weights, or None."""
+    node = graph.nodes[values]
+    if node.op is not Op.MATMUL:
+        return None
+    normalized = _without_cast(graph, node.args[0])
+    if graph.nodes[normalized].op is not Op.DIV:
+        return None
+    weights, second = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
+    if not _is_reduction(graph, second, Op.SUM) or graph.nodes[second].args[0] != weights:
+        return None
+    for separation in SEPARATIONS:
+        found = _match(graph, weights, separation)
+        if found is not None:
+            scores, first = found
+            product = _single_product(graph, scores)
+            if product is not None:
+                return Recurrence(scores, first, weights, second, values, product, separation)
+    return None
+
+
+def _match(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:
+    outer = graph.nodes[weights]
+    if outer.op is not separation.outer:
+        return None
+    inner = graph.nodes[outer.args[0]]
+    if inner.op is not separation.inner:
+        return None
+    scores, first = inner.args
+    if _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores:
+        return scores, first
+    return None
+
+
+def _without_cast(graph: Graph, position: int) -> int:
+    """Below casts between float types, which a fused kernel need not round at."""
+    while graph.nodes[position].op is Op.CAST and graph.nodes[graph.nodes[position].args[0]].dtype.is_float:
+        position = graph.nodes[position].args[0]
+    return position
+
+
+def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
+    """Whether a node reduces its operand along the last dim by an operation."""
+    node = graph.nodes[position]
+    if node.op is not op:
+        return False
+    return cast(tuple[int, ...], node.attr("dims")) == (len(node.shape) - 1,)
+
+
+def _single_product(graph: Graph, scores: int) -> int | None:
+    """The one product among what the scores are made of."""
+    products = [p for p in graph.ancestors[scores] | {scores} if graph.nodes[p].op is Op.MATMUL]
+    return products[0] if len(products) == 1 else None

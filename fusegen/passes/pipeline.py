@@ -1,0 +1,79 @@
+"""The passes in their order, and what runs a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.errors import VerificationError
+from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.passes.algebra import Value
+from fusegen.passes.expand import expand
+from fusegen.passes.simplify import simplify
+
+Rewrite: TypeAlias = Callable[[Value], Value]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named rewrite of single nodes, applied to all of them until none changes."""
+
+    name: str
+    rewrite: Rewrite
+
+
+PASSES: tuple[Pass, ...] = (Pass("expand-compositions", expand), Pass("simplify", simplify))
+
+
+def run_passes(graph: Graph) -> Graph:
+    """The graph in primitives, simplified."""
+    for step in PASSES:
+        graph = apply(step, graph)
+    return graph
+
+
+def apply(step: Pass, graph: Graph) -> Graph:
+    """Runs one pass: each node is rebuilt on rewritten operands and rewritten until it stays as it is.
+
+    Raises:
+        VerificationError: when the pass changed the type of a result.
+    """
+    builder = GraphBuilder(graph.name).like(graph)
+    moved: list[int] = []
+    for position, node in graph:
+        location = graph.locations[position]
+        first = len(builder.nodes)
+        rebuilt = type(node)(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
+        moved.append(_settle(step, builder, builder.put(rebuilt, location), first, location))
+    result = builder.build([moved[o] for o in graph.outputs])
+    _check(step, graph, result)
+    return result
+
+
+def _settle(step: Pass, builder: GraphBuilder, position: int, first: int, location: Location | None) -> int:
+    """Rewrites a node, and then the new nodes that its replacement is made of, to a fixed point."""
+    value = Value(builder, position, location)
+    better = step.rewrite(value)
+    if better.position == position:
+        return position
+    settled: dict[int, int] = {}
+
+    def visit(p: int) -> int:
+        if p < first or p == position:
+            return p
+        if p not in settled:
+            node = builder.nodes[p]
+            args = tuple(visit(a) for a in node.args)
+            rebuilt = builder.put(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
+            settled[p] = _settle(step, builder, rebuilt, len(builder.nodes), location)
+        return settled[p]
+
+    return visit(better.position)
+
+
+def _check(step: Pass, before: Graph, after: Graph) -> None:
+    for old, new in zip(before.outputs, after.outputs, strict=True):
+        a, b = before.nodes[old], after.nodes[new]
+        if a.dtype is not b.dtype or a.shape != b.shape:
+            raise VerificationError(f"pass {step.name} changed {a.op!r}: {a.dtype}{a.shape} to {b.dtype}{b.shape}")

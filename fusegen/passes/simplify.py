@@ -1,0 +1,115 @@
+"""Rewrites that make the arithmetic cheaper or exact: small, named, independent of order.
+
+A rule looks at one node and returns a better value, or None where it does not apply. No rule gives up accuracy: factors
+are moved only when they are powers of two, and 1 + tanh(u) = 2 sigmoid(2u) removes a cancellation for negative u.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.ir.ops import Op
+from fusegen.passes.algebra import Value
+
+Rewrite: TypeAlias = Callable[[Value], Value | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named rewrite of one operation."""
+
+    name: str
+    op: Op
+    rewrite: Rewrite
+
+
+def _pow_of_literal(x: Value) -> Value | None:
+    base, exponent = x.arg(0), x.arg(1).node
+    if exponent.op is not Op.CONSTANT or not base.dtype.is_float or base.node.weak:
+        return None
+    forms: dict[float, Callable[[], Value]] = {
+        1.0: lambda: base,
+        2.0: lambda: base * base,
+        3.0: lambda: base * base * base,
+        4.0: lambda: (base * base) * (base * base),
+        -1.0: lambda: 1.0 / base,
+        -2.0: lambda: 1.0 / (base * base),
+        0.5: lambda: base.apply(Op.SQRT),
+        -0.5: lambda: base.apply(Op.RSQRT),
+    }
+    form = forms.get(float(exponent.number))
+    return form() if form else None
+
+
+def _one_plus_tanh(x: Value) -> Value | None:
+    a, b = x.arg(0), x.arg(1)
+    if b.is_constant(1.0):
+        a, b = b, a
+    if a.is_constant(1.0) and b.node.op is Op.TANH:
+        return 2.0 * (2.0 * b.arg(0)).apply(Op.SIGMOID)
+    return None
+
+
+def _gather_powers_of_two(x: Value) -> Value | None:
+    (scale_a, a), (scale_b, b) = _scaled(x.arg(0)), _scaled(x.arg(1))
+    if (scale_a, scale_b) == (1.0, 1.0):
+        return None
+    factor = scale_a * scale_b
+    result = a * b
+    if factor == 1.0:
+        return result
+    return factor * result if (scale_a != 1.0 and scale_b != 1.0) else None
+
+
+def _scaled(x: Value) -> tuple[float, Value]:
+    """c and y of c * y, for a constant power of two c and a float y; else 1 and the value itself."""
+    if x.node.op is Op.MUL and x.dtype.is_float:
+        for factor, rest in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
+            if factor.node.op is Op.CONSTANT and factor.node.weak and not rest.node.weak and _is_power_of_two(float(factor.node.number)):
+                return float(factor.node.number), rest
+    return 1.0, x
+
+
+def _is_power_of_two(value: float) -> bool:
+    return value > 0 and math.isfinite(value) and math.frexp(value)[0] == 0.5
+
+
+def _times_one(x: Value) -> Value | None:
+    for factor, rest in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
+        if factor.is_constant(1.0) and rest.dtype is x.dtype and rest.node.shape == x.node.shape:
+            return rest
+    return None
+
+
+def _double_negation(x: Value) -> Value | None:
+    return x.arg(0).arg(0) if x.arg(0).node.op is Op.NEG else None
+
+
+def _reciprocal_sqrt(x: Value) -> Value | None:
+    if x.arg(0).is_constant(1.0) and x.arg(1).node.op is Op.SQRT:
+        return x.arg(1).arg(0).apply(Op.RSQRT)
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("pow-of-literal", Op.POW, _pow_of_literal),
+    Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),
+    Rule("times-one", Op.MUL, _times_one),
+    Rule("gather-powers-of-two", Op.MUL, _gather_powers_of_two),
+    Rule("double-negation", Op.NEG, _double_negation),
+    Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
+)
+
+_BY_OP: dict[Op, tuple[Rule, ...]] = {op: tuple(r for r in RULES if r.op is op) for op in Op}
+
+
+def simplify(value: Value) -> Value:
+    """The value after the first rule that applies to it; rules see operands that are simplified already."""
+    for rule in _BY_OP[value.node.op]:
+        better = rule.rewrite(value)
+        if better is not None:
+            return better
+    return value
