@@ -1,0 +1,137 @@
+"""How a kernel touches memory: merged axes, and for each read or write what neighbouring lanes do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import sympy
+
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, Modulo, axis_symbol, is_stride, same, simplify_dim
+
+Multiples: TypeAlias = Mapping[str, int]
+
+
+class Pattern(Enum):
+    """What the lanes of a thread read or write."""
+
+    VECTOR = "vector"  # neighbouring elements
+    UNIFORM = "uniform"  # the same element
+    GATHER = "gather"  # anything else, one by one
+
+
+@dataclass(frozen=True)
+class Access:
+    """One way of touching a buffer.
+
+    Attributes:
+        name: of the variable that holds what was read or is written.
+        buffer: the node whose buffer it is.
+        offset: elements from the start, over the axes and sizes.
+        pattern: what the lanes do.
+        width: elements in one memory access of a VECTOR pattern.
+        conditions: bounds under which the address is valid at all.
+    """
+
+    name: str
+    buffer: int
+    offset: Index
+    pattern: Pattern
+    width: int = 1
+    conditions: tuple[Bounds, ...] = ()
+
+
+def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[Axes, dict[sympy.Symbol, Index]]:
+    """Neighbouring axes that every expression uses as if they were one become one.
+
+    Args:
+        axes: to be merged.
+        expressions: everything that depends on them.
+        single: the name of the axis when only one remains.
+
+    Returns:
+        The remaining axes, and the replacements of symbols that are gone (0 when a neighbour carries them).
+    """
+    expanded = [sympy.expand(e) for e in expressions]
+    symbols, extents = list(axes.symbols), list(axes.extents)
+    replaced: dict[sympy.Symbol, Index] = {}
+    d = len(symbols) - 2
+    while d >= 0:
+        outer, inner, extent = symbols[d], symbols[d + 1], extents[d + 1]
+        if all(_acts_as_one(e, outer, inner, extent) for e in expanded):
+            expanded = [e.subs(outer, 0) for e in expanded]
+            replaced[outer] = 0
+            extents[d : d + 2] = [simplify_dim(extents[d] * extent)]
+            del symbols[d]
+        d -= 1
+    if len(symbols) == 1:
+        replaced[symbols[0]] = axis_symbol(single)
+        symbols = [axis_symbol(single)]
+    return Axes(tuple(symbols), tuple(extents)), replaced
+
+
+def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol, extent: Dim) -> bool:
+    """Whether an expression depends on outer * extent + inner only, linearly."""
+    if not expression.has(outer) and not expression.has(inner):
+        return True
+    for call in expression.atoms(FloorDiv, Modulo):
+        if call.has(outer) or call.has(inner):
+            return False
+    a, b = expression.coeff(outer), expression.coeff(inner)
+    rest = sympy.expand(expression - a * outer - b * inner)
+    return not rest.has(outer) and not rest.has(inner) and same(sympy.expand(b * extent), a)
+
+
+def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> Pattern:
+    """What lanes along an axis do at an offset."""
+    expanded = sympy.expand(offset)
+    if lane_axis is None or not expanded.has(lane_axis):
+        return Pattern.UNIFORM
+    rest = sympy.expand(expanded - lane_axis)
+    return Pattern.GATHER if rest.has(lane_axis) else Pattern.VECTOR
+
+
+def vector_width(
+    offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, axes: Axes, multiples: Multiples
+) -> int:
+    """The widest aligned access of ``lanes`` neighbours whose first one is at a multiple of ``lanes``.
+
+    Args:
+        alignment: bytes that divide the buffer's address and the strides that are symbols of their own.
+        multiples: known divisors of sizes, by name.
+    """
+    width = math.gcd(lanes, max(1, alignment // itemsize))
+    rest = sympy.expand(sympy.expand(offset) - lane_axis)
+    own = max(1, alignment // itemsize)
+    for term in sympy.Add.make_args(rest):
+        width = math.gcd(width, divisor(term, multiples, own))
+    return width & -width
+
+
+def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:
+    """A number that divides a product for all values of its symbols."""
+    if isinstance(term, int):
+        return abs(term) if term else 1 << 30
+    if term.is_Integer:
+        return abs(int(term)) if int(term) else 1 << 30
+    found = 1
+    for factor in sympy.Mul.make_args(term):
+        if factor.is_Integer:
+            found *= abs(int(factor))
+        elif isinstance(factor, sympy.Symbol):
+            found *= stride_multiple if is_stride(factor) else multiples.get(factor.name, 1)
+    return found
+
+
+def size_names(expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
+    """Names of the sizes and strides in some expressions, sorted."""
+    bound = {a.name for a in axes}
+    names: set[str] = set()
+    for expression in expressions:
+        if not isinstance(expression, int):
+            names |= {s.name for s in expression.free_symbols}
+    return tuple(sorted(names - bound))

@@ -1,0 +1,1 @@
+"""How plans are chosen: pure functions of sizes and targets, one file a kind."""

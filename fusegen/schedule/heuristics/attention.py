@@ -1,0 +1,12 @@
+"""Plans of streaming attention, measured on an H200."""
+
+from __future__ import annotations
+
+from fusegen.schedule.plan import AttentionPlan
+
+_PLANS = {64: AttentionPlan(64, tile_k=128, stages=3), 128: AttentionPlan(128, tile_k=128, stages=2)}
+
+
+def attention_plan(head_dim: int) -> AttentionPlan:
+    """The plan for the width of a head."""
+    return _PLANS[head_dim]

@@ -1,0 +1,53 @@
+"""Plans of pointwise kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen.ir.symbolic import Axes, literal
+from fusegen.schedule.access import Multiples, divisor
+from fusegen.schedule.heuristics import cpu
+from fusegen.schedule.plan import PointwisePlan
+from fusegen.target import Backend, Target
+
+_VECTOR_BYTES = 16  # the widest memory access of a thread
+_MOST_LANES = 8
+_THREADS = 256
+_SMALL = 1 << 20  # elements below which more blocks pay more than more loads in flight
+
+
+def pointwise_plan(axes: Axes, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> PointwisePlan:
+    """The plan for an iteration space.
+
+    Args:
+        axes: merged axes; lanes run along the last one.
+        itemsizes: of everything that is read or written.
+        multiples: known divisors of sizes.
+    """
+    if target.backend is Backend.CPU:
+        return cpu.pointwise_plan(axes)
+    inner = axes.extents[-1]
+    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
+    tail = False
+    if divisor(inner, multiples) % lanes:
+        if len(axes.symbols) == 1:
+            tail = True  # one long row: only its end is partial
+        else:
+            lanes = _dividing(divisor(inner, multiples), lanes)
+    return PointwisePlan(_THREADS, lanes, _unroll(axes), tail)
+
+
+def _dividing(extent_multiple: int, lanes: int) -> int:
+    while extent_multiple % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _unroll(axes: Axes) -> int:
+    sizes = [literal(e) for e in axes.extents]
+    if any(s is None for s in sizes):
+        return 2
+    total = 1
+    for size in sizes:
+        total *= size or 1
+    return 1 if total <= _SMALL else 2

@@ -1,0 +1,138 @@
+"""Plans of row kernels.
+
+A row lives in the registers of as many threads as it needs, read from memory once: a warp for short rows, a block for longer
+ones, a cluster of blocks where the target has clusters. Longer rows still are looped over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fusegen.ir.symbolic import Axes, literal
+from fusegen.schedule.access import Multiples, divisor
+from fusegen.schedule.heuristics import cpu
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.target import Backend, Target
+
+_VECTOR_BYTES = 16
+_MOST_LANES = 8
+_WARP = 32
+_MOST_THREADS = 1024
+_BLOCK = 256  # threads of a block that works on several short rows
+_MOST_ELEMENTS = 32
+"""Elements of a row that a thread holds while more threads can share it: on an H200 layer_norm then runs at 88% of the speed
+of a copy from 4096 to 16384 columns, against 84% with 64 and 76% with 8."""
+_MOST_REGISTERS = 64
+"""Registers of a thread that a row may take in all, beside the arithmetic."""
+_THREADS_PER_SM = 1024
+"""Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
+_CLUSTER = 2  # blocks; for longer rows a cluster's barriers cost more than reading the row again from L2
+
+
+@dataclass(frozen=True)
+class RowFeatures:
+    """What the plan of a row kernel depends on.
+
+    Attributes:
+        axes: the column axes, merged.
+        itemsizes: of fragments that are read or written along the row.
+        held: 32-bit registers that each element of a row takes between phases, at most.
+        column_sums: columns sums that are accumulated in registers.
+        reductions: reductions along the row.
+    """
+
+    axes: Axes
+    itemsizes: Sequence[int]
+    held: float
+    column_sums: int
+    reductions: int
+
+
+def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> RowPlan:
+    """The plan of a row kernel.
+
+    Args:
+        multiples: known divisors of sizes.
+        bounds: known bounds of sizes.
+    """
+    if target.backend is Backend.CPU:
+        return cpu.row_plan(features.axes, reductions=features.reductions, column_sums=features.column_sums)
+    lanes = _lanes(features, multiples)
+    columns, known = _columns(features.axes, bounds)
+    if features.column_sums and not features.reductions:
+        return _tiled(columns if known else None, lanes, target)
+    if columns is None:
+        return _looped(lanes, target, features)
+    held = max(0.5, features.held + features.column_sums)
+    layouts = _layouts(target, features)
+    for threads, cluster in layouts:
+        chunks = -(-columns // (lanes * threads * cluster))
+        last_resort = bool(features.column_sums) and (threads, cluster) == layouts[-1]
+        if _fits(chunks * lanes, held) or last_resort:
+            return _persistent(columns if known else None, lanes, threads, cluster, chunks, features, target)
+    return _looped(lanes, target, features)
+
+
+def _fits(elements: int, held: float) -> bool:
+    """Whether a thread can hold its part of a row."""
+    return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
+
+
+def _lanes(features: RowFeatures, multiples: Multiples) -> int:
+    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(features.itemsizes, default=4)))
+    while divisor(features.axes.extents[-1], multiples) % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
+    """The length of a row, or a bound of it, or None; and whether it is the length itself."""
+    total, known = 1, True
+    for extent in axes.extents:
+        size = literal(extent)
+        if size is None:
+            size, known = bounds.get(str(extent)), False
+        if size is None:
+            return None, False
+        total *= size
+    return total, known
+
+
+def _layouts(target: Target, features: RowFeatures) -> list[tuple[int, int]]:
+    """Threads a row and blocks a row, the smallest first."""
+    blocks = [(threads, 1) for threads in (32, 64, 128, 256, 512)]
+    if features.column_sums or not target.clusters:
+        return [*blocks, (_MOST_THREADS, 1)]
+    return [*blocks, (512, _CLUSTER)]
+
+
+def _persistent(
+    columns: int | None, lanes: int, threads: int, cluster: int, chunks: int, features: RowFeatures, target: Target
+) -> RowPlan:
+    rows = _BLOCK // threads if threads == _WARP else 1
+    exact = columns == chunks * lanes * threads * cluster
+    resident = _resident(threads * rows, target) if features.column_sums else 0
+    blocks = max(1, _THREADS_PER_SM // (threads * rows))
+    return RowPlan(threads, rows, cluster, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks)
+
+
+def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:
+    threads = _MOST_THREADS
+    resident = _resident(threads, target) if features.column_sums else 0
+    return RowPlan(threads, 1, 1, lanes, 0, Persistence.LOOPED, False, resident)
+
+
+def _tiled(columns: int | None, lanes: int, target: Target) -> RowPlan:
+    """Tiles of columns, each summed over rows by several blocks."""
+    threads, rows = _WARP, _BLOCK // _WARP
+    tile = lanes * threads
+    exact = columns is not None and columns % tile == 0
+    tiles = 1 if columns is None else -(-columns // tile)
+    resident = max(1, -(-_resident(_BLOCK, target) // tiles))
+    return RowPlan(threads, rows, 1, lanes, 1, Persistence.REGISTERS, exact, resident, tiled=True)
+
+
+def _resident(block: int, target: Target) -> int:
+    """Blocks that share the rows when columns are summed: few, so that few partial sums remain to be combined."""
+    return target.processors * max(1, _MOST_THREADS // (2 * block))

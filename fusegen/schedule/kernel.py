@@ -1,0 +1,316 @@
+"""Kernels: the math as functions over fragments, how operands are touched, the plan, and the name of a skeleton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Location
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Axes, Index
+from fusegen.schedule.access import Access
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, PointwisePlan, RowPlan
+from fusegen.schedule.terms import Term
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a math function: a name and the type in which it is computed."""
+
+    name: str
+    dtype: DType
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of a math function: a name and the term."""
+
+    name: str
+    term: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Function:
+    """A piece of the user's math: a pure function of values in registers.
+
+    Attributes:
+        name: the function's name in the emitted text.
+        parameters: what it takes.
+        terms: a DAG; leaves are constants, or stand for a parameter.
+        leaves: for each leaf that is no constant: its position in ``terms`` and the expression that stands for it.
+        results: what it gives.
+        locations: for each term, the user's line.
+        fast: whether approximate functions may be used: every result ends in 16 bits.
+        doc: one line that says what it is.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    terms: tuple[Term, ...]
+    leaves: tuple[tuple[int, str], ...]
+    results: tuple[Result, ...]
+    locations: tuple[Location | None, ...]
+    fast: bool
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """An index or a condition on one that the math takes as a value."""
+
+    name: str
+    value: Index | Bounds
+
+
+@dataclass(frozen=True)
+class Argument:
+    """How a call of a math function gets a parameter.
+
+    Attributes:
+        kind: ``read`` or ``held`` (a fragment, indexed by lane as its access says), ``scalar`` (a variable), ``coordinate``.
+        name: of the variable.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a math function in a pipeline."""
+
+    function: Function
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A value that a pipeline combines over many elements."""
+
+    name: str
+    op: Op
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class PointwiseBody:
+    """One pass over an iteration space.
+
+    Attributes:
+        axes: the merged axes.
+        reads, writes: accesses along the last axis; a write is named after the function's result.
+        coordinates: indices that the math uses.
+        call: the math.
+    """
+
+    axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    coordinates: tuple[Coordinate, ...]
+    call: Call
+    plan: PointwisePlan
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What happens between two reductions along a row.
+
+    Attributes:
+        row_reads: accesses of one element a row that are first needed here.
+        row_call: math on the row's statistics, done once a row; None where there is nothing to do.
+        reads: fragments of the row that are loaded here, all at once.
+        late: fragments that are loaded group by group, right before they are used.
+        call: math on each element of the row; None in a phase that only works on the row's statistics.
+        reductions: results of the call that are combined along the row; named as statistics.
+        column_sums: results of the call that are combined over rows.
+        held: results of the call that are kept in registers for later phases.
+        writes: results of the call that are stored.
+        row_writes: variables of the row that are stored once.
+    """
+
+    row_reads: tuple[Access, ...]
+    row_call: Call | None
+    reads: tuple[Access, ...]
+    late: tuple[Access, ...]
+    call: Call | None
+    reductions: tuple[Reduction, ...]
+    column_sums: tuple[Reduction, ...]
+    held: tuple[Parameter, ...]
+    writes: tuple[Access, ...]
+    row_writes: tuple[tuple[Access, str], ...]
+
+
+@dataclass(frozen=True)
+class RowBody:
+    """Rows one after another, each in phases that end in reductions.
+
+    Attributes:
+        row_axes, column_axes: merged axes.
+        phases: in order.
+        coordinates: indices that the math uses.
+        partials: for column sums: the accesses of the workspace, whose row is the number of the block.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    phases: tuple[Phase, ...]
+    coordinates: tuple[Coordinate, ...]
+    partials: tuple[Access, ...]
+    plan: RowPlan
+
+
+@dataclass(frozen=True)
+class ColumnBody:
+    """Partial sums of columns combined, in a fixed order.
+
+    Attributes:
+        reductions: what is combined, one a partial.
+        partials, writes: accesses along the column axis.
+        column_axes: merged axes of the columns.
+        partial_rows: number of rows in the workspace.
+    """
+
+    reductions: tuple[Reduction, ...]
+    partials: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    column_axes: Axes
+    partial_rows: int
+    plan: ColumnPlan
+
+
+@dataclass(frozen=True)
+class LaneRead:
+    """What two neighbouring lanes read of a buffer.
+
+    Attributes:
+        name: of the variable: one value when both lanes read the same element, else an array of two.
+        buffer: the node whose buffer it is.
+        offsets: one for both lanes, or one a lane.
+        conditions: of each offset, the bounds under which it may be read; 0 is taken where they do not hold.
+        vector: whether the lanes' elements lie side by side, aligned to the size of both.
+    """
+
+    name: str
+    buffer: int
+    offsets: tuple[Index, ...]
+    conditions: tuple[tuple[Bounds, ...], ...]
+    vector: bool
+
+
+class LaneSource(Enum):
+    """Where an argument of a lane function comes from."""
+
+    LANES = "lanes"  # an array of two: of the accumulator, or of what was read
+    VALUE = "value"  # a variable
+    SCALAR = "scalar"  # a run-time scalar
+    COORDINATE = "coordinate"  # computed from the lanes' coordinates
+
+
+@dataclass(frozen=True)
+class LaneArgument:
+    """An argument of a lane function.
+
+    Attributes:
+        values: of a coordinate: one for both lanes, or one a lane.
+    """
+
+    source: LaneSource
+    name: str
+    values: tuple[Index | Bounds, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaneFunction:
+    """Math on two neighbouring lanes of an accumulator, and what its call reads by the lanes' coordinates.
+
+    Attributes:
+        function: the math: of one lane when the lanes do not mix, else of both.
+        lanewise: whether it is of one lane.
+        arguments: one a parameter.
+        reads: what must be read for them.
+        axes: the iteration space; the last axis numbers pairs of lanes.
+    """
+
+    function: Function
+    lanewise: bool
+    arguments: tuple[LaneArgument, ...]
+    reads: tuple[LaneRead, ...]
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class ContractionBody:
+    """A product with its epilogue.
+
+    Attributes:
+        input_dtype, output_dtype: element types.
+        epilogue: math on two neighbouring columns; its axes are those of a row, merged, and the pairs.
+    """
+
+    input_dtype: DType
+    output_dtype: DType
+    epilogue: LaneFunction
+    plan: ContractionPlan
+
+
+@dataclass(frozen=True)
+class AttentionBody:
+    """Streaming attention: the recurrence's functions around two products.
+
+    Attributes:
+        input_dtype, output_dtype: element types.
+        score: from the product of a query with two neighbouring keys; axes are batch, head, query and pairs of keys.
+        finish: from two neighbouring channels of the weighted sum; axes end in pairs of channels.
+        weights: ``anchor``, ``weight`` and ``carry``.
+        peak, mass: the reductions of scores and of weights.
+        out_offset: of a query's first channel in the output, over the axes of ``finish``.
+    """
+
+    input_dtype: DType
+    output_dtype: DType
+    score: LaneFunction
+    finish: LaneFunction
+    weights: tuple[Function, ...]
+    peak: Reduction
+    mass: Reduction
+    out_offset: Index
+    plan: AttentionPlan
+
+
+Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ContractionBody | AttentionBody
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A buffer that a kernel gets: its node (or workspace), the name in the text, the element type."""
+
+    buffer: int
+    name: str
+    dtype: DType
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All that emission needs of one kernel.
+
+    Attributes:
+        name: the user's name for it; the symbol is ``fg_`` and the name.
+        pointers: buffers, in the order of the parameters.
+        sizes: names of sizes and strides, in the order of the parameters.
+        scalars: run-time scalars, in the order of the parameters.
+        body: the math and the pipeline's particulars.
+        wide: whether indices need 64 bits.
+    """
+
+    name: str
+    pointers: tuple[Pointer, ...]
+    sizes: tuple[str, ...]
+    scalars: tuple[tuple[str, DType], ...]
+    body: Body
+    wide: bool = False

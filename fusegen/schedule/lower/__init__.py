@@ -1,0 +1,5 @@
+"""Groups to kernels and steps, one file a kind."""
+
+from fusegen.schedule.lower.driver import lower
+
+__all__ = ["lower"]

@@ -1,0 +1,171 @@
+"""Streaming attention: the functions of its recurrence, from the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from fusegen.errors import VerificationError
+from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.ir.index_map import Position
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Axes, Index, literal, product
+from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
+from fusegen.passes.fuse.contraction import LANES
+from fusegen.passes.fuse.recurrence import Recurrence
+from fusegen.schedule.access import divisor
+from fusegen.schedule.heuristics.attention import attention_plan
+from fusegen.schedule.index_width import SMALL
+from fusegen.schedule.kernel import AttentionBody, Function, Kernel, LaneFunction, Reduction
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.lanes import (
+    PAIR,
+    LaneMath,
+    accumulator_of,
+    lane_function,
+    lane_position,
+    lane_scalars,
+    lane_sizes,
+    pair_axes,
+)
+from fusegen.schedule.lower.maps import tensor_map
+from fusegen.schedule.lower.placement import place
+from fusegen.schedule.lower.weights import common_factor, weight_functions
+from fusegen.schedule.plan import AttentionPlan
+from fusegen.schedule.program import BufferSpec, Launch, Step
+from fusegen.schedule.terms import Evaluator, Leaf, Term
+
+WORDS = ("batch", "head", "query")
+"""What the math calls its first coordinates."""
+
+_TAKEN = ("operands", "product", "total", "mass", "out", "result", "key", "channel", *WORDS)
+_OCTET = 8  # channels that are stored at once
+_LINE = 64  # channels that a box of the copy engine holds: 128 bytes
+
+
+def lower_attention(context: Context, first_workspace: int) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+    """The launch of attention, and a copy where its result is wanted as another view."""
+    (root,) = context.group.outputs
+    recurrence = recurrence_of(context.graph, context.group)
+    operands = attention_operands(context.graph, recurrence)
+    if operands is None:
+        raise VerificationError("q, k or v is not what fusion saw")
+    for word in _TAKEN:
+        context.names.take(word)
+    plan = attention_plan(_literal(operands.q.shape[-1]))
+    scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
+    placement = place(context, root, lane_position(finished, 0), finished, lambda offset: _is_row(context, offset, finished))
+    score, weights = _score(context, recurrence, scored, plan)
+    finish = _finish(context, root, recurrence, finished)
+    out_offset = sympy.expand(placement.offset - LANES * PAIR)
+    functions = (score, finish)
+    kernel = Kernel(
+        name=context.name,
+        pointers=(
+            *context.pointers((), (placement.buffer,)),
+            *context.pointers((r.buffer for f in functions for r in f.reads), ()),
+        ),
+        sizes=lane_sizes(functions, (out_offset,)),
+        scalars=lane_scalars(context, functions),
+        body=AttentionBody(
+            input_dtype=context.graph.nodes[recurrence.values].dtype,
+            output_dtype=context.dtype(root),
+            score=score,
+            finish=finish,
+            weights=weights,
+            peak=_reduction(context, recurrence.first, "peak"),
+            mass=_reduction(context, recurrence.second, "mass"),
+            out_offset=out_offset,
+            plan=plan,
+        ),
+        wide=context.wide,
+    )
+    return [_launch(context, kernel, operands, plan), *placement.copies], placement.added
+
+
+def _score(
+    context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan
+) -> tuple[LaneFunction, tuple[Function, ...]]:
+    """What a query and two keys score, in units that the weights know."""
+    graph = context.graph
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes))
+    roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
+    unit, roots = common_factor(evaluator.terms, roots)
+    keys = graph.nodes[recurrence.scores].shape[-1]
+    optional = keys if divisor(sympy.sympify(keys), context.multiples) % LANES else None
+    words = _words(axes, "key")
+    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, SMALL // plan.head_dim)
+    # Weights are rounded to 16 bits before they meet the values, whatever the output is.
+    score = lane_function(context, math, f"{context.name}_score", "product", fast=True, doc="")
+    return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])
+
+
+def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
+    """What becomes of the weighted sum of two channels."""
+    accumulator = accumulator_of(context.graph, recurrence.values, axes)
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator)
+    roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
+    math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
+    return lane_function(context, math, f"{context.name}_finish", "total", fast=context.fast, doc="")
+
+
+class _Normalised(Evaluator):
+    """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end."""
+
+    def _anchor(self, position: int, index: Position) -> int:
+        total = super()._anchor(position, index)
+        dtype = self.terms.items[total].dtype
+        one = self.terms.put(Term(Leaf.CONSTANT, (), dtype, "1.0"))
+        mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
+        location = self.graph.locations[position]
+        return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
+
+
+def _words(axes: Axes, lane: str) -> dict[Index, str]:
+    return {**dict(zip(axes.symbols, WORDS, strict=False)), LANES * PAIR: lane}
+
+
+def _is_row(context: Context, offset: Index, axes: Axes) -> bool:
+    """Whether channels are stored side by side, eight of them aligned."""
+    base = sympy.expand(offset - LANES * PAIR)
+    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
+    terms = sympy.Add.make_args(base)
+    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % _OCTET == 0 for t in terms)
+
+
+def _reduction(context: Context, node: int, name: str) -> Reduction:
+    found = context.graph.nodes[node]
+    return Reduction(name, found.op, found.dtype.compute)
+
+
+def _literal(extent: Index) -> int:
+    value = literal(extent)
+    assert value is not None  # one of the widths that fusion accepts
+    return value
+
+
+def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan: AttentionPlan) -> Launch:
+    batches, heads, queries, _ = operands.q.shape
+    keys = operands.k.shape[2]
+    return Launch(
+        kernel=kernel,
+        group=context.group,
+        tensor_maps=(
+            tensor_map(operands.q, (1, 1, plan.tile_q, _LINE)),
+            tensor_map(operands.k, (1, 1, plan.tile_k, _LINE)),
+            tensor_map(operands.v, (1, 1, plan.tile_k, _LINE)),
+        ),
+        grid=_grid(batches, heads, queries, plan, context.target.processors),
+        block=plan.threads,
+        cluster=1,
+        shared_bytes=plan.shared_bytes,
+        traffic=context.traffic(),
+        extra=tuple(map(formula, (batches, heads, queries, keys))),
+    )
+
+
+def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, processors: int) -> Formula:
+    """Blocks stay and stride over tiles of queries."""
+    works = f"({formula(product((batches, heads)))}) * ({ceil_div(queries, plan.tile_q)})"
+    return Formula(f"min({works}, {processors})")

@@ -1,0 +1,307 @@
+"""Math on two neighbouring lanes of an accumulator.
+
+Tensor cores leave two neighbouring columns in one thread. The math is evaluated for both, over pairs of columns, so that what
+takes even and odd columns apart (an interleaved rotation) becomes arithmetic on the two lanes. Where the lanes do not mix,
+the function is of one lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import Bounds, Position, identity_axes
+from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
+from fusegen.passes.fuse.contraction import LANES
+from fusegen.schedule.access import divisor
+from fusegen.schedule.functions import cut
+from fusegen.schedule.index_width import SMALL, narrowed
+from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRead, LaneSource, Parameter
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
+from fusegen.schedule.names import identifier
+from fusegen.schedule.terms import Leaf, LeafOf, Read, Terms, substitute
+
+PAIR = axis_symbol("pair")
+"""The number of a pair of lanes."""
+
+
+def pair_axes(shape: Shape) -> Axes:
+    """The axes of a shape, the last one over pairs; of an odd extent, over what would be its half."""
+    leading = identity_axes(shape[:-1])
+    half = sympy.sympify(shape[-1]) / LANES
+    return Axes((*leading.symbols, PAIR), (*leading.extents, simplify_dim(half)))
+
+
+def lane_position(axes: Axes, lane: int) -> Position:
+    """The element of a lane."""
+    return (*axes.symbols[:-1], LANES * PAIR + lane)
+
+
+def accumulator_of(graph: Graph, product: int, axes: Axes) -> LeafOf:
+    """The lane of the accumulator that holds an element of a product: for `Evaluator`."""
+
+    def lane(position: int, at: Position) -> object | None:
+        if position != product or len(at) != len(axes.symbols):
+            return None
+        rows = all(i == s or (i == 0 and same(e, 1)) for i, s, e in zip(at[:-1], axes.symbols[:-1], axes.extents[:-1], strict=True))
+        number = sympy.expand(at[-1] - LANES * PAIR)
+        return int(number) if rows and number in range(LANES) else None
+
+    return lane
+
+
+@dataclass(frozen=True)
+class LaneMath:
+    """Two lanes of some math.
+
+    Attributes:
+        terms: of both.
+        roots: the result of each lane.
+        axes: the iteration space that indices are over, merged; the last axis numbers pairs.
+        moves: what became of the axes when they were merged.
+        words: what the math calls its coordinates, by index.
+        optional: the extent of the lanes' dim when the second lane may lie past its end.
+        limit: what coordinates stay below.
+    """
+
+    terms: Terms
+    roots: tuple[int, ...]
+    axes: Axes
+    words: Mapping[Index, str]
+    moves: Mapping[sympy.Symbol, Index]
+    optional: Dim | None = None
+    limit: int = SMALL
+
+
+def lane_function(context: Context, math: LaneMath, name: str, accumulator: str, *, fast: bool, doc: str) -> LaneFunction:
+    """The math as a function, with what its call must read.
+
+    Args:
+        context: gives names.
+        math: what it computes.
+        name: of the function.
+        accumulator: what the function calls the lanes of the accumulator.
+        fast: whether approximate functions may be used.
+        doc: one line that says what it is.
+    """
+    if not context.wide:
+        axes = frozenset((*math.axes.symbols, *math.moves))
+        math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
+    return _Builder(context, math, accumulator).build(name, fast=fast, doc=doc)
+
+
+def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) -> tuple[str, ...]:
+    """Names of the sizes and strides that the calls of some functions need, sorted.
+
+    Args:
+        others: further expressions over the functions' axes.
+    """
+    axes = {symbol for f in functions for symbol in f.axes.symbols}
+    expressions = [*others, *(e for f in functions for e in _expressions(f))]
+    symbols = set().union(*(sympy.sympify(e).free_symbols for e in expressions)) - axes
+    return tuple(sorted(symbol.name for symbol in symbols))
+
+
+def _expressions(function: LaneFunction) -> list[Index]:
+    """Everything that the call computes of coordinates and sizes."""
+    bounds = [b for read in function.reads for conditions in read.conditions for b in conditions]
+    bounds += [v for a in function.arguments for v in a.values if isinstance(v, Bounds)]
+    found: list[Index] = [offset for read in function.reads for offset in read.offsets]
+    found += [v for a in function.arguments for v in a.values if not isinstance(v, Bounds)]
+    found += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
+    return [*found, *function.axes.extents[1:-1]]  # where a row lies is found by dividing by these
+
+
+def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[tuple[str, DType], ...]:
+    """The run-time scalars of some functions."""
+    used = {a.name for f in functions for a in f.arguments if a.source is LaneSource.SCALAR}
+    return tuple((identifier(name), dtype) for name, dtype in context.graph.scalars if identifier(name) in used)
+
+
+class _Builder:
+    def __init__(self, context: Context, math: LaneMath, accumulator: str) -> None:
+        self.context, self.math, self.terms = context, math, math.terms
+        self.leaves = leaves_of(math.terms, math.roots).moved(math.moves)
+        self.lanes: dict[int, tuple[str, int]] = self._accumulator(accumulator)
+        self.values: dict[int, str] = {}
+        self.arguments: dict[str, LaneArgument] = {name: LaneArgument(LaneSource.LANES, name) for name, _ in self.lanes.values()}
+        self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
+        self._name_scalars()
+
+    def build(self, name: str, *, fast: bool, doc: str) -> LaneFunction:
+        """The function of one lane where that is enough, else of both."""
+        partner = _Partners(self.terms, self.lanes, self.leaves).of(*self.math.roots)
+        self._name_coordinates(partner or {})
+        lanewise = partner is not None
+        function = self._function(name, lanewise, fast, doc)
+        arguments = tuple(self.arguments[p.name] for p in function.parameters)
+        return LaneFunction(function, lanewise, arguments, self.reads, self.math.axes)
+
+    # Leaves.
+
+    def _below(self) -> list[int]:
+        return self.terms.below(self.math.roots)
+
+    def _accumulator(self, name: str) -> dict[int, tuple[str, int]]:
+        found = {}
+        for position in self._below():
+            term = self.terms.items[position]
+            if term.op is Leaf.ACCUMULATOR:
+                assert isinstance(term.payload, int)
+                found[position] = (name, term.payload)
+        return found
+
+    def _may_be_absent(self) -> Mapping[int, Bounds]:
+        """Reads of the second lane alone, with the condition under which there is a second lane."""
+        if self.math.optional is None:
+            return {}
+        exists = Bounds(LANES * PAIR + 1, None, self.math.optional)
+        second = set(self.terms.below(self.math.roots[1:])) - set(self.terms.below(self.math.roots[:1]))
+        return {t: exists for t in second if t in self.leaves.reads and _has(self.leaves.reads[t].offset, PAIR)}
+
+    def _take_read(self, members: Sequence[int], conditions: tuple[tuple[Bounds, ...], ...]) -> LaneRead:
+        reads = [self.leaves.reads[t] for t in members]
+        name = self.context.read_name(reads[0])
+        both = len(members) == LANES
+        if both:
+            self.lanes |= {t: (name, lane) for lane, t in enumerate(members)}
+        else:
+            self.values[members[0]] = name
+        self.arguments[name] = LaneArgument(LaneSource.LANES if both else LaneSource.VALUE, name)
+        offsets = tuple(r.offset for r in reads)
+        vector = both and conditions[0] == conditions[1] and self._is_aligned(reads[0])
+        return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
+
+    def _is_aligned(self, read: Read) -> bool:
+        """Whether two elements from an offset on can be read at once."""
+        own = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
+        ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
+        terms = sympy.Add.make_args(sympy.expand(read.offset))
+        multiples = self.context.multiples
+        return math.gcd(LANES, own, *(divisor(sympy.sympify(t).subs(ones), multiples, max(1, own)) for t in terms)) == LANES
+
+    def _name_scalars(self) -> None:
+        for position in self._below():
+            term = self.terms.items[position]
+            if term.op is Leaf.SCALAR:
+                self._name(position, LaneArgument(LaneSource.SCALAR, identifier(str(term.payload))))
+            elif term.op is Leaf.STATISTIC:
+                self._name(position, LaneArgument(LaneSource.VALUE, str(term.payload)))
+
+    def _name_coordinates(self, partner: Mapping[int, int]) -> None:
+        seconds = set(partner.values()) - set(partner)
+        for position, value in self.leaves.coordinates.items():
+            if position not in seconds:
+                other = partner.get(position, position)
+                values = (value,) if other == position else (value, self.leaves.coordinates[other])
+                self._name(position, LaneArgument(LaneSource.COORDINATE, self._word(value), values))
+
+    def _word(self, value: Index | Bounds) -> str:
+        """What a coordinate is called; one that is needed in two types is passed twice."""
+        if isinstance(value, Bounds):
+            return self.context.names.take("condition")
+        word = self.math.words.get(value)
+        if word is not None and word not in self.arguments:
+            return word
+        return self.context.names.take(word or (value.name if isinstance(value, sympy.Symbol) else "coordinate"))
+
+    def _name(self, position: int, argument: LaneArgument) -> None:
+        self.values[position] = argument.name
+        self.arguments[argument.name] = argument
+
+    # The function.
+
+    def _function(self, name: str, lanewise: bool, fast: bool, doc: str) -> Function:
+        terms, roots = self.terms.items, self.math.roots
+        results = [("result", roots[0])] if lanewise else [(f"out_{lane}", root) for lane, root in enumerate(roots)]
+        given: dict[int, Parameter] = {}
+        texts = dict(self.values)
+        for position, (group, lane) in self.lanes.items():
+            if lanewise and lane > 0:
+                continue  # the other lane's call
+            given[position] = Parameter(group, terms[position].dtype, 1 if lanewise else LANES)
+            texts[position] = group if lanewise else f"{group}[{lane}]"
+        given |= {t: Parameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
+        function, used = cut(self.terms, name, results, given, fast=fast, doc=doc)
+        leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
+        return replace(function, leaves=leaves)
+
+
+# Reads.
+
+_Take: TypeAlias = Callable[[Sequence[int], tuple[tuple[Bounds, ...], ...]], LaneRead]
+
+
+def _group(leaves: Leaves, absent: Mapping[int, Bounds], take: _Take) -> list[LaneRead]:
+    """Reads of neighbouring elements together, all others one by one."""
+    found: list[LaneRead] = []
+    done: set[int] = set()
+    for position, read in leaves.reads.items():
+        if position in done:
+            continue
+        others = (t for t in leaves.reads if t not in done and _is_next(read, leaves.reads[t]))
+        members = [position, *list(others)[:1]]
+        done.update(members)
+        found.append(take(members, tuple(_conditions(leaves.reads[t], absent.get(t)) for t in members)))
+    return found
+
+
+def _is_next(read: Read, other: Read) -> bool:
+    """Whether the other read is of the next element."""
+    return read.buffer == other.buffer and same(simplify_dim(read.offset + 1), other.offset)
+
+
+def _conditions(read: Read, exists: Bounds | None) -> tuple[Bounds, ...]:
+    return read.conditions if exists is None else (*read.conditions, exists)
+
+
+def _has(index: Index, symbol: sympy.Symbol) -> bool:
+    return not isinstance(index, int) and bool(index.has(symbol))
+
+
+# Lanes that do not mix.
+
+
+class _Partners:
+    """Finds for each term of the first lane the term that the second lane has in its place."""
+
+    def __init__(self, terms: Terms, lanes: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:
+        self.terms, self.lanes, self.leaves = terms, lanes, leaves
+        self.found: dict[int, int] = {}
+
+    def of(self, first: int, second: int) -> Mapping[int, int] | None:
+        """The partners, or None when the lanes are not the same function of their own operands."""
+        return self.found if self._match(first, second) else None
+
+    def _match(self, a: int, b: int) -> bool:
+        if a in self.found:
+            return self.found[a] == b
+        left, right = self.terms.items[a], self.terms.items[b]
+        if left.op is not right.op or left.dtype is not right.dtype or len(left.args) != len(right.args):
+            return False
+        self.found[a] = b
+        if not left.args:
+            return self._match_leaves(a, b)
+        return left.payload == right.payload and all(map(self._match, left.args, right.args))
+
+    def _match_leaves(self, a: int, b: int) -> bool:
+        if a in self.lanes or b in self.lanes:
+            name, lane = self.lanes.get(a, ("", -1))
+            return lane == 0 and self.lanes.get(b) == (name, 1)
+        return a == b or self._is_step(a, b)
+
+    def _is_step(self, a: int, b: int) -> bool:
+        """Whether two coordinates, or indices of two conditions, are neighbours."""
+        first, second = self.leaves.coordinates.get(a), self.leaves.coordinates.get(b)
+        if first is None or second is None:
+            return False
+        if isinstance(first, Bounds) and isinstance(second, Bounds) and (first.lower, first.upper) != (second.lower, second.upper):
+            return False
+        return same(simplify_dim(bound_index(first) + 1), bound_index(second))

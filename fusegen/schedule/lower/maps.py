@@ -1,0 +1,22 @@
+"""Tensor maps of strided views."""
+
+from __future__ import annotations
+
+from fusegen.ir.formula import formula
+from fusegen.ir.strided import StridedView
+from fusegen.ir.symbolic import Dim, literal
+from fusegen.schedule.program import TensorMapSpec
+
+
+def tensor_map(view: StridedView, box: tuple[int, ...]) -> TensorMapSpec:
+    """The map of a view whose last dim is contiguous."""
+    return TensorMapSpec(view.base, tuple(map(formula, view.shape)), tuple(map(formula, _strides(view))), box)
+
+
+def _strides(view: StridedView) -> list[Dim]:
+    """Strides; a dim of extent 1 has any, and the copy engine wants none that is 0."""
+    strides = list(view.strides)
+    for d in range(len(strides) - 2, -1, -1):
+        if literal(view.shape[d]) == 1:
+            strides[d] = strides[d + 1] * view.shape[d + 1]
+    return strides

@@ -1,0 +1,129 @@
+"""Which buffers a program has, and where a kernel stores a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fusegen.dtypes import DType
+from fusegen.ir.formula import Formula, formula
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Position
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.strided import contiguous_strides, flat_offset
+from fusegen.ir.symbolic import Axes, Index, delinearize, linearize
+from fusegen.passes.fuse import Group, GroupKind
+from fusegen.passes.fuse.groups import strip_views
+from fusegen.schedule.names import Namer
+from fusegen.schedule.program import BufferSpec, ResultView, Role
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a value goes: a buffer, and the offset of the element."""
+
+    buffer: int
+    offset: Index
+
+
+class Memory:
+    """The buffers of a program: one a graph input, a result, and a value that one group leaves for another."""
+
+    def __init__(self, graph: Graph, groups: tuple[Group, ...]) -> None:
+        self.graph = graph
+        self.groups = groups
+
+    @cached_property
+    def read_later(self) -> frozenset[int]:
+        """Values that some group reads from memory."""
+        return frozenset(p for group in self.groups for p in group.inputs if not self.is_input(p))
+
+    @cached_property
+    def read_by_products(self) -> frozenset[int]:
+        """Values that a matrix product reads, in their logical dtype."""
+        kinds = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
+        return frozenset(p for group in self.groups if group.kind in kinds for p in group.inputs)
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """The distinct results, each the key of its own buffer."""
+        return tuple(dict.fromkeys(self.graph.outputs))
+
+    @cached_property
+    def _is_result(self) -> frozenset[int]:
+        """Results, and values that a result is a view of."""
+        return frozenset(self.results) | {strip_views(self.graph, r) for r in self.results}
+
+    def is_input(self, position: int) -> bool:
+        """Whether a node is an input of the graph."""
+        return self.graph.nodes[position].op is Op.INPUT
+
+    def dtype(self, position: int) -> DType:
+        """The element type of a value in memory: a statistic stays as wide as it was computed."""
+        node = self.graph.nodes[position]
+        if node.family is Family.REDUCTION and position not in self._is_result and position not in self.read_by_products:
+            return node.dtype.compute
+        return node.dtype
+
+    def result_key(self, position: int) -> int:
+        """The key of a result's buffer; a result that is an input itself is copied to a buffer of its own."""
+        return position + len(self.graph.nodes) if self.is_input(position) else position
+
+    def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
+        """All places where a group must store a value that it computes at an index.
+
+        Args:
+            position: an output of the group.
+            index: the element's index in the value's shape, over the axes.
+        """
+        found: list[Store] = []
+        for result in self.results:
+            if result == position or strip_views(self.graph, result) == position:
+                moved = self._through_views(result, position, index, axes)
+                shape = self.graph.nodes[result].shape
+                found.append(Store(self.result_key(result), flat_offset(moved, contiguous_strides(shape))))
+        if position in self.read_later and all(s.buffer != position for s in found):
+            found.append(Store(position, flat_offset(index, contiguous_strides(self.graph.nodes[position].shape))))
+        return tuple(found)
+
+    def _through_views(self, result: int, position: int, index: Position, axes: Axes) -> Position:
+        """The index in a result's shape of an element of the value that it is a view of."""
+        if result == position:
+            return index
+        node = self.graph.nodes[result]
+        inner = self._through_views(node.args[0], position, index, axes)
+        if node.op is Op.PERMUTE:
+            dims = node.attr("dims")
+            assert isinstance(dims, tuple)
+            return tuple(inner[d] for d in dims)
+        return delinearize(linearize(inner, self.graph.nodes[node.args[0]].shape), node.shape, axes)
+
+    def buffers(self) -> tuple[BufferSpec, ...]:
+        """All buffers but workspace."""
+        names = Namer(reserved=False)
+        specs = [self._spec(p, names.take(str(n.attr("name"))), Role.INPUT) for p, n in self.graph if n.op is Op.INPUT]
+        single = len(self.results) == 1
+        for number, result in enumerate(self.results):
+            spec = self._spec(result, names.take("out" if single else f"out_{number}"), Role.OUTPUT)
+            specs.append(BufferSpec(self.result_key(result), spec.name, spec.dtype, spec.shape, spec.role))
+        for position in sorted(self.read_later - set(self.results)):
+            specs.append(self._spec(position, names.take(f"value_{position}"), Role.TEMPORARY))
+        return tuple(specs)
+
+    def _spec(self, position: int, name: str, role: Role) -> BufferSpec:
+        shape = tuple(formula(d) for d in self.graph.nodes[position].shape)
+        return BufferSpec(position, name, self.dtype(position), shape, role)
+
+    def result_views(self) -> tuple[ResultView, ...]:
+        """The results as the caller gets them."""
+        return tuple(
+            ResultView(self.result_key(o), tuple(formula(d) for d in self.graph.nodes[o].shape)) for o in self.graph.outputs
+        )
+
+
+def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
+    """The bytes of some numbers of elements."""
+    total: Index = 0
+    for count, itemsize in parts:
+        total = total + count * itemsize
+    return formula(total)

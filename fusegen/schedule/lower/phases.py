@@ -1,0 +1,162 @@
+"""Splits the terms of a row kernel into phases that end in reductions, and decides what is kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.ops import Op
+from fusegen.schedule.terms import Leaf, Read, Term, Terms
+
+_SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM)
+_CHEAP = 3
+"""Simple operations up to which a value is computed again instead of held."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A value that some phase must produce.
+
+    Attributes:
+        kind: ``reduce``, ``column``, ``write`` or ``row_write``.
+        key: the reduction's node, or the store's number.
+        term: its position.
+    """
+
+    kind: str
+    key: int
+    term: int
+
+
+@dataclass
+class PhaseTerms:
+    """The terms of one phase.
+
+    Attributes:
+        roots: what it produces.
+        row_terms: terms of the row that are computed at its start.
+        reads: element reads that are loaded in it.
+        given: element terms that come from an earlier phase.
+        held: element terms that are computed (or loaded) here and used later.
+        row_given: terms of the row that the phase's element math uses.
+    """
+
+    roots: list[Root] = field(default_factory=list)
+    row_terms: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    row_given: list[int] = field(default_factory=list)
+
+
+class PhaseSplitter:
+    """Assigns terms to phases.
+
+    Args:
+        terms: the kernel's terms.
+        column_axes: symbols along which a row runs.
+        statistics: for each reduction's node, the position of the term that it reduces.
+        keep: whether element values live on from phase to phase; otherwise each phase computes its own.
+    """
+
+    def __init__(self, terms: Terms, column_axes: Collection[sympy.Symbol], statistics: Mapping[int, int], keep: bool) -> None:
+        self.terms = terms
+        self.column_axes = frozenset(column_axes)
+        self.statistics = statistics
+        self.keep = keep
+        self._depth: dict[int, int] = {}
+        self._element: dict[int, bool] = {}
+
+    def split(self, roots: Sequence[Root]) -> list[PhaseTerms]:
+        """The phases, in order; a root is produced as early as what it depends on allows."""
+        count = 1 + max((self.depth(r.term) for r in roots), default=0)
+        phases = [PhaseTerms() for _ in range(count)]
+        for root in roots:
+            phases[self.depth(root.term)].roots.append(root)
+        first: dict[int, int] = {}
+        for number, phase in enumerate(phases):
+            for root in phase.roots:
+                self._place(root.term, number, phases, first)
+        for phase in phases:
+            for name in ("row_terms", "reads", "given", "held", "row_given"):
+                setattr(phase, name, sorted(set(getattr(phase, name))))
+        return phases
+
+    def depth(self, position: int) -> int:
+        """The first phase in which a term can be computed."""
+        if position not in self._depth:
+            term = self.terms.items[position]
+            if term.op is Leaf.STATISTIC:
+                self._depth[position] = self.depth(self.statistics[_node(term)]) + 1
+            else:
+                self._depth[position] = max((self.depth(a) for a in term.args), default=0)
+        return self._depth[position]
+
+    def is_element(self, position: int) -> bool:
+        """Whether a term differs along the row."""
+        if position not in self._element:
+            term = self.terms.items[position]
+            self._element[position] = self._varies(term) or any(self.is_element(a) for a in term.args)
+        return self._element[position]
+
+    def _varies(self, term: Term) -> bool:
+        if isinstance(term.payload, Read):
+            indices = [term.payload.offset, *(b.index for b in term.payload.conditions)]
+        elif isinstance(term.payload, Bounds):
+            indices = [term.payload.index]
+        elif term.op is Leaf.COORDINATE:
+            indices = [term.payload]
+        else:
+            return False
+        return any(not isinstance(i, int) and bool(i.free_symbols & self.column_axes) for i in indices)
+
+    def _place(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
+        """Puts a term and what it needs into a phase, unless an earlier phase holds it."""
+        phase = phases[number]
+        if not self.is_element(position):
+            self._place_row(position, number, phases)
+            return
+        known = first.get(position)
+        term = self.terms.items[position]
+        if known == number:
+            return
+        if known is not None and self.keep and self._is_kept(term):
+            phases[known].held.append(position)
+            phase.given.append(position)
+            return
+        if known is None or not self.keep:
+            first[position] = number
+        if isinstance(term.payload, Read):
+            phase.reads.append(position)
+        for a in term.args:
+            self._place(a, number, phases, first)
+
+    def _is_kept(self, term: Term) -> bool:
+        """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
+        if term.op in (Leaf.COORDINATE, Leaf.CONDITION):
+            return False
+        return isinstance(term.payload, Read) or self._cost(term) > _CHEAP
+
+    def _cost(self, term: Term) -> int:
+        """Additions and multiplications that a value takes along the row; a costly function counts for many."""
+        if isinstance(term.op, Leaf):
+            return 0
+        own = 1 if term.op in _SIMPLE else _CHEAP + 1
+        return own + sum(self._cost(self.terms.items[a]) for a in term.args if self.is_element(a))
+
+    def _place_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
+        """A term of the row: computed at the start of the phase where it first can be."""
+        if self.terms.items[position].op is Leaf.CONSTANT:
+            return
+        phases[number].row_given.append(position)
+        phases[self.depth(position)].row_terms.append(position)
+        reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, Read))
+        phases[0].row_terms += reads
+
+
+def _node(term: Term) -> int:
+    assert isinstance(term.payload, int)
+    return term.payload

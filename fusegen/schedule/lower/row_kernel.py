@@ -1,0 +1,254 @@
+"""Builds the kernel of a row group from its phases: names, accesses, math functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.ir.formula import Formula, ceil_div
+from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
+from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.functions import cut
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, Reduction, RowBody
+from fusegen.schedule.lower.context import Context, scalar_parameter
+from fusegen.schedule.lower.leaves import Leaves, bound_index
+from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.lower.phases import PhaseTerms, Root
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.terms import Leaf, Terms
+
+BLOCK = axis_symbol("part")
+"""The number of the block among those that share the rows: its row of the workspace."""
+
+_SCRATCH_BYTES = 8  # of one warp's partial result; the widest type
+
+
+@dataclass(frozen=True)
+class RowMath:
+    """The terms of a row kernel.
+
+    Attributes:
+        terms: all terms; their payloads are over the domain's axes.
+        roots: what must be produced.
+        statistics: for each reduction, the term that it reduces.
+        stores: where written roots go, over merged axes.
+        leaves: reads and coordinates, over merged axes.
+        row_axes, column_axes: merged.
+        columns: the domain's axes along which a row runs.
+        moves: what became of the domain's axes when they were merged.
+    """
+
+    terms: Terms
+    roots: tuple[Root, ...]
+    statistics: Mapping[int, int]
+    stores: tuple[Store, ...]
+    leaves: Leaves
+    row_axes: Axes
+    column_axes: Axes
+    columns: frozenset[sympy.Symbol]
+    moves: Mapping[object, Index]
+
+
+class RowKernelBuilder:
+    """Builds one row kernel.
+
+    Args:
+        context, math, plan, phases: what is built.
+        workspace: for each column sum's node, the key of the buffer of its partial sums.
+    """
+
+    def __init__(
+        self, context: Context, math: RowMath, plan: RowPlan, phases: Sequence[PhaseTerms], workspace: Mapping[int, int]
+    ) -> None:
+        self.context, self.math, self.plan, self.phases, self.workspace = context, math, plan, phases, workspace
+        self.lane_axis = math.column_axes.symbols[-1]
+        self.reads = {t: self._read(t) for t in math.leaves.reads}
+        self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
+        self.reductions = {node: self.reduction(node) for node in math.statistics}
+        self.names = self._value_names()
+        self.prefetched: set[int] = set()
+
+    def launch(self) -> Launch:
+        """The launch of the kernel."""
+        phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
+        partials = tuple(self._partial(r.key) for r in self.math.roots if r.kind == "column")
+        body = RowBody(self.math.row_axes, self.math.column_axes, phases, tuple(self.coordinates.values()), partials, self.plan)
+        accesses = [a for p in phases for a in (*p.reads, *p.late, *p.writes, *p.row_reads, *(w for w, _ in p.row_writes))]
+        kernel = Kernel(
+            name=self.context.name,
+            pointers=self.context.pointers((a.buffer for a in self.reads.values()), self._written(phases, partials)),
+            sizes=self.context.sizes(self._expressions([*accesses, *partials]), self._axis_symbols()),
+            scalars=self.context.scalars(self.math.terms, self.math.terms.below(tuple(r.term for r in self.math.roots))),
+            body=body,
+            wide=self.context.wide,
+        )
+        shared = self._shared_bytes(phases)
+        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, self.plan.cluster, shared, self.context.traffic())
+
+    def reduction(self, node: int) -> Reduction:
+        """The reduction of a node, with a name of its own."""
+        found = self.context.graph.nodes[node]
+        return Reduction(self.context.names.take(f"{found.op.row.name}_{node}"), found.op, found.dtype.compute)
+
+    # Names and accesses.
+
+    def _read(self, term: int) -> Access:
+        read = self.math.leaves.reads[term]
+        name = self.context.read_name(read)
+        axis = self.lane_axis if self._is_along(read.offset, *(b.index for b in read.conditions)) else None
+        return self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, self.math.column_axes, read.conditions)
+
+    def _is_along(self, *indices: Index) -> bool:
+        axes = set(self.math.column_axes.symbols)
+        return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
+
+    def _value_names(self) -> dict[int, str]:
+        """A variable for every term that crosses from one function to another."""
+        names = {t: a.name for t, a in self.reads.items()} | {t: c.name for t, c in self.coordinates.items()}
+        for position, term in enumerate(self.math.terms.items):
+            if term.op is Leaf.STATISTIC:
+                names[position] = self.reductions[term.payload].name  # type: ignore[index]
+            elif term.op is Leaf.SCALAR:
+                names[position] = scalar_parameter(str(term.payload), term.dtype).name
+        for phase in self.phases:
+            for position in (*phase.row_terms, *phase.held):
+                if position not in names:
+                    kind = "row_value" if position in phase.row_terms else "held"
+                    names[position] = self.context.names.take(kind)
+        return names
+
+    def _partial(self, node: int) -> Access:
+        position: Index = BLOCK
+        for symbol, extent in zip(self.math.column_axes.symbols, self.math.column_axes.extents, strict=True):
+            position = position * extent + symbol
+        name = self.reductions[node].name
+        return self.context.access(name, self.workspace[node], position, self.lane_axis, self.plan.lanes, self.math.column_axes)
+
+    # Phases.
+
+    def _phase(self, number: int, phase: PhaseTerms) -> Phase:
+        row_call = self._row_call(number, phase)
+        call = self._element_call(number, phase)
+        writes = [r for r in phase.roots if r.kind == "write"]
+        row_writes = [r for r in phase.roots if r.kind == "row_write"]
+        return Phase(
+            row_reads=tuple(self.reads[t] for t in phase.row_terms if t in self.reads),
+            row_call=row_call,
+            reads=self._loads(number, phase),
+            late=tuple(self.reads[t] for t in phase.reads if self._is_late(t, phase)),
+            call=call,
+            reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
+            column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
+            held=tuple(self._parameter(t) for t in phase.held if t not in self.reads),
+            writes=tuple(self._write(r, self._result_name(r), self.lane_axis) for r in writes),
+            row_writes=tuple((self._write(r, self._row_value(r.term), None), self._row_value(r.term)) for r in row_writes),
+        )
+
+    def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
+        """What is loaded at once in a phase: of a row that is held, everything at its start, so that its loads overlap."""
+        if self.plan.persistence is Persistence.LOOPED:
+            return ()
+        early = [t for p in self.phases[1:] for t in p.reads if self._is_of_row(t)] if number == 0 else []
+        now = [t for t in phase.reads if t not in self.prefetched and not self._is_late(t, phase)]
+        self.prefetched |= set(early)
+        return tuple(self.reads[t] for t in (*now, *early))
+
+    def _is_late(self, term: int, phase: PhaseTerms) -> bool:
+        """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
+        if self.plan.persistence is Persistence.LOOPED:
+            return True
+        return not self._is_of_row(term) and term not in phase.held
+
+    def _is_of_row(self, term: int) -> bool:
+        offset = self.math.leaves.reads[term].offset
+        return not isinstance(offset, int) and bool(offset.free_symbols & set(self.math.row_axes.symbols))
+
+    def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
+        store = self.math.stores[root.key]
+        return self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes, self.math.column_axes)
+
+    def _row_value(self, term: int) -> str:
+        return self.names.get(term, "")
+
+    def _result_name(self, root: Root) -> str:
+        if root.kind == "write":
+            return f"result_{root.key}"
+        return f"{self.reductions[root.key].name}_part"
+
+    def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
+        """The math on statistics that the phase starts with."""
+        roots = [t for t in phase.row_terms if not isinstance(self.math.terms.items[t].op, Leaf)]
+        if not roots:
+            return None
+        earlier = [t for p in self.phases[:number] for t in p.row_terms]
+        given = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
+        return self._call(f"{self.context.name}_row_{number}", [(self.names[t], t) for t in roots], given)
+
+    def _row_leaves(self) -> list[int]:
+        kinds = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION)
+        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds]
+
+    def _element_call(self, number: int, phase: PhaseTerms) -> Call | None:
+        roots = [(self._result_name(r), r.term) for r in phase.roots if r.kind != "row_write"]
+        roots += [(self.names[t], t) for t in phase.held if t not in self.reads]
+        if not roots:
+            return None
+        computed_here = {t for _, t in roots}
+        given = [t for t in (*phase.given, *phase.row_given, *self._row_leaves()) if t not in computed_here or self._is_given(t, phase)]
+        name = self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
+        return self._call(name, roots, list(dict.fromkeys(given)))
+
+    def _is_given(self, term: int, phase: PhaseTerms) -> bool:
+        """Whether a result is there already: a leaf, a value of the row, or one that an earlier phase holds."""
+        return isinstance(self.math.terms.items[term].op, Leaf) or term in phase.row_given or term in phase.given
+
+    def _call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int]) -> Call:
+        parameters = {t: self._parameter(t) for t in given}
+        function, used = cut(self.math.terms, name, roots, parameters, fast=self.context.fast)
+        return Call(function, tuple(Argument(self._kind(t), self.names[t]) for t in used))
+
+    def _parameter(self, term: int) -> Parameter:
+        return Parameter(self.names[term], self.math.terms.items[term].dtype)
+
+    def _kind(self, term: int) -> str:
+        if term in self.coordinates:
+            return "coordinate"
+        if term in self.reads:
+            return "read" if self.reads[term].pattern is not Pattern.UNIFORM else "scalar"
+        return "held" if any(term in p.held for p in self.phases) else "scalar"
+
+    # The launch.
+
+    def _written(self, phases: Sequence[Phase], partials: Sequence[Access]) -> list[int]:
+        written = [a.buffer for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
+        return [*written, *(a.buffer for a in partials)]
+
+    def _expressions(self, accesses: Sequence[Access]) -> list[Index]:
+        found: list[Index] = [a.offset for a in (*accesses, *self.reads.values())]
+        found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
+        found += [bound_index(c.value) for c in self.coordinates.values()]
+        return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]
+
+    def _axis_symbols(self) -> tuple[sympy.Symbol, ...]:
+        return (*self.math.row_axes.symbols, *self.math.column_axes.symbols, BLOCK)
+
+    def _grid(self) -> Formula:
+        rows = product(self.math.row_axes.extents)
+        if self.plan.tiled:
+            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
+            return Formula(f"({tiles}) * {self.plan.resident}")
+        if self.plan.resident:
+            return Formula(str(self.plan.resident))
+        blocks = ceil_div(rows, self.plan.rows)
+        return blocks if self.plan.cluster == 1 else Formula(f"({blocks}) * {self.plan.cluster}")
+
+    def _shared_bytes(self, phases: Sequence[Phase]) -> int:
+        """A slot for every warp's part of every reduction, and room to combine column sums of the block's row groups."""
+        reductions = sum(len(p.reductions) for p in phases)
+        across = self.plan.warps > 1 or self.plan.cluster > 1
+        slots = reductions * self.plan.warps * 2 * _SCRATCH_BYTES if across else 0
+        sums = len(self.workspace) * self.plan.span * max(1, self.plan.chunks) * _SCRATCH_BYTES if self.plan.rows > 1 else 0
+        return slots + sums

@@ -1,0 +1,157 @@
+"""Row groups: phases that end in reductions along the row, and column sums over rows through a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusegen.errors import VerificationError
+from fusegen.ir.index_map import Position, broadcast_index
+from fusegen.ir.ops import Family
+from fusegen.ir.symbolic import Axes, Index, axis_symbol, same
+from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.schedule.access import merge_axes
+from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
+from fusegen.schedule.lower.columns import combine_partials, partials_buffer
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.lower.phases import PhaseSplitter, PhaseTerms, Root
+from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.program import BufferSpec, Launch
+from fusegen.schedule.terms import Evaluator, Terms, substitute
+
+
+def lower_rows(context: Context, first_workspace: int) -> tuple[list[Launch], list[BufferSpec]]:
+    """The launches of a row, column or row-and-column group: one, and one more that combines column sums.
+
+    Args:
+        first_workspace: the key of the first workspace buffer that is free; further ones count down.
+    """
+    math = _evaluate(context)
+    plan, phases = _plan(context, math)
+    columns = [root for root in math.roots if root.kind == "column"]
+    workspace = [partials_buffer(context, root.key, plan, math.column_axes, first_workspace - k) for k, root in enumerate(columns)]
+    context.extra_dtypes.update({spec.key: spec.dtype for spec in workspace})
+    context.buffer_names.update({spec.key: spec.name for spec in workspace})
+    builder = RowKernelBuilder(context, math, plan, phases, {r.key: w.key for r, w in zip(columns, workspace, strict=True)})
+    launches = [builder.launch()]
+    if columns:
+        stores = [_column_store(context, root.key, dict(math.moves)) for root in columns]
+        launches.append(combine_partials(context, [r.key for r in columns], workspace, stores, math.column_axes, plan))
+    return launches, workspace
+
+
+def _evaluate(context: Context) -> RowMath:
+    """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
+    graph, domain = context.graph, context.group.domain
+    axes = domain_axes(domain)
+    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: p if graph.nodes[p].family is Family.REDUCTION else None)
+    statistics: dict[int, int] = {}
+    roots: list[Root] = []
+    for node in context.group.anchors:
+        operand = graph.nodes[node].args[0]
+        index = broadcast_index(graph.nodes[operand].shape, operand_index(graph, node, _own_index(context, node, axes), axes))
+        statistics[node] = evaluator.terms.convert(evaluator.value(operand, index), graph.nodes[node].dtype.compute)
+        roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, statistics[node]))
+    stores: list[Store] = []
+    for output in context.group.outputs:
+        if not _is_column_sum(context, output):
+            index = _own_index(context, output, axes)
+            term = evaluator.value(output, index)
+            found = context.memory.stores(output, index, axes)
+            kind = "row_write" if _is_per_row(context, output) else "write"
+            roots += [Root(kind, len(stores) + k, term) for k in range(len(found))]
+            stores += found
+    return _merged(context, evaluator.terms, roots, statistics, stores, axes)
+
+
+def _own_index(context: Context, node: int, axes: Axes) -> Position:
+    """A value's element at a point of the domain: 0 along extents of 1."""
+    return broadcast_index(context.graph.nodes[node].shape, axes.symbols)
+
+
+def _is_column_sum(context: Context, node: int) -> bool:
+    """Whether a value is a reduction over the rows, which only the combining kernel finishes."""
+    domain = context.group.domain
+    is_reduction = context.graph.nodes[node].family is Family.REDUCTION
+    return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
+
+
+def _is_per_row(context: Context, node: int) -> bool:
+    domain, shape = context.group.domain, context.graph.nodes[node].shape
+    reduced = all(same(shape[d], 1) for d in domain.columns)
+    return reduced and not all(same(domain.shape[d], 1) for d in domain.columns)
+
+
+def _merged(
+    context: Context, terms: Terms, roots: list[Root], statistics: Mapping[int, int], stores: list[Store], axes: Axes
+) -> RowMath:
+    domain = context.group.domain
+    leaves = leaves_of(terms, [r.term for r in roots])
+    expressions = [*leaves.expressions(), *(s.offset for s in stores)]
+    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
+    column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
+    moves: dict[object, Index] = {**row_moves, **column_moves}
+    moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
+    columns = frozenset(axes.symbols[d] for d in domain.columns)
+    return RowMath(terms, tuple(roots), statistics, moved, leaves.moved(moves), row_axes, column_axes, columns, moves)
+
+
+def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
+    if not dims:
+        return Axes((axis_symbol(name),), (1,))
+    return Axes(tuple(axes.symbols[d] for d in dims), tuple(axes.extents[d] for d in dims))
+
+
+def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
+    """The plan, and the phases that it implies: a row that is looped over keeps nothing between them."""
+    kept = _split(math, keep=True)
+    itemsizes = [context.dtype(r.buffer).itemsize for r in math.leaves.reads.values() if _along(r.offset, math.column_axes)]
+    itemsizes += [context.dtype(math.stores[r.key].buffer).itemsize for r in math.roots if r.kind == "write"]
+    features = RowFeatures(
+        axes=math.column_axes,
+        itemsizes=itemsizes,
+        held=_most_held(context, math, kept),
+        column_sums=sum(r.kind == "column" for r in math.roots),
+        reductions=sum(r.kind == "reduce" for r in math.roots),
+    )
+    plan = row_plan(features, context.target, context.multiples, dict(context.graph.bounds))
+    return plan, kept if plan.persistence is Persistence.REGISTERS else _split(math, keep=False)
+
+
+def _split(math: RowMath, *, keep: bool) -> list[PhaseTerms]:
+    return PhaseSplitter(math.terms, math.columns, math.statistics, keep).split(math.roots)
+
+
+def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:
+    """Registers that an element takes at the busiest border between phases; what is fetched ahead counts from the start."""
+    last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.given)}
+    first = {position: number for number, phase in enumerate(phases) for position in phase.held}
+    first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
+    borders = range(len(phases))
+    return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
+
+
+def _along_row(math: RowMath, term: int) -> bool:
+    return _along(math.leaves.reads[term].offset, math.row_axes)
+
+
+def _registers(context: Context, math: RowMath, term: int) -> float:
+    """Of an element: reads are held as they lie in memory, computed values as they were computed."""
+    read = math.leaves.reads.get(term)
+    itemsize = math.terms.items[term].dtype.itemsize if read is None else context.dtype(read.buffer).itemsize
+    return itemsize / 4
+
+
+def _along(offset: Index, axes: Axes) -> bool:
+    return not isinstance(offset, int) and bool(offset.free_symbols & set(axes.symbols))
+
+
+def _column_store(context: Context, node: int, moves: dict[object, Index]) -> Store:
+    """Where a column sum goes, over the merged column axes."""
+    axes = domain_axes(context.group.domain)
+    found = context.memory.stores(node, _own_index(context, node, axes), axes)
+    if len(found) != 1:
+        raise VerificationError("a column sum that is stored in several places is not supported")
+    return Store(found[0].buffer, substitute(found[0].offset, moves))

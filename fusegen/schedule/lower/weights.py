@@ -1,0 +1,136 @@
+"""The weights of a streaming recurrence, relative to an anchor, as functions of scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusegen.dtypes import DType
+from fusegen.errors import VerificationError
+from fusegen.ir.graph import Location
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse.recurrence import Separation
+from fusegen.schedule.functions import cut
+from fusegen.schedule.kernel import Function, Parameter
+from fusegen.schedule.terms import Leaf, Term, Terms
+
+_IDENTITY = {Op.AMAX: "-inf", Op.AMIN: "inf"}
+"""What the reductions that anchor weights start from."""
+
+_BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
+"""f(x) = g(c x): the form that hardware has, and its factor."""
+
+
+def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int, ...]]:
+    """A positive constant that all roots have as a factor, and the roots without it.
+
+    The largest of scores is the same one in any positive unit, so that the factor can wait until a weight is taken, where
+    it is part of a constant.
+    """
+    found = [_factored(terms, root) for root in roots]
+    factors = {factor for factor, _ in found}
+    if len(factors) != 1:
+        return 1.0, tuple(roots)
+    return factors.pop(), tuple(rest for _, rest in found)
+
+
+def _factored(terms: Terms, position: int) -> tuple[float, int]:
+    term = terms.items[position]
+    if term.op is Op.MUL:
+        return _of_product(terms, position, term)
+    if term.op is Op.DIV:
+        divisor = _positive(terms, term.args[1])
+        if divisor is not None:
+            factor, rest = _factored(terms, term.args[0])
+            return factor / divisor, rest
+    if term.op is Op.WHERE:
+        return _of_choice(terms, position, term)
+    return 1.0, position
+
+
+def _of_product(terms: Terms, position: int, term: Term) -> tuple[float, int]:
+    for constant, other in (term.args, term.args[::-1]):
+        value = _positive(terms, constant)
+        if value is not None:
+            factor, rest = _factored(terms, other)
+            return factor * value, rest
+    return 1.0, position
+
+
+def _of_choice(terms: Terms, position: int, term: Term) -> tuple[float, int]:
+    """Of a choice between values with one factor; an infinity has any."""
+    condition, *choices = term.args
+    found = [None if _is_infinite(terms, c) else _factored(terms, c) for c in choices]
+    factors = {f[0] for f in found if f is not None}
+    if len(factors) != 1:
+        return 1.0, position
+    rest = tuple(c if f is None else f[1] for c, f in zip(choices, found, strict=True))
+    return factors.pop(), terms.put(Term(Op.WHERE, (condition, *rest), term.dtype), terms.locations[position])
+
+
+def _constant(terms: Terms, position: int) -> float | None:
+    term = terms.items[position]
+    return float(str(term.payload)) if term.op is Leaf.CONSTANT and term.dtype.is_float else None
+
+
+def _positive(terms: Terms, position: int) -> float | None:
+    value = _constant(terms, position)
+    return value if value is not None and 0 < value < math.inf else None
+
+
+def _is_infinite(terms: Terms, position: int) -> bool:
+    value = _constant(terms, position)
+    return value is not None and math.isinf(value)
+
+
+def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[Function, ...]:
+    """The functions ``anchor``, ``weight`` and ``carry``.
+
+    Args:
+        separation: says what a weight is: outer(inner(score, peak)).
+        unit: what scores must be multiplied by.
+        location: where the user wrote it.
+    """
+    if separation.inner is not Op.SUB:
+        raise VerificationError(f"weights by {separation.name} have no streaming form")
+    outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
+    builder = _Weights(outer, unit * factor, location)
+    return (
+        builder.anchor(_IDENTITY[separation.reduction]),
+        builder.weight("weight", "s", "anchor", "Relative to the anchor, at most 1."),
+        builder.weight("carry", "old_peak", "new_anchor", "What takes weights from an old peak to a new anchor."),
+    )
+
+
+class _Weights:
+    """f(s, peak) = outer(scale * s - anchor), where anchor = scale * peak."""
+
+    def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
+        self.outer, self.scale, self.location = outer, scale, location
+
+    def anchor(self, identity: str) -> Function:
+        """The peak in the weights' unit; 0 while there is none, since infinity less infinity is no number."""
+        terms = Terms()
+        peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
+        zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
+        is_none = terms.put(Term(Op.EQ, (peak, none), DType.BOOL))
+        root = terms.put(Term(Op.WHERE, (is_none, zero, self._scaled(terms, peak)), DType.FLOAT32), self.location)
+        return self._function(terms, "anchor", root, (peak,), "The peak in the unit of weights; 0 while there is none.")
+
+    def weight(self, name: str, score: str, anchor: str, doc: str) -> Function:
+        """The weight of a score."""
+        terms = Terms()
+        s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
+        difference = terms.put(Term(Op.SUB, (self._scaled(terms, s), a), DType.FLOAT32), self.location)
+        root = terms.put(Term(self.outer, (difference,), DType.FLOAT32), self.location)
+        return self._function(terms, name, root, (s, a), doc)
+
+    def _scaled(self, terms: Terms, position: int) -> int:
+        if self.scale == 1.0:
+            return position
+        scale = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(self.scale)))
+        return terms.put(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
+
+    def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> Function:
+        given = {leaf: Parameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
+        return cut(terms, name, [("result", root)], given, fast=True, doc=doc)[0]

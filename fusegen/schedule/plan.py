@@ -1,0 +1,164 @@
+"""Plans: how a kernel is laid out on the machine. Frozen, chosen by pure heuristics, one class a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Persistence(Enum):
+    """Where a row lives between the phases of a row kernel."""
+
+    REGISTERS = "registers"  # read once; each thread keeps its part
+    LOOPED = "looped"  # read again in each phase
+
+
+@dataclass(frozen=True)
+class PointwisePlan:
+    """A pointwise kernel.
+
+    Attributes:
+        threads: of a block.
+        lanes: neighbouring elements that a thread handles together.
+        unroll: groups of lanes that a thread loads before it computes the first.
+        tail: whether the last group can be partial.
+    """
+
+    threads: int
+    lanes: int
+    unroll: int
+    tail: bool
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """A row kernel.
+
+    Attributes:
+        threads: that share a row, within one block.
+        rows: rows that a block works on at the same time (more than one only when a row takes a warp or less).
+        cluster: blocks that share a row.
+        lanes: neighbouring elements that a thread handles together.
+        chunks: groups of lanes of a row that a thread holds; 0 when the row is looped over.
+        persistence: where the row lives between phases.
+        exact: whether the row fills all chunks, so that no bound is checked.
+        resident: blocks that share the rows, each working on many; 0 when there is a block for every few rows.
+        blocks_per_sm: blocks that registers must leave room for on a multiprocessor, so that one loads while another reduces.
+        tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row.
+    """
+
+    threads: int
+    rows: int
+    cluster: int
+    lanes: int
+    chunks: int
+    persistence: Persistence
+    exact: bool
+    resident: int
+    blocks_per_sm: int = 1
+    tiled: bool = False
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.rows
+
+    @property
+    def warps(self) -> int:
+        """Warps that share a row, within one block."""
+        return max(1, self.threads // 32)
+
+    @property
+    def span(self) -> int:
+        """Columns that the threads of a row cover with one group of lanes each."""
+        return self.threads * self.lanes * self.cluster
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """A kernel that combines partial sums of columns: a block has ``columns`` by ``rows`` threads."""
+
+    columns: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class ContractionPlan:
+    """A product on tensor cores.
+
+    Attributes:
+        consumers: warpgroups that multiply, 64 rows of a tile each.
+        tile_n: columns of a tile.
+        stages: of the ring through which tiles of the operands come.
+        group: rows of tiles that are walked together.
+        a_major, b_major: which index of an operand is contiguous: ``k``, or ``m`` and ``n``.
+        products: matrices that meet the same first operand.
+        blocks_per_sm: blocks that share a multiprocessor.
+        producer_registers, consumer_registers: of a thread, once the warpgroups have traded them.
+    """
+
+    consumers: int
+    tile_n: int
+    stages: int
+    group: int
+    a_major: str = "k"
+    b_major: str = "k"
+    products: int = 1
+    blocks_per_sm: int = 1
+    producer_registers: int = 24
+    consumer_registers: int = 240
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers and a warpgroup that brings tiles in."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring (lines of 128 bytes and two barriers a stage) and two chunks of results a consumer."""
+        ring = self.stages * ((self.tile_m + self.tile_n * self.products) * 128 + 16)
+        return ring + self.consumers * 2 * 8192
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Streaming attention on tensor cores.
+
+    Attributes:
+        head_dim: channels of a head.
+        tile_k: keys of a tile.
+        stages: tiles of keys, and as many of values, that are under way.
+        q_stages: tiles of queries, likewise.
+        consumers: warpgroups that compute, 64 queries each.
+        producer_registers, consumer_registers: of a thread, once the warpgroups have traded them.
+    """
+
+    head_dim: int
+    tile_k: int
+    stages: int
+    q_stages: int = 2
+    consumers: int = 2
+    producer_registers: int = 24
+    consumer_registers: int = 240
+
+    @property
+    def tile_q(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers and a warpgroup that brings tiles in."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Tiles of 16-bit values, two barriers a tile, aligned as the swizzle needs."""
+        tiles = 2 * self.head_dim * (self.q_stages * self.tile_q + 2 * self.stages * self.tile_k)
+        barriers = 8 * (2 * self.q_stages + 4 * self.stages)
+        return -(-(tiles + barriers) // 1024) * 1024

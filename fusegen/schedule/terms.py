@@ -1,0 +1,252 @@
+"""The math of a kernel: what one point of the iteration space computes, as terms over what it reads.
+
+`Evaluator` follows index maps from a value down to memory, as fusion did, and leaves a DAG of `Term`s: reads of buffers at
+affine offsets, coordinates, results of reductions, lanes of an accumulator, and pointwise operations on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.errors import VerificationError
+from fusegen.ir import infer
+from fusegen.ir.graph import Graph, Location, Node
+from fusegen.ir.index_map import Bounds, Position, sources
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.strided import buffer_strides, flat_offset
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+
+
+class Leaf(Enum):
+    """Where a term that is no operation comes from."""
+
+    READ = "read"
+    COORDINATE = "coordinate"
+    CONDITION = "condition"
+    SCALAR = "scalar"
+    CONSTANT = "constant"
+    STATISTIC = "statistic"
+    ACCUMULATOR = "accumulator"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A read of a node's buffer at an offset in elements, under conditions on indices."""
+
+    buffer: int
+    offset: Index
+    conditions: tuple[Bounds, ...] = ()
+
+
+@dataclass(frozen=True)
+class Term:
+    """One value of a kernel.
+
+    Attributes:
+        op: the operation, or the kind of leaf.
+        args: earlier terms.
+        dtype: the type in which it is computed.
+        payload: a leaf's source: a `Read`, an index, bounds, a name, a number, a node with the lane's index; for a cast, the
+            type whose precision it is rounded to.
+        location: the user's line; not part of equality.
+    """
+
+    op: Op | Leaf
+    args: tuple[int, ...]
+    dtype: DType
+    payload: object = None
+
+
+Context: TypeAlias = tuple[Bounds, ...]
+LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
+
+
+class Terms:
+    """Hash-consed terms in topological order, with the user's lines beside them."""
+
+    def __init__(self) -> None:
+        self.items: list[Term] = []
+        self.locations: list[Location | None] = []
+        self._known: dict[Term, int] = {}
+
+    def put(self, term: Term, location: Location | None = None) -> int:
+        """The position of a term, a new one or the equal one that is there."""
+        if term not in self._known:
+            self._known[term] = len(self.items)
+            self.items.append(term)
+            self.locations.append(location)
+        return self._known[term]
+
+    def convert(self, position: int, dtype: DType) -> int:
+        """The term in another computing type."""
+        term = self.items[position]
+        if term.dtype is dtype:
+            return position
+        if term.op is Leaf.CONSTANT:
+            return self.put(Term(Leaf.CONSTANT, (), dtype, _as_number(term.payload, dtype)))
+        return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
+
+    def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
+        """Everything that some terms are made of, in topological order; what is in ``stop`` is not looked into."""
+        found: set[int] = set()
+        stack = list(roots)
+        while stack:
+            position = stack.pop()
+            if position not in found:
+                found.add(position)
+                if position not in stop:
+                    stack += self.items[position].args
+        return sorted(found)
+
+
+def _as_number(value: object, dtype: DType) -> str:
+    number = float(str(value)) if str(value) not in ("True", "False") else float(str(value) == "True")
+    if dtype is DType.BOOL:
+        return repr(bool(number))
+    return repr(number) if dtype.is_float else repr(int(number))
+
+
+class Evaluator:
+    """Turns nodes at indices into terms.
+
+    Args:
+        graph: the graph in primitives.
+        axes: the iteration space that indices are over.
+        memory: nodes that are read from buffers.
+        leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
+    """
+
+    def __init__(self, graph: Graph, axes: Axes, memory: frozenset[int], leaf_of: LeafOf, terms: Terms | None = None) -> None:
+        self.graph = graph
+        self.axes = axes
+        self.memory = memory
+        self.leaf_of = leaf_of
+        self.terms = terms or Terms()
+        self._memo: dict[tuple[int, Position, Context], int] = {}
+
+    def value(self, position: int, index: Position, context: Context = ()) -> int:
+        """The term of a node's element, in the node's computing type."""
+        key = (position, index, context)
+        if key not in self._memo:
+            self._memo[key] = self._evaluate(position, index, context)
+        return self._memo[key]
+
+    def _evaluate(self, position: int, index: Position, context: Context) -> int:
+        node = self.graph.nodes[position]
+        if position in self.memory:
+            return self._read(position, index, context)
+        if node.family is Family.LEAF:
+            return self._leaf(node, index)
+        if node.op is Op.CONCAT:
+            return self._concat(position, index, context)
+        if node.family is Family.VIEW:
+            (source,) = sources(self.graph, position, index, self.axes)
+            return self.value(source.arg, source.index, context)
+        if node.family is Family.POINTWISE:
+            return self._pointwise(position, index, context)
+        return self._anchor(position, index)
+
+    def _read(self, position: int, index: Position, context: Context) -> int:
+        node = self.graph.nodes[position]
+        offset = flat_offset(index, buffer_strides(self.graph, position))
+        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, Read(position, offset, context)))
+
+    def _leaf(self, node: Node, index: Position) -> int:
+        if node.op is Op.CONSTANT:
+            return self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
+        if node.op is Op.SCALAR:
+            return self.terms.put(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
+        coordinate = index[0] if node.op is Op.IOTA else node.attr("size")
+        if isinstance(coordinate, int):
+            return self.terms.put(Term(Leaf.CONSTANT, (), DType.INT64, repr(coordinate)))
+        return self.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, coordinate))
+
+    def _anchor(self, position: int, index: Position) -> int:
+        payload = self.leaf_of(position, index)
+        node = self.graph.nodes[position]
+        if payload is None:
+            raise VerificationError(f"{node.op!r} is read inside a kernel that does not compute it")
+        kind = Leaf.ACCUMULATOR if node.family is Family.CONTRACTION else Leaf.STATISTIC
+        return self.terms.put(Term(kind, (), node.dtype.compute, payload))
+
+    def _pointwise(self, position: int, index: Position, context: Context) -> int:
+        node = self.graph.nodes[position]
+        found = sources(self.graph, position, index, self.axes)
+        args = [self.value(s.arg, s.index, context) for s in found]
+        location = self.graph.locations[position]
+        if node.op is Op.CAST:
+            return self._cast(node, args[0], location)
+        args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
+        return self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+
+    def _cast(self, node: Node, arg: int, location: Location | None) -> int:
+        """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
+        source = self.terms.items[arg]
+        if source.op is Leaf.CONSTANT and not node.dtype.is_half:
+            return self.terms.convert(arg, node.dtype.compute)
+        if source.dtype is node.dtype.compute and node.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL):
+            return arg
+        return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
+
+    def _concat(self, position: int, index: Position, context: Context) -> int:
+        """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
+        chosen: int | None = None
+        for source in reversed(sources(self.graph, position, index, self.axes)):
+            bounds = source.bounds
+            assert bounds is not None
+            holds = self._holds(bounds)
+            if holds is False:
+                continue
+            value = self.value(source.arg, source.index, context if holds else (*context, bounds))
+            if holds or chosen is None:
+                chosen = value
+            else:
+                condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
+                chosen = self.terms.put(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
+        if chosen is None:
+            raise VerificationError("an element of a concatenation lies in none of its parts")
+        return chosen
+
+    def _holds(self, bounds: Bounds) -> bool | None:
+        """Whether bounds hold for every point of the iteration space; None where it depends."""
+        index = bounds.index
+        above = bounds.lower is None or same(bounds.lower, 0) or _at_least(index, bounds.lower)
+        below = bounds.upper is None or self.axes.below(index, bounds.upper)
+        if above and below:
+            return True
+        value = literal(index)
+        lower, upper = literal(bounds.lower or 0), literal(bounds.upper) if bounds.upper is not None else None
+        if value is not None and lower is not None and upper is not None:
+            return lower <= value < upper
+        return None
+
+
+def _at_least(index: Index, lower: Dim) -> bool:
+    value, bound = literal(index), literal(lower)
+    return value is not None and bound is not None and value >= bound
+
+
+def _upper_only(bounds: Bounds) -> Bounds:
+    """Parts are tested in order, so that the lower bound is implied by the parts before."""
+    return Bounds(bounds.index, None, bounds.upper)
+
+
+def operand_types(graph: Graph, node: Node) -> list[DType]:
+    """The computing type in which each operand of a pointwise node takes part."""
+    operands = [infer.Operand(graph.nodes[a].shape, graph.nodes[a].dtype, graph.nodes[a].weak) for a in node.args]
+    if node.op is Op.WHERE:
+        return [DType.BOOL, node.dtype.compute, node.dtype.compute]
+    if node.op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
+        return [DType.BOOL] * len(operands)
+    if node.op.row.result is Result.BOOL:
+        return [infer.operand_dtype(node.op, operands).compute] * len(operands)
+    return [node.dtype.compute] * len(operands)
+
+
+def substitute(index: Index, replacements: dict[object, Index]) -> Index:
+    """An index with some symbols replaced."""
+    return index if isinstance(index, int) else simplify_dim(index.subs(replacements))
