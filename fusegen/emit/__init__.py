@@ -1,0 +1,5 @@
+"""Kernels to text. All decisions have been made before; templates are pipelines, the math is printed from terms."""
+
+from fusegen.emit.driver import emit
+
+__all__ = ["emit"]

@@ -1,0 +1,78 @@
+"""Puts the three parts of a C++ file together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.emit.cpu.spelling import CPP
+from fusegen.emit.math import function_text
+from fusegen.emit.primitives import primitives_of
+from fusegen.emit.views import entry, kernel_parameters
+from fusegen.schedule.kernel import Function, Kernel
+from fusegen.schedule.names import identifier
+from fusegen.source import Source
+from fusegen.target import Target
+
+_RULE = "// " + "-" * 117
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel as templates declare and pass it."""
+
+    type: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a kernel's functions are called, and what all of them take.
+
+    Attributes:
+        entry: the exported symbol.
+        stem: begins the names of the pipeline's own functions.
+        parameters: buffers, sizes, scalars.
+    """
+
+    entry: str
+    stem: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def declared(self) -> str:
+        """The parameters as a function declares them."""
+        return ", ".join(f"{p.type} {p.name}" for p in self.parameters)
+
+    @property
+    def passed(self) -> str:
+        """The parameters as a caller passes them on."""
+        return ", ".join(p.name for p in self.parameters)
+
+
+def names_of(kernel: Kernel) -> Names:
+    """The names of a kernel's pipeline."""
+    split = [text.rsplit(" ", 1) for text in kernel_parameters(kernel)]
+    return Names(entry(kernel), f"{identifier(kernel.name)}_of", tuple(Parameter(*pair) for pair in split))
+
+
+def assemble(kernel: Kernel, target: Target, kind: str, math: str, pipeline: str) -> Source:
+    """The source of a kernel; primitives are those that math and pipeline mention."""
+    return Source(
+        name=kernel.name,
+        entry=entry(kernel),
+        language="cpp",
+        banner=f"// {kernel.name}: {kind}, emitted by fusegen for {target.name}.",
+        primitives=_section("Primitives", primitives_of(math + pipeline, "cpu")),
+        math=_section("Math", math),
+        pipeline=_section("Pipeline", pipeline),
+    )
+
+
+def math_text(functions: Sequence[Function]) -> str:
+    """Math functions in C++."""
+    return "\n".join(function_text(f, CPP, "FG_INLINE") for f in functions)
+
+
+def _section(title: str, text: str) -> str:
+    return f"{_RULE}\n// {title}\n{_RULE}\n{text}"

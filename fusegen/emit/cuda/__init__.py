@@ -1,0 +1,16 @@
+"""CUDA: spelling of operations, and one file a skeleton."""
+
+from fusegen.emit.cuda.attention import emit_attention
+from fusegen.emit.cuda.contraction import emit_contraction
+from fusegen.emit.cuda.pointwise import emit_pointwise
+from fusegen.emit.cuda.rows import emit_columns, emit_rows
+from fusegen.schedule.kernel import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody
+
+EMITTERS = {
+    PointwiseBody: emit_pointwise,
+    RowBody: emit_rows,
+    ColumnBody: emit_columns,
+    ContractionBody: emit_contraction,
+    AttentionBody: emit_attention,
+}
+"""The emitter of each kind of kernel."""

@@ -1,0 +1,38 @@
+"""Puts the three parts of a CUDA file together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.math import function_text
+from fusegen.emit.primitives import primitives_of
+from fusegen.emit.views import entry
+from fusegen.schedule.kernel import Function, Kernel
+from fusegen.source import Source
+from fusegen.target import Target
+
+_RULE = "// " + "-" * 117
+_INLINE = "__device__ __forceinline__"
+
+
+def assemble(kernel: Kernel, target: Target, kind: str, math: str, pipeline: str) -> Source:
+    """The source of a kernel; primitives are those that math and pipeline mention."""
+    return Source(
+        name=kernel.name,
+        entry=entry(kernel),
+        language="cuda",
+        banner=f"// {kernel.name}: {kind}, emitted by fusegen for {target.name}.",
+        primitives=_section("Primitives", primitives_of(math + pipeline, "cuda")),
+        math=_section("Math", math),
+        pipeline=_section("Pipeline", pipeline),
+    )
+
+
+def math_text(functions: Sequence[Function]) -> str:
+    """Math functions in CUDA."""
+    return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
+
+
+def _section(title: str, text: str) -> str:
+    return f"{_RULE}\n// {title}\n{_RULE}\n{text}"

@@ -1,0 +1,219 @@
+"""Calls of math on two neighbouring lanes: what templates see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import sympy
+
+from fusegen.emit.environment import environment
+from fusegen.emit.views import LANE, c_text, condition_text, decode
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.symbolic import Axes, FloorDiv, Index
+from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource, Pointer
+
+_LANES = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a pipeline names the coordinates of a pair of lanes.
+
+    Attributes:
+        leading: the coordinates before the lanes', as parameters of the wrapper.
+        lane: of the first lane, which is even.
+        merged: what the leading axes are found from when there is one parameter for several axes; else empty.
+    """
+
+    leading: tuple[str, ...]
+    lane: str
+    merged: str = ""
+
+
+@dataclass(frozen=True)
+class ReadView:
+    """A read as the template sees it: one access of two elements, or one value or two."""
+
+    name: str
+    type: str
+    pointer: str
+    vector: bool
+    offset: str
+    condition: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WrapperView:
+    """A wrapper as the template sees it.
+
+    Attributes:
+        decode: statements that find the axes.
+        call: the math function; with its arguments.
+        target: the array of results.
+        narrow: whether results are computed in a wider type than they are stored in.
+    """
+
+    name: str
+    doc: str
+    parameters: tuple[str, ...]
+    decode: tuple[str, ...]
+    reads: tuple[ReadView, ...]
+    lanewise: bool
+    call: str
+    arguments: list[str]
+    target: str
+    narrow: bool
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What a pipeline calls.
+
+    Attributes:
+        name, doc: of the function.
+        inputs: declarations of what the pipeline hands it besides operands and coordinates.
+        place: the coordinates.
+        out: the array of results, and its element type.
+    """
+
+    name: str
+    doc: str
+    inputs: tuple[str, ...]
+    place: Place
+    out: tuple[str, str]
+
+
+def operand_parts(kernel: Kernel) -> tuple[list[str], list[str], list[str]]:
+    """Fields of Operands, the kernel's parameters for them, and the values that fields get.
+
+    Parameters end in ``_ptr``, ``_size`` or ``_value``, so that they are none of the pipeline's names.
+    """
+    index = index_type(kernel)
+    pointers = [p for p in kernel.pointers if not p.writable]
+    fields = [f"const {p.dtype.spelling}* {p.name}" for p in pointers]
+    parameters, values = list(fields), [p.name for p in pointers]
+    for name in kernel.sizes:
+        fields.append(f"{index} {name}")
+        parameters.append(f"i64 {name}_size")
+        values.append(f"{name}_size" if index == "i64" else f"static_cast<{index}>({name}_size)")
+    for name, dtype in kernel.scalars:
+        fields.append(f"{dtype.compute.spelling} {name}")
+        parameters.append(f"{'double' if dtype.is_float else 'i64'} {name}_value")
+        values.append(f"static_cast<{dtype.compute.spelling}>({name}_value)")
+    return fields, parameters, values
+
+
+def index_type(kernel: Kernel) -> str:
+    """The type of coordinates and offsets."""
+    return "i64" if kernel.wide else "i32"
+
+
+def operands_text(fields: Sequence[str]) -> str:
+    """The definition of Operands."""
+    return _macro("operands")(fields) + "\n"
+
+
+def wrapper_text(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> str:
+    """The function that a pipeline calls for a pair of lanes."""
+    return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
+
+
+def coordinate_text(index: Index, axes: Axes, place: Place) -> str:
+    """An index over a lane function's axes in C."""
+    return c_text(_renamed(index, axes, place))
+
+
+def _macro(name: str) -> Callable[[Any], str]:
+    return cast(Callable[[Any], str], getattr(environment().get_template("cuda/lanes.cuh.jinja").module, name))
+
+
+def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
+    index, place = index_type(kernel), wrapper.place
+    pointers = {p.buffer: p for p in kernel.pointers}
+    out, type_ = wrapper.out
+    narrow = type_ != "float"
+    coordinates = [place.merged] if place.merged else list(place.leading)
+    return WrapperView(
+        name=wrapper.name,
+        doc=wrapper.doc,
+        parameters=(
+            "const Operands& operands",
+            *wrapper.inputs,
+            *(f"{index} {c}" for c in (*coordinates, place.lane)),
+            f"{type_} (&{out})[{_LANES}]",
+        ),
+        decode=tuple(_decode(function.axes, place, index)),
+        reads=tuple(_read_view(r, pointers[r.buffer], function.axes, place) for r in function.reads),
+        lanewise=function.lanewise,
+        call=function.function.name,
+        arguments=[_argument(a, function, place) for a in function.arguments],
+        target="result" if narrow else out,
+        narrow=narrow,
+    )
+
+
+def _decode(axes: Axes, place: Place, index: str) -> list[str]:
+    """Where a row lies, when the pipeline numbers rows through."""
+    if not place.merged:
+        return []
+    rows = Axes(axes.symbols[:-1], tuple(_renamed(e, axes, place) for e in axes.extents[:-1]))
+    return decode(rows, place.merged, index)
+
+
+def _read_view(read: LaneRead, pointer: Pointer, axes: Axes, place: Place) -> ReadView:
+    wide = pointer.dtype.compute.spelling
+    offsets = [coordinate_text(o, axes, place) for o in read.offsets]
+    conditions = [_conditions(c, axes, place) for c in read.conditions]
+    base = f"operands.{pointer.name}"
+    values = [f"widen(load_once({base}, {offset}))" for offset in offsets]
+    guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
+    return ReadView(read.name, wide, base, read.vector, offsets[0], conditions[0], tuple(guarded))
+
+
+def _conditions(bounds: Sequence[Bounds], axes: Axes, place: Place) -> str:
+    return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
+
+
+def _argument(argument: LaneArgument, function: LaneFunction, place: Place) -> str:
+    if argument.source is LaneSource.LANES:
+        return f"{argument.name}[v]" if function.lanewise else argument.name
+    if argument.source is LaneSource.SCALAR:
+        return f"operands.{argument.name}"
+    if argument.source is LaneSource.VALUE:
+        return argument.name
+    value = argument.values[0]
+    step = LANE if len(argument.values) > 1 else 0  # lanes of one call are neighbours
+    if isinstance(value, Bounds):
+        moved = _renamed_bounds(value, function.axes, place)
+        return condition_text(Bounds(moved.index + step, moved.lower, moved.upper))
+    return c_text(_renamed(value, function.axes, place) + step)
+
+
+def _renamed_bounds(bounds: Bounds, axes: Axes, place: Place) -> Bounds:
+    lower, upper = (None if b is None else _renamed(b, axes, place) for b in (bounds.lower, bounds.upper))
+    return Bounds(_renamed(bounds.index, axes, place), lower, upper)
+
+
+def _renamed(index: Index, axes: Axes, place: Place) -> sympy.Expr:
+    """An index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
+    *leading, pair = axes.symbols
+    expression = sympy.expand(index)
+    sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
+    names = dict(zip(leading, map(_variable, place.leading), strict=False)) if not place.merged else {}
+    return _in_lanes(expression.subs({**sizes, **names}, simultaneous=True), pair, _variable(place.lane))
+
+
+def _in_lanes(expression: sympy.Expr, pair: sympy.Symbol, lane: sympy.Symbol) -> sympy.Expr:
+    """Pairs by the coordinate of their first lane: halved only where twice the pair's number does not occur."""
+    halved = sympy.expand(expression.subs(pair, lane / _LANES))
+    if all(number.is_Integer for number in halved.atoms(sympy.Number)):
+        return halved
+    return expression.subs(pair, FloorDiv(lane, sympy.Integer(_LANES)))
+
+
+def _variable(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+

@@ -1,0 +1,64 @@
+"""Row kernels and the combination of column sums in CUDA."""
+
+from __future__ import annotations
+
+from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.environment import render
+from fusegen.emit.reductions import reduction_functions, view
+from fusegen.emit.row_views import phase_views, row_functions
+from fusegen.emit.views import c_text, decode, entry, fragment, kernel_parameters
+from fusegen.ir.symbolic import product
+from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Target
+
+
+def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a row kernel."""
+    body = kernel.body
+    assert isinstance(body, RowBody)
+    pointers = {p.buffer: p for p in kernel.pointers}
+    phases = phase_views(body, pointers)
+    reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
+    along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
+    lane_axis = body.column_axes.symbols[-1]
+    pipeline = render(
+        "cuda/rows.cu.jinja",
+        entry=entry(kernel),
+        parameters=kernel_parameters(kernel),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index"),
+        column_decode=decode(body.column_axes, "column", "Index"),
+        phases=phases,
+        kinds=list(along.values()),
+        partials=[fragment(a, pointers, lane_axis) for a in body.partials],
+        plan=body.plan,
+    )
+    math = math_text([*reduction_functions(reductions), *row_functions(body)])
+    return assemble(kernel, target, launch.group.kind.value, math, pipeline)
+
+
+def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of the kernel that combines column sums."""
+    body = kernel.body
+    assert isinstance(body, ColumnBody)
+    pointers = {p.buffer: p for p in kernel.pointers}
+    lane_axis = body.column_axes.symbols[-1]
+    pipeline = render(
+        "cuda/columns.cu.jinja",
+        entry=entry(kernel),
+        parameters=kernel_parameters(kernel),
+        index_type="i64" if kernel.wide else "i32",
+        columns=c_text(product(body.column_axes.extents)),
+        decode=decode(body.column_axes, "column", "Index"),
+        sums=[
+            (view(r), fragment(p, pointers, lane_axis), fragment(w, pointers, lane_axis))
+            for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
+        ],
+        parts=body.partial_rows,
+        plan=body.plan,
+    )
+    return assemble(kernel, target, "combination of column sums", math_text(reduction_functions(body.reductions)), pipeline)

@@ -1,0 +1,68 @@
+"""CUDA's spelling of the primitive operations: built-ins of the compiler, or primitives of ours."""
+
+from __future__ import annotations
+
+from fusegen.dtypes import DType
+from fusegen.emit.spelling import Form, Language, Precedence, function
+from fusegen.ir.ops import Op
+
+_BUILTINS = {
+    Op.ABS: "fabs",
+    Op.FLOOR: "floor",
+    Op.CEIL: "ceil",
+    Op.TRUNC: "trunc",
+    Op.ROUND: "rint",
+    Op.EXP: "exp",
+    Op.EXP2: "exp2",
+    Op.EXPM1: "expm1",
+    Op.LOG: "log",
+    Op.LOG1P: "log1p",
+    Op.SQRT: "sqrt",
+    Op.RSQRT: "rsqrt",
+    Op.SIN: "sin",
+    Op.COS: "cos",
+    Op.TANH: "tanh",
+    Op.ERF: "erf",
+}
+
+_DOUBLE = {
+    **{op: function(name) for op, name in _BUILTINS.items()},
+    Op.POW: function("pow", 2),
+    Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+}
+_FLOAT = {
+    **{op: function(f"{name}f") for op, name in _BUILTINS.items()},
+    Op.POW: function("powf", 2),
+    Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+}
+_INTEGER = {
+    Op.ABS: function("llabs"),
+    Op.FLOOR: function(""),
+    Op.CEIL: function(""),
+    Op.TRUNC: function(""),
+    Op.ROUND: function(""),
+    Op.POW: function("integer_power", 2),
+}
+_BOOL = {
+    Op.MUL: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
+    Op.ADD: Form("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
+    Op.MAXIMUM: Form("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
+    Op.MINIMUM: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
+}
+
+# Relative errors of a few 2^-22, far below half a unit of a 16-bit result whatever they are composed with; the logarithm and
+# the hyperbolic tangent are not here, since their absolute error shows near 1 and 0.
+_FAST = {
+    Op.EXP: function("fast_exp"),
+    Op.RSQRT: function("fast_rsqrt"),
+    Op.DIV: function("fast_divide", 2),
+    Op.SIGMOID: Form("fast_reciprocal(1.0f + fast_exp(-{0}))", Precedence.ATOM, (Precedence.ATOM,)),
+}
+
+CUDA = Language(
+    forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},
+    fast=_FAST,
+    infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
+    nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
+)
+"""The language of every CUDA kernel."""

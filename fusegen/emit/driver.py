@@ -1,0 +1,21 @@
+"""The emitter: a kernel and its target to a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusegen.emit import cpu, cuda
+from fusegen.schedule.kernel import Body, Kernel
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Backend, Target
+
+
+def emit(launch: Launch, target: Target) -> Source:
+    """The text of a kernel for a target: the same input gives the same text on any machine."""
+    emitters: dict[type[Body], Callable[[Kernel, Launch, Target], Source]] = _EMITTERS[target.backend]
+    return emitters[type(launch.kernel.body)](launch.kernel, launch, target)
+
+
+_EMITTERS: dict[Backend, Any] = {Backend.CUDA: cuda.EMITTERS, Backend.CPU: cpu.EMITTERS}

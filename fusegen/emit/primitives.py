@@ -1,0 +1,48 @@
+"""Primitives: one named function a file, included when the text mentions it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from fusegen.emit.environment import templates
+
+_CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")
+
+
+def closure(text: str, known: frozenset[str], body_of: Callable[[str], str]) -> dict[str, str]:
+    """Name and body of ``types`` and of all primitives that a text mentions, each after those that it mentions itself."""
+    bodies = {"types": body_of("types")}
+    under_way: set[str] = set()
+
+    def visit(mentioning: str) -> None:
+        for name in sorted(known.intersection(_CALLED.findall(mentioning)) - bodies.keys() - under_way):
+            under_way.add(name)
+            body = body_of(name)
+            visit(body)
+            bodies[name] = body
+
+    visit(text)
+    return bodies
+
+
+@lru_cache(maxsize=4)
+def names(folder: str) -> frozenset[str]:
+    """The primitives of a language: the file names of its folder."""
+    return frozenset(path.stem for path in (templates() / folder / "primitives").iterdir() if path.suffix in (".cuh", ".h"))
+
+
+@lru_cache(maxsize=1024)
+def body(folder: str, name: str) -> str:
+    """The text of a primitive."""
+    base: Path = templates() / folder / "primitives"
+    suffix = ".cuh" if folder == "cuda" else ".h"
+    return (base / f"{name}{suffix}").read_text(encoding="utf-8")
+
+
+def primitives_of(text: str, folder: str) -> str:
+    """All primitives that a text needs, as text."""
+    bodies = closure(text, names(folder), lambda name: body(folder, name))
+    return "\n".join(part.rstrip("\n") + "\n" for part in bodies.values())

@@ -1,0 +1,82 @@
+"""What templates of row kernels see of a phase; shared by CUDA and the CPU target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.emit.reductions import ReductionView, view
+from fusegen.emit.views import CallView, FragmentView, call_view, fragment
+from fusegen.schedule.access import Access
+from fusegen.schedule.kernel import Function, Parameter, Phase, Pointer, RowBody
+
+
+@dataclass(frozen=True)
+class PhaseView:
+    """A phase with all of its text.
+
+    Attributes:
+        row_reads: one element a row, read at the start.
+        row_call: math on the row's statistics.
+        loads: fragments that are loaded at the start of this phase.
+        late: fragments that are loaded right before they are used.
+        uses: fragments that this phase's math uses and that are held, loaded here or before.
+        given: computed fragments from earlier phases, with their types.
+        call: math on each element.
+        reductions, column_sums, held, writes: results of the call.
+        row_writes: a variable of the row, stored once.
+    """
+
+    row_reads: tuple[FragmentView, ...]
+    row_call: CallView | None
+    loads: tuple[FragmentView, ...]
+    late: tuple[FragmentView, ...]
+    uses: tuple[FragmentView, ...]
+    given: tuple[tuple[str, str], ...]
+    call: CallView | None
+    reductions: tuple[ReductionView, ...]
+    column_sums: tuple[ReductionView, ...]
+    held: tuple[tuple[str, str], ...]
+    writes: tuple[FragmentView, ...]
+    row_writes: tuple[tuple[FragmentView, str], ...]
+
+
+def phase_views(body: RowBody, pointers: Mapping[int, Pointer]) -> list[PhaseView]:
+    """The views of all phases."""
+    lane_axis = body.column_axes.symbols[-1]
+    reads = {a.name: a for phase in body.phases for a in phase.reads}
+    held = {p.name: p for phase in body.phases for p in phase.held}
+    return [_phase(phase, body, pointers, reads, held, lane_axis) for phase in body.phases]
+
+
+def _phase(
+    phase: Phase,
+    body: RowBody,
+    pointers: Mapping[int, Pointer],
+    reads: Mapping[str, Access],
+    held: Mapping[str, Parameter],
+    lane_axis: sympy.Symbol,
+) -> PhaseView:
+    arguments = phase.call.arguments if phase.call else ()
+    return PhaseView(
+        row_reads=tuple(fragment(a, pointers, None) for a in phase.row_reads),
+        row_call=call_view(phase.row_call, frozenset(), body.coordinates, None) if phase.row_call else None,
+        loads=tuple(fragment(a, pointers, lane_axis) for a in phase.reads),
+        late=tuple(fragment(a, pointers, lane_axis) for a in phase.late),
+        uses=tuple(fragment(reads[a.name], pointers, lane_axis) for a in arguments if a.kind == "read" and a.name in reads),
+        given=tuple((a.name, held[a.name].dtype.spelling) for a in arguments if a.kind == "held"),
+        call=call_view(phase.call, frozenset(), body.coordinates, lane_axis) if phase.call else None,
+        reductions=tuple(map(view, phase.reductions)),
+        column_sums=tuple(map(view, phase.column_sums)),
+        held=tuple((p.name, p.dtype.spelling) for p in phase.held),
+        writes=tuple(fragment(a, pointers, lane_axis) for a in phase.writes),
+        row_writes=tuple((fragment(a, pointers, None), name) for a, name in phase.row_writes),
+    )
+
+
+def row_functions(body: RowBody) -> list[Function]:
+    """The user's math in the order in which a row meets it."""
+    calls = [c for phase in body.phases for c in (phase.row_call, phase.call) if c is not None]
+    return list(dict.fromkeys(c.function for c in calls))

@@ -1,0 +1,169 @@
+"""What templates see of accesses, calls and functions: ready pieces of text, no decisions left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.ir.formula import integer_text
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.symbolic import Axes, Index
+from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Function, Kernel, Pointer
+from fusegen.schedule.names import identifier
+
+LANE = sympy.Symbol("v", integer=True, nonnegative=True)
+"""The lane within a thread's group of neighbours, as templates name it."""
+
+
+def c_text(index: Index) -> str:
+    """An index in C."""
+    return integer_text(index, "/")
+
+
+def condition_text(bounds: Bounds) -> str:
+    """A condition in C."""
+    parts = []
+    if bounds.lower is not None and bounds.lower != 0:
+        parts.append(f"{c_text(bounds.index)} >= {c_text(bounds.lower)}")
+    if bounds.upper is not None:
+        parts.append(f"{c_text(bounds.index)} < {c_text(bounds.upper)}")
+    return " && ".join(parts) or "true"
+
+
+@dataclass(frozen=True)
+class FragmentView:
+    """A read or write as a template sees it.
+
+    Attributes:
+        name: of the variable in the computing type.
+        type, wide: element type in memory and in computing.
+        pointer: the parameter.
+        pattern: ``vector``, ``uniform`` or ``gather``.
+        width: elements of one memory access.
+        offset, lane_offset: of the first lane, and of lane ``v``.
+        condition, lane_condition: when the address is valid; empty for always.
+    """
+
+    name: str
+    type: str
+    wide: str
+    pointer: str
+    pattern: str
+    width: int
+    offset: str
+    lane_offset: str
+    condition: str
+    lane_condition: str
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all lanes see one element."""
+        return self.pattern == Pattern.UNIFORM.value
+
+
+def fragment(access: Access, pointers: Mapping[int, Pointer], lane_axis: sympy.Symbol | None) -> FragmentView:
+    """The view of an access whose lanes run along an axis."""
+    pointer = pointers[access.buffer]
+    shifted = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
+    return FragmentView(
+        name=access.name,
+        type=pointer.dtype.spelling,
+        wide=pointer.dtype.compute.spelling,
+        pointer=pointer.name,
+        pattern=access.pattern.value,
+        width=access.width,
+        offset=c_text(access.offset),
+        lane_offset=c_text(sympy.sympify(access.offset).subs(shifted)),
+        condition=" && ".join(condition_text(b) for b in access.conditions),
+        lane_condition=" && ".join(condition_text(shift(b, shifted)) for b in access.conditions),
+    )
+
+
+def shift(bounds: Bounds, replaced: Mapping[sympy.Symbol, Index]) -> Bounds:
+    """Bounds with axes replaced."""
+    return Bounds(sympy.sympify(bounds.index).subs(replaced), bounds.lower, bounds.upper)
+
+
+def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
+    """Statements that find the axes' values from a row-major position."""
+    symbols, extents = axes.symbols, axes.extents
+    if len(symbols) == 1:
+        return []  # its symbol is the position itself
+    lines: list[str] = []
+    rest = linear
+    for d in range(len(symbols) - 1, 0, -1):
+        outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
+        extent = sympy.sympify(extents[d])
+        divisor = c_text(extents[d]) if extent.is_Integer or extent.is_Symbol else f"({c_text(extents[d])})"
+        lines.append(f"const {index_type} {outer} = {rest} / {divisor};")
+        lines.append(f"const {index_type} {symbols[d].name} = {rest} - {outer} * {divisor};")
+        rest = outer
+    return lines
+
+
+@dataclass(frozen=True)
+class CallView:
+    """A call of a math function as a template sees it: the arguments for lane ``v``, and the results' types."""
+
+    name: str
+    arguments: str
+    results: tuple[tuple[str, str], ...]
+
+    @property
+    def single(self) -> bool:
+        """Whether the function returns its only result."""
+        return len(self.results) == 1
+
+
+def call_view(call: Call, uniform: frozenset[str], coordinates: Sequence[Coordinate], lane_axis: sympy.Symbol | None) -> CallView:
+    """The view of a call.
+
+    Args:
+        uniform: names of fragments that have one element for all lanes.
+        coordinates: of the kernel.
+        lane_axis: along which lanes run.
+    """
+    values = {c.name: c.value for c in coordinates}
+    arguments = [_argument(a, uniform, values, lane_axis) for a in call.arguments]
+    results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
+    return CallView(call.function.name, ", ".join(arguments), results)
+
+
+def _argument(argument: Argument, uniform: frozenset[str], values: Mapping[str, Index | Bounds], lane_axis: sympy.Symbol | None) -> str:
+    if argument.kind == "coordinate":
+        return coordinate_text(values[argument.name], {} if lane_axis is None else {lane_axis: lane_axis + LANE})
+    if argument.kind == "scalar" or argument.name in uniform:
+        return argument.name
+    return f"{argument.name}[v]"
+
+
+def coordinate_text(value: Index | Bounds, replaced: Mapping[sympy.Symbol, Index]) -> str:
+    """A coordinate as the math takes it."""
+    if isinstance(value, Bounds):
+        return condition_text(shift(value, replaced))
+    return c_text(sympy.sympify(value).subs(replaced))
+
+
+def kernel_parameters(kernel: Kernel) -> list[str]:
+    """Declarations of a kernel's parameters: buffers, sizes, scalars."""
+    pointers = [f"{'' if p.writable else 'const '}{p.dtype.spelling}* {p.name}" for p in kernel.pointers]
+    sizes = [f"i64 {name}" for name in kernel.sizes]
+    return [*pointers, *sizes, *(f"{_scalar_type(d)} {name}" for name, d in kernel.scalars)]
+
+
+def _scalar_type(dtype: DType) -> str:
+    return "double" if dtype.is_float else "i64"
+
+
+def functions_of(calls: Sequence[Call | None]) -> list[Function]:
+    """The distinct functions of some calls."""
+    return list(dict.fromkeys(c.function for c in calls if c is not None))
+
+
+def entry(kernel: Kernel) -> str:
+    """The kernel's symbol."""
+    return f"fg_{identifier(kernel.name)}"

@@ -1,0 +1,2 @@
+// sin(x) of the C library: one call an element, not vectorised.
+FG_INLINE double sin_f64(double x) { return __builtin_sin(x); }

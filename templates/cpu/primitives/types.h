@@ -1,0 +1,17 @@
+// Storage types of tensor elements, and the attribute of every primitive: inlining is what lets a loop that calls one vectorise.
+#include <stdint.h>
+
+typedef int8_t i8;
+typedef uint8_t u8;
+typedef int16_t i16;
+typedef uint16_t u16;
+typedef int32_t i32;
+typedef uint32_t u32;
+typedef int64_t i64;
+typedef uint64_t u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#define FG_INLINE static inline __attribute__((always_inline, unused))
+#define FG_INLINE_BODY __attribute__((always_inline))  // after a lambda's parameters

@@ -1,0 +1,19 @@
+// Element to the type it is computed in: 16-bit floats in float, integers in i64.
+// A bool is read as the byte that it is: g++ 12 does not vectorise a loop that loads a bool.
+FG_INLINE float widen(bf16 x) { return float_from_bits((u32)x.bits << 16); }
+FG_INLINE float widen(f16 x) { return half_to_float(x.bits); }
+FG_INLINE float widen(float x) { return x; }
+FG_INLINE double widen(double x) { return x; }
+FG_INLINE bool widen(const bool& x) {
+    u8 byte;
+    __builtin_memcpy(&byte, &x, sizeof byte);
+    return byte != 0;
+}
+FG_INLINE i64 widen(i8 x) { return x; }
+FG_INLINE i64 widen(u8 x) { return x; }
+FG_INLINE i64 widen(i16 x) { return x; }
+FG_INLINE i64 widen(u16 x) { return x; }
+FG_INLINE i64 widen(i32 x) { return x; }
+FG_INLINE i64 widen(u32 x) { return x; }
+FG_INLINE i64 widen(i64 x) { return x; }
+FG_INLINE i64 widen(u64 x) { return (i64)x; }

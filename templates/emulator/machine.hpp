@@ -1,0 +1,237 @@
+// The launch, its threads and their barriers.
+namespace emulator {
+
+struct Buffer {
+  const char* name;
+  u8* begin;
+  i64 bytes;
+  i32 writable;
+};
+
+struct Argument {
+  i64 integer;
+  double real;
+  i32 is_real;
+};
+
+struct Launch {
+  const char* kernel;
+  i32 grid;
+  i32 block;
+  i32 cluster;
+  i32 shared_bytes;
+  const Argument* arguments;
+  i32 argument_count;
+  const Buffer* buffers;
+  i32 buffer_count;
+  char* message;  // where an error is written
+  i32 message_bytes;
+};
+
+// A barrier: `epoch` counts how often all members met.
+struct Meeting {
+  const char* name = "";
+  i32 members = 0;
+  i32 arrived = 0;
+  u32 epoch = 0;
+
+  void release_if_complete() {
+    if (arrived == 0 || arrived < members) return;
+    arrived = 0;
+    ++epoch;
+  }
+};
+
+struct Warp {
+  Meeting sync{"warp_sync"};
+  Meeting shuffle{"shuffle_xor"};
+  u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads
+};
+
+struct Block {
+  i32 index = 0;
+  i32 alive = 0;
+  Meeting sync{"block_sync"};
+  std::vector<Warp> warps;
+  std::vector<u8> memory;
+  std::vector<ShadowByte> shadow;
+  Stamp last_remote_read;
+};
+
+struct Thread {
+  Context context;
+  i32 index = 0;
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  Meeting* waiting = nullptr;
+  u32 waiting_epoch = 0;
+  bool done = false;
+
+  bool runnable() const { return !done && (waiting == nullptr || waiting->epoch != waiting_epoch); }
+};
+
+// Overlapping buffers are one region, so that an input that is also an output has one shadow.
+struct Region {
+  u8* begin;
+  u8* end;
+  std::vector<ShadowByte> shadow;
+};
+
+struct Machine {
+  const Launch& launch;
+  void (*kernel)(const Launch&);
+  Shape shape;
+  Stacks stacks;
+  std::vector<Region> regions;
+  Meeting cluster_sync{"cluster_sync"};
+  std::vector<Block> blocks;  // of the cluster that runs
+  std::vector<Thread> threads;
+  Thread* current = nullptr;
+  Context scheduler;
+  bool failed = false;
+};
+
+static thread_local Machine* machine = nullptr;
+
+inline Stamp stamp_now() {
+  const Thread& thread = *machine->current;
+  u32 number = static_cast<u32>(thread.block->index * machine->launch.block + thread.index + 1);
+  return {number, thread.warp->sync.epoch, thread.block->sync.epoch, machine->cluster_sync.epoch};
+}
+
+// Says what is wrong, and that the launch is over.
+inline void report_values(const Thread& thread, const char* format, va_list values) {
+  const Launch& launch = machine->launch;
+  i32 used = snprintf(launch.message, launch.message_bytes, "%s: block %d, thread %d: ", launch.kernel,
+                      thread.block->index, thread.index);
+  if (used < launch.message_bytes) vsnprintf(launch.message + used, launch.message_bytes - used, format, values);
+  machine->failed = true;
+}
+
+__attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  report_values(thread, format, values);
+  va_end(values);
+}
+
+// Ends the launch from within a thread: control goes back to the scheduler for good.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  report_values(*machine->current, format, values);
+  va_end(values);
+  switch_context(machine->current->context, machine->scheduler);
+  abort();
+}
+
+// Waits until all members have come.
+inline void meet(Meeting& meeting) {
+  Thread& thread = *machine->current;
+  thread.waiting = &meeting;
+  thread.waiting_epoch = meeting.epoch;
+  ++meeting.arrived;
+  meeting.release_if_complete();
+  if (!thread.runnable()) switch_context(thread.context, machine->scheduler);
+  thread.waiting = nullptr;
+}
+
+// As the hardware has it, a thread that ended counts as arrived at cluster barriers, and its block's shared memory is gone.
+inline void leave(Thread& thread) {
+  thread.done = true;
+  --machine->cluster_sync.members;
+  machine->cluster_sync.release_if_complete();
+  if (--thread.block->alive > 0) return;
+  const Stamp& reader = thread.block->last_remote_read;
+  if (!happens_before(reader, stamp_now(), machine->shape)) {
+    fail("the block ends while block %d may still read its shared memory: a cluster_sync is missing after the last "
+         "cluster_load", static_cast<i32>((reader.thread - 1) / machine->shape.block_threads));
+  }
+}
+
+inline void thread_entry() {
+  machine->kernel(machine->launch);
+  leave(*machine->current);
+  switch_context(machine->current->context, machine->scheduler);
+  abort();
+}
+
+// Whether the barrier at which `stuck` waits also waits for this thread.
+inline bool expected(const Thread& thread, const Thread& stuck) {
+  if (stuck.waiting == &machine->cluster_sync) return !thread.done;
+  return stuck.waiting == &stuck.block->sync ? thread.block == stuck.block : thread.warp == stuck.warp;
+}
+
+// Nobody can go on: some wait at a barrier that others will never reach. Names the first of each.
+inline void report_deadlock() {
+  const Thread* stuck = nullptr;
+  for (const Thread& thread : machine->threads) stuck = stuck || thread.done ? stuck : &thread;
+  const Thread* absent = nullptr;
+  i32 waiting = 0;
+  for (const Thread& thread : machine->threads) {
+    if (!expected(thread, *stuck)) continue;
+    if (thread.waiting == stuck->waiting) ++waiting;
+    else if (!absent) absent = &thread;
+  }
+  report(*stuck, "waits for ever at %s: %d of %d threads came; thread %d of block %d %s%s", stuck->waiting->name, waiting,
+         stuck->waiting->members, absent->index, absent->block->index, absent->done ? "has ended" : "waits at ",
+         absent->done ? "" : absent->waiting->name);
+}
+
+inline void resume(Thread& thread, i64 i) {
+  machine->current = &thread;
+  switch_context(machine->scheduler, thread.context);
+  if (!machine->failed && machine->stacks.overrun(i)) report(thread, "used more than %lld bytes of stack", stack_bytes);
+}
+
+// Lets each thread that can go on run to its next barrier; false when none can.
+inline bool run_round() {
+  bool progress = false;
+  for (size_t i = 0; i < machine->threads.size() && !machine->failed; ++i) {
+    if (!machine->threads[i].runnable()) continue;
+    progress = true;
+    resume(machine->threads[i], static_cast<i64>(i));
+  }
+  return progress;
+}
+
+inline bool all_done() {
+  for (const Thread& thread : machine->threads) {
+    if (!thread.done) return false;
+  }
+  return true;
+}
+
+inline void start_block(Block& block, i32 index) {
+  const Launch& launch = machine->launch;
+  block.index = index;
+  block.alive = block.sync.members = launch.block;
+  block.warps.resize((launch.block + 31) / 32);
+  block.memory.assign(launch.shared_bytes, 0xff);  // NaN in every floating type
+  block.shadow.resize(launch.shared_bytes);
+  for (i32 t = 0; t < launch.block; ++t) {
+    Warp& warp = block.warps[t / 32];
+    ++warp.sync.members;
+    ++warp.shuffle.members;
+  }
+}
+
+inline void start_thread(Thread& thread, i32 i) {
+  thread.block = &machine->blocks[i / machine->launch.block];
+  thread.index = i % machine->launch.block;
+  thread.warp = &thread.block->warps[thread.index / 32];
+  machine->stacks.prepare(thread.context, i, thread_entry);
+}
+
+inline void run_cluster(i32 first_block) {
+  const Launch& launch = machine->launch;
+  machine->blocks.assign(launch.cluster, Block{});
+  machine->threads.assign(launch.cluster * launch.block, Thread{});
+  machine->cluster_sync = Meeting{"cluster_sync", launch.cluster * launch.block};
+  for (i32 b = 0; b < launch.cluster; ++b) start_block(machine->blocks[b], first_block + b);
+  for (i32 i = 0; i < launch.cluster * launch.block; ++i) start_thread(machine->threads[i], i);
+  while (!machine->failed && run_round()) {}
+  if (!machine->failed && !all_done()) report_deadlock();
+}
+
+}  // namespace emulator

@@ -1,0 +1,162 @@
+// Checked access to global and shared memory.
+namespace emulator {
+
+// What to say of a race, by the smallest group that holds both threads.
+inline const char* missing_barrier(Scope scope) {
+  switch (scope) {
+    case Scope::warp: return "with no warp_sync or block_sync between";
+    case Scope::block: return "with no block_sync between";
+    case Scope::cluster: return "with no cluster_sync between";
+    default: return "and the blocks of a launch have no order";
+  }
+}
+
+[[noreturn]] inline void fail_race(const char* doing, const char* did, const char* place, i64 offset, const Stamp& other) {
+  const Shape& shape = machine->shape;
+  u32 thread = (other.thread - 1) % shape.block_threads, block = (other.thread - 1) / shape.block_threads;
+  Scope scope = common_scope(other.thread, stamp_now().thread, shape);
+  fail("race: %s byte %lld of %s, which thread %u of block %u %s %s", doing, offset, place, thread, block, did,
+       missing_barrier(scope));
+}
+
+inline void note_read(ShadowByte* shadow, i64 bytes, const char* place, i64 offset) {
+  Stamp now = stamp_now();
+  for (i64 b = 0; b < bytes; ++b) {
+    const Stamp* racing = shadow[b].read(now, machine->shape);
+    if (racing) fail_race("reads", "wrote", place, offset + b, *racing);
+  }
+}
+
+inline void note_write(ShadowByte* shadow, i64 bytes, const char* place, i64 offset) {
+  Stamp now = stamp_now();
+  for (i64 b = 0; b < bytes; ++b) {
+    const Stamp* racing = shadow[b].write(now, machine->shape);
+    if (racing) fail_race("writes", racing == &shadow[b].writer ? "wrote" : "read", place, offset + b, *racing);
+  }
+}
+
+inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
+  return at >= buffer.begin && at + bytes <= buffer.begin + buffer.bytes;
+}
+
+[[noreturn]] inline void fail_bounds(const char* doing, const u8* base, const u8* at, i64 bytes) {
+  const Launch& launch = machine->launch;
+  for (i32 b = 0; b < launch.buffer_count; ++b) {
+    const Buffer& buffer = launch.buffers[b];
+    if (!holds(buffer, base, 0)) continue;
+    fail("out of bounds: %s %lld bytes at byte %lld of %s, which has %lld bytes", doing, bytes,
+         static_cast<i64>(at - buffer.begin), buffer.name, buffer.bytes);
+  }
+  fail("out of bounds: %s %lld bytes through pointer %p, which lies in no buffer of the launch", doing, bytes,
+       static_cast<const void*>(base));
+}
+
+// The buffer that the pointer belongs to, if it holds all of the access: running from one buffer into the next is an error.
+inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
+  const Launch& launch = machine->launch;
+  const Buffer* found = nullptr;
+  for (i32 b = 0; b < launch.buffer_count; ++b) {
+    const Buffer& buffer = launch.buffers[b];
+    if (!holds(buffer, base, 0) || !holds(buffer, at, bytes)) continue;
+    if (!writes || buffer.writable) return buffer;
+    found = &buffer;
+  }
+  if (!found) fail_bounds(doing, base, at, bytes);
+  fail("writes %lld bytes at byte %lld of %s, which is read-only", bytes, static_cast<i64>(at - found->begin), found->name);
+}
+
+inline ShadowByte* find_shadow(const u8* at) {
+  for (Region& region : machine->regions) {
+    if (at >= region.begin && at < region.end) return &region.shadow[at - region.begin];
+  }
+  abort();  // every buffer lies in a region
+}
+
+inline void check_alignment(const char* doing, const Buffer& buffer, const u8* at, i64 bytes, i64 alignment) {
+  if (reinterpret_cast<u64>(at) % static_cast<u64>(alignment) == 0) return;
+  fail("misaligned: %s %lld bytes at byte %lld of %s (address %p), which needs an alignment of %lld bytes", doing, bytes,
+       static_cast<i64>(at - buffer.begin), buffer.name, static_cast<const void*>(at), alignment);
+}
+
+inline void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment) {
+  const u8* from = static_cast<const u8*>(base);
+  const Buffer& buffer = find_buffer("reads", from, from + offset, bytes, false);
+  check_alignment("reads", buffer, from + offset, bytes, alignment);
+  note_read(find_shadow(from + offset), bytes, buffer.name, from + offset - buffer.begin);
+  memcpy(to, from + offset, bytes);
+}
+
+inline void global_write(void* base, i64 offset, const void* from, i64 bytes, i64 alignment) {
+  u8* to = static_cast<u8*>(base) + offset;
+  const Buffer& buffer = find_buffer("writes", static_cast<u8*>(base), to, bytes, true);
+  check_alignment("writes", buffer, to, bytes, alignment);
+  note_write(find_shadow(to), bytes, buffer.name, to - buffer.begin);
+  memcpy(to, from, bytes);
+}
+
+inline void add_region(u8* begin, u8* end) {
+  std::vector<Region> apart;
+  for (Region& region : machine->regions) {
+    if (region.end <= begin || end <= region.begin) {
+      apart.push_back(region);
+    } else {
+      begin = region.begin < begin ? region.begin : begin;
+      end = region.end > end ? region.end : end;
+    }
+  }
+  apart.push_back({begin, end, {}});
+  machine->regions.swap(apart);
+}
+
+inline void map_buffers() {
+  const Launch& launch = machine->launch;
+  for (i32 b = 0; b < launch.buffer_count; ++b) {
+    const Buffer& buffer = launch.buffers[b];
+    if (buffer.bytes > 0) add_region(buffer.begin, buffer.begin + buffer.bytes);
+  }
+  for (Region& region : machine->regions) region.shadow.resize(region.end - region.begin);
+}
+
+// A place in a block's shared memory. In CUDA this is a plain pointer: text that holds one must say `auto`.
+template <typename T>
+struct SharedArray {
+  i64 offset;
+  SharedArray operator+(i64 elements) const { return {offset + elements * static_cast<i64>(sizeof(T))}; }
+};
+
+inline void check_shared(const char* doing, i64 offset, i64 bytes) {
+  i64 size = machine->launch.shared_bytes;
+  if (offset < 0 || offset + bytes > size) {
+    fail("out of bounds: %s %lld bytes at byte %lld of shared memory, which has %lld bytes", doing, bytes, offset, size);
+  }
+  if (offset % bytes != 0) fail("misaligned: %s %lld bytes at byte %lld of shared memory", doing, bytes, offset);
+}
+
+inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
+  check_shared("reads", offset, bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    if (block.shadow[b].writer.thread == 0) {
+      fail("uninitialised: reads byte %lld of the shared memory of block %d, which nobody has written", b, block.index);
+    }
+  }
+  note_read(&block.shadow[offset], bytes, "shared memory", offset);
+  memcpy(to, &block.memory[offset], bytes);
+}
+
+inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
+  check_shared("writes", offset, bytes);
+  note_write(&block.shadow[offset], bytes, "shared memory", offset);
+  memcpy(&block.memory[offset], from, bytes);
+}
+
+inline void cluster_read(i32 rank, void* to, i64 offset, i64 bytes) {
+  if (rank < 0 || rank >= machine->launch.cluster) {
+    fail("out of bounds: cluster_load from block %d of a cluster of %d", rank, machine->launch.cluster);
+  }
+  Block& block = machine->blocks[rank];
+  if (block.alive == 0) fail("cluster_load from block %d, which has ended", block.index);
+  shared_read(block, to, offset, bytes);
+  if (&block != machine->current->block) block.last_remote_read = stamp_now();
+}
+
+}  // namespace emulator

@@ -1,0 +1,1 @@
+inline i32 block_count() { return emulator::machine->launch.grid; }

@@ -1,0 +1,1 @@
+inline void block_sync() { emulator::meet(emulator::machine->current->block->sync); }

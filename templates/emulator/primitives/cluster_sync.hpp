@@ -1,0 +1,1 @@
+inline void cluster_sync() { emulator::meet(emulator::machine->cluster_sync); }

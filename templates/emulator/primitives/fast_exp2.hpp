@@ -1,0 +1,1 @@
+inline float fast_exp2(float x) { return flush_subnormal(exp2f(flush_subnormal(x))); }

@@ -1,0 +1,1 @@
+inline float fast_reciprocal(float x) { return 1.0f / x; }

@@ -1,0 +1,1 @@
+inline float fast_rsqrt(float x) { return 1.0f / sqrtf(x); }

@@ -1,0 +1,7 @@
+inline float minimum(float a, float b) {
+  if (a != a || b != b) return __uint_as_float(0x7fffffffu);
+  if (a == b) return signbit(a) ? a : b;  // the device orders the zeros
+  return a < b ? a : b;
+}
+inline double minimum(double a, double b) { return a < b || a != a ? a : b; }
+inline i64 minimum(i64 a, i64 b) { return a < b ? a : b; }
