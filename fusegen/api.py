@@ -1,0 +1,156 @@
+"""The public face of a kernel: declare, call, inspect."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+
+from fusegen import target as targets
+from fusegen.explain import explain
+from fusegen.ir.graph import Graph
+from fusegen.jit import disassemble, nvrtc
+from fusegen.passes.fuse import Group
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.dispatch import Dispatcher, target_of
+from fusegen.schedule.names import plain
+from fusegen.schedule.program import Program
+from fusegen.source import Source
+from fusegen.target import Backend, Target
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Kernel(Generic[P, R]):
+    """A declared chain of operations, compiled at its first call for each kind of input.
+
+    Made by `kernel`. Called with torch tensors it returns torch tensors; called inside of another kernel it is inlined.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self._dispatcher = Dispatcher(function, function.__name__)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the kernel.
+
+        Raises:
+            ArgumentError: an argument has the wrong type, device or dtype.
+            GradientError: an input requires a gradient.
+            TraceError: the function does something that no kernel can do.
+        """
+        return cast(R, self._dispatcher.call(args, kwargs))
+
+    def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
+        """What a call would run, without running it.
+
+        Args:
+            args, kwargs: as in a call; tensors may be meta or fake ones.
+            target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
+
+        Raises:
+            TargetError: an unknown target.
+            TraceError: the function does something that no kernel can do.
+        """
+        values = self._dispatcher.parameters.bind(args, kwargs)
+        device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
+        chosen = _default_target(device) if target is None else targets.target(target)
+        shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
+        variant = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
+        return Lowered(variant, dict(variant.request.sizes.hints) | _strides(variant, dict(zip(self._dispatcher.parameters.names, values, strict=True))))
+
+    def __repr__(self) -> str:
+        return f"<fusegen kernel {self.function.__name__}>"
+
+
+def kernel(function: Callable[P, R]) -> Kernel[P, R]:
+    """Declares a kernel: the function's body is ordinary torch on its arguments.
+
+    Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
+    annotated ``fg.Static[T]`` select code.
+    """
+    return Kernel(function)
+
+
+def _default_target(device: torch.device) -> Target:
+    if device.type == "meta":
+        return target_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return target_of(device)
+
+
+def _strides(variant: Variant, named: Mapping[str, Any]) -> dict[str, int]:
+    tensors = {spec.name: named[spec.name] for spec in variant.graph.inputs if spec.name in named}
+    return {f"{plain(name)}_stride{d}": s for name, t in tensors.items() for d, s in enumerate(t.stride())}
+
+
+class Lowered:
+    """Every stage of a kernel for some arguments.
+
+    Attributes:
+        traced: the graph as the function was traced.
+        graph: the graph in primitives, simplified.
+        groups: which nodes became which step.
+        program: the steps, with sizes as formulas.
+        sources: the text of each launch.
+        sizes: values of the symbolic sizes and strides of the example arguments.
+        asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
+    """
+
+    def __init__(self, variant: Variant, sizes: Mapping[str, int]) -> None:
+        self.target: Target = variant.request.target
+        self.traced: Graph = variant.traced
+        self.graph: Graph = variant.graph
+        self.groups: tuple[Group, ...] = variant.groups
+        self.program: Program = variant.program
+        self.sources: tuple[Source, ...] = variant.sources
+        self.sizes = dict(sizes)
+        self.asm = Assembly(self.sources, self.target)
+
+    def explain(self) -> str:
+        """Which kernels run, what each moves, and why."""
+        return explain(self.program, self.sizes)
+
+
+class Assembly(Mapping[str, str]):
+    """The text of a program's launches in each language; compiled only when asked for.
+
+    Args:
+        sources: of the launches.
+        target: the machine.
+    """
+
+    def __init__(self, sources: tuple[Source, ...], target: Target) -> None:
+        self.sources = sources
+        self.target = target
+
+    def __getitem__(self, language: str) -> str:
+        """The text.
+
+        Raises:
+            KeyError: the target has no such language.
+            ToolNotFoundError: NVRTC or nvdisasm is not installed.
+        """
+        if language not in self._languages:
+            raise KeyError(f"no {language!r} for {self.target.name}; there is {', '.join(self._languages)}")
+        return "\n".join(self._text(source, language) for source in self.sources)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._languages)
+
+    def __len__(self) -> int:
+        return len(self._languages)
+
+    @property
+    def _languages(self) -> tuple[str, ...]:
+        return ("cpp",) if self.target.backend is Backend.CPU else ("cuda", "ptx", "sass")
+
+    def _text(self, source: Source, language: str) -> str:
+        if language == "ptx":
+            return nvrtc.compile_ptx(source, self.target.name)
+        if language == "sass":
+            return disassemble.sass(nvrtc.compile_cubin(source, self.target.name).cubin)
+        return source.text

@@ -1,0 +1,66 @@
+"""What a program does, for people: its steps, their launches, the bytes they move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusegen.ir.formula import Formula
+from fusegen.schedule.kernel import PointwiseBody, RowBody
+from fusegen.schedule.plan import Persistence
+from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def explain(program: Program, sizes: Mapping[str, int]) -> str:
+    """One paragraph a step: what it is, how it is laid out, what it reads and writes."""
+    head = f"{program.graph.name} for {program.target.name}: {_count(program)}"
+    shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
+    lines = [f"{head}{f' at {shown}' if shown else ''}"]
+    for number, step in enumerate(program.steps, 1):
+        lines += [f"{number}. {line}" if k == 0 else f"   {line}" for k, line in enumerate(_step(step, sizes))]
+    workspace = program.workspace(sizes)
+    if workspace:
+        lines.append(f"workspace: {human_bytes(workspace)}")
+    return "\n".join(lines)
+
+
+def _count(program: Program) -> str:
+    launches = len(program.launches)
+    products = len(program.steps) - launches
+    parts = [f"{launches} kernel{'s' if launches != 1 else ''}"] if launches else []
+    parts += [f"{products} library product{'s' if products != 1 else ''}"] if products else []
+    return " and ".join(parts)
+
+
+def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
+    if isinstance(step, LibraryProduct):
+        reason = f": {step.reason}" if step.reason else ""
+        return [f"torch.matmul (library){reason}", _traffic(step.traffic.read, step.traffic.written, sizes)]
+    layout = f"grid {step.grid(sizes)}, block {step.block}"
+    layout += f", cluster {step.cluster}" if step.cluster > 1 else ""
+    layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
+    lines = [f"{step.kernel.name}: {step.group.kind.value}{_detail(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
+    return lines + ([step.group.reason] if step.group.reason else [])
+
+
+def _detail(step: Launch) -> str:
+    body = step.kernel.body
+    if isinstance(body, PointwiseBody):
+        return f", {body.plan.lanes} elements a thread at a time"
+    if isinstance(body, RowBody):
+        kept = "read again in each phase" if body.plan.persistence is Persistence.LOOPED else "read once, held in registers"
+        return f", {len(body.phases)} phases, rows {kept}"
+    return ""
+
+
+def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:
+    return f"reads {human_bytes(read(sizes))}, writes {human_bytes(written(sizes))}"
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

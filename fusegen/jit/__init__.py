@@ -1,0 +1,1 @@
+"""Compilers and the disk: sources to binaries, cached."""

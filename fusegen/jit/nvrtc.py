@@ -1,0 +1,135 @@
+"""NVRTC: CUDA text to cubin or PTX, kept on disk by content. Needs neither a GPU nor a host compiler.
+
+The cache is cuda.core's program cache (atomic, shared by processes, least recently used goes first). Its key is ours: the
+digest of the text without comments, the architecture, the flags and NVRTC's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fusegen.errors import CompileError, ToolNotFoundError
+from fusegen.jit.files import write_atomically
+from fusegen.settings import settings
+from fusegen.source import Source
+
+_CACHE_BYTES = 1 << 30
+_STANDARD = "c++17"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel: machine code for one architecture, and where its source lies."""
+
+    entry: str
+    architecture: str
+    cubin: bytes
+    source_path: Path
+    from_cache: bool
+
+
+def compile_cubin(source: Source, architecture: str) -> Binary:
+    """The cubin of a source, from the cache when it was compiled before.
+
+    Raises:
+        ToolNotFoundError: NVRTC is not installed.
+        CompileError: NVRTC refused the text; holds its log.
+    """
+    key = _key(source, architecture)
+    path = _source_path(key)
+    known = _cache().get(key)
+    if known is not None and path.exists():
+        return Binary(source.entry, architecture, known, path, from_cache=True)
+    _write(path, source.text)
+    cubin = _compile(source.text, architecture, path)
+    _cache()[key] = cubin
+    return Binary(source.entry, architecture, cubin, path, from_cache=False)
+
+
+def forget(source: Source, architecture: str) -> None:
+    """Removes a cached binary, for one that turned out to be damaged."""
+    _cache().pop(_key(source, architecture), None)
+
+
+def compile_ptx(source: Source, architecture: str) -> str:
+    """The PTX of a source.
+
+    Raises:
+        ToolNotFoundError: NVRTC is not installed.
+        CompileError: NVRTC refused the text.
+    """
+    nvrtc = _nvrtc()
+    status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.entry.encode(), 0, [], [])
+    options = [f"--gpu-architecture={architecture.replace('sm_', 'compute_')}".encode(), f"--std={_STANDARD}".encode()]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC refused {source.name} for {architecture}", mend="report it with the source")
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    return bytes(text).rstrip(b"\0").decode()
+
+
+@lru_cache(maxsize=1)
+def nvrtc_version() -> str:
+    """NVRTC's version, such as ``13.0``.
+
+    Raises:
+        ToolNotFoundError: NVRTC is not installed.
+    """
+    try:
+        _, major, minor = _nvrtc().nvrtcVersion()
+    except Exception as error:  # the bindings raise whatever the loader found
+        raise _missing() from error
+    return f"{major}.{minor}"
+
+
+def _compile(text: str, architecture: str, path: Path) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    nvrtc_version()
+    options = ProgramOptions(name=str(path), arch=architecture, std=_STANDARD, lineinfo=True)
+    try:
+        compiled = Program(text, "c++", options).compile("cubin")
+    except Exception as error:
+        raise CompileError(
+            f"NVRTC refused the emitted text for {architecture}:\n{error}", where=str(path), mend="report it with this file"
+        ) from error
+    return bytes(compiled.code)
+
+
+def _key(source: Source, architecture: str) -> bytes:
+    parts = (source.digest, architecture, _STANDARD, "lineinfo", nvrtc_version())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
+
+
+def _source_path(key: bytes) -> Path:
+    return settings().cache_dir / "cuda" / f"{key.decode()[:32]}.cu"
+
+
+def _write(path: Path, text: str) -> None:
+    """The source beside its binary: profilers and debuggers find the lines there."""
+    write_atomically(path, text.encode())
+
+
+@lru_cache(maxsize=1)
+def _cache() -> Any:
+    from cuda.core.utils import FileStreamProgramCache
+
+    return FileStreamProgramCache(settings().cache_dir / "cubin", max_size_bytes=_CACHE_BYTES)
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise _missing() from error
+    return nvrtc
+
+
+def _missing() -> ToolNotFoundError:
+    return ToolNotFoundError("NVRTC is not installed", mend="pip install 'cuda-bindings[all]' cuda-core (Linux and Windows)")

@@ -1,0 +1,1 @@
+"""Programs on torch tensors: guards, memory, launches."""

@@ -1,0 +1,125 @@
+"""From a function and what is known of its arguments to sources: the stages in their order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusegen.dtypes import DType
+from fusegen.emit import emit
+from fusegen.ir.formula import relation_text
+from fusegen.ir.graph import Graph, InputSpec
+from fusegen.lang import functions
+from fusegen.lang.tracer import Trace, Tracer, trace
+from fusegen.lang.values import TracedTensor
+from fusegen.passes.fuse import Group, fuse
+from fusegen.passes.pipeline import run_passes
+from fusegen.runtime.signature import Sizes
+from fusegen.schedule.lower import lower
+from fusegen.schedule.program import Program
+from fusegen.source import Source
+from fusegen.target import Target
+
+_FILLED = functions  # importing the package fills the table of functions that can be traced
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compiled.
+
+    Attributes:
+        name: the kernel's name.
+        function: the user's.
+        specs: its tensors, by parameter.
+        scalars: its run-time scalars, by parameter, with their dtypes.
+        statics: everything else, by parameter.
+        sizes: the symbolic sizes.
+        target: the machine.
+        device: what ``x.device`` answers.
+        wide: whether indices need 64 bits.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    specs: tuple[InputSpec, ...]
+    scalars: tuple[tuple[str, DType], ...]
+    statics: tuple[tuple[str, object], ...]
+    sizes: Sizes
+    target: Target
+    device: torch.device
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled form of a function.
+
+    Attributes:
+        request: what was asked for.
+        traced: the graph as it was traced.
+        graph: the graph in primitives.
+        groups: what fusion decided.
+        program: the steps of a call.
+        sources: the text of each launch.
+        guards: relations of sizes that must hold, as text.
+        hidden: tensors that the function closes over.
+        returns_tuple: whether the function returns several results.
+    """
+
+    request: Request
+    traced: Graph
+    graph: Graph
+    groups: tuple[Group, ...]
+    program: Program
+    sources: tuple[Source, ...]
+    guards: tuple[str, ...]
+    hidden: tuple[tuple[str, torch.Tensor], ...]
+    returns_tuple: bool
+
+
+def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Variant:
+    """Traces, fuses, schedules and emits.
+
+    Args:
+        request: what to compile.
+        hidden_spec: describes a closed-over tensor.
+        parameters: names of the function's parameters, in order.
+
+    Raises:
+        TraceError: the function does something that no kernel can do.
+        NeedsLiteral: a size must be literal.
+    """
+    found = trace_function(request, hidden_spec, parameters)
+    graph = run_passes(found.graph)
+    groups = fuse(graph, request.target)
+    program = lower(graph, groups, request.target, wide=request.wide)
+    sources = tuple(emit(launch, request.target) for launch in program.launches)
+    guards = tuple(relation_text(g) for g in found.guards)
+    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple)
+
+
+def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
+    """Runs the function on traced values."""
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, hidden_spec)
+    tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
+    values: dict[str, object] = dict(request.statics)
+    values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
+    values |= {name: TracedTensor(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
+    return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+
+
+def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
+    """The function with all parameters positional, however it declares them."""
+    kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
+
+    def call(*values: object) -> Any:
+        named: Mapping[str, object] = dict(zip(parameters, values, strict=True))
+        positional = [named[n] for n in parameters if kinds[n] is not inspect.Parameter.KEYWORD_ONLY]
+        return function(*positional, **{n: named[n] for n in parameters if kinds[n] is inspect.Parameter.KEYWORD_ONLY})
+
+    return call
+

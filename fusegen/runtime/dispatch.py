@@ -1,0 +1,305 @@
+"""From a call to a bound program: exact shapes seen before are a dictionary look-up, new ones are matched or compiled."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen import target as targets
+from fusegen.dtypes import DType
+from fusegen.errors import ArgumentError, GradientError
+from fusegen.ir.graph import InputSpec
+from fusegen.lang.tracer import NeedsLiteral
+from fusegen.lang.values import TracedTensor
+from fusegen.runtime import hidden
+from fusegen.runtime.compile import Request, Variant, compile_variant
+from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
+from fusegen.runtime.parameters import Parameters
+from fusegen.runtime.signature import WIDE, History, input_specs, span
+from fusegen.schedule.names import plain
+from fusegen.settings import settings
+from fusegen.target import Target
+
+_MOST_BOUND = 1024  # exact shapes that are remembered
+_MANY_VARIANTS = 32  # from here on the user is told
+
+_NO_SCALARS: Mapping[str, float] = {}
+Key: TypeAlias = tuple[object, ...]
+Values: TypeAlias = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A program for exact shapes, and where its tensors come from in a call."""
+
+    program: BoundProgram
+    fetch: tuple[Callable[[Values], Tensor], ...]
+    scalars: tuple[tuple[str, int], ...]
+
+    def __call__(self, values: Values) -> Any:
+        scalars = {name: values[position] for name, position in self.scalars} if self.scalars else _NO_SCALARS
+        return self.program([fetch(values) for fetch in self.fetch], scalars)
+
+
+class Dispatcher:
+    """Everything that a kernel remembers of its calls.
+
+    Args:
+        function: the user's function.
+        name: the kernel's name.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.name = name
+        self.parameters = Parameters.of(function)
+        self.history = History()
+        self.hidden: dict[str, hidden.Accessor] = {}
+        self._bound: dict[Key, _Bound] = {}
+        self._variants: dict[Key, list[Variant]] = {}
+        self._lock = threading.RLock()
+        self._warned = False
+
+    @cached_property
+    def _static(self) -> tuple[bool, ...]:
+        """For each parameter, whether its value selects code; looked at late, when all annotations can be resolved."""
+        return tuple(name in self.parameters.static for name in self.parameters.names)
+
+    # Calls.
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the kernel, or, inside of another kernel's trace, the function itself.
+
+        Raises:
+            ArgumentError: an argument has the wrong type, device or dtype.
+            GradientError: an input requires a gradient.
+            TraceError: the function does something that no kernel can do.
+        """
+        values = args if len(args) == len(self.parameters.names) and not kwargs else self.parameters.bind(args, kwargs)
+        key = self._key(values)
+        bound = self._bound.get(key)
+        if bound is None:
+            if any(isinstance(v, TracedTensor) for v in values):
+                return self.function(*args, **kwargs)
+            return self._first_call(values, args, kwargs)
+        return bound(values)
+
+    def _key(self, values: Values) -> Key:
+        """What the choice of a bound program depends on."""
+        parts = [_part(value, static) for value, static in zip(values, self._static, strict=True)]
+        if self.hidden:
+            parts += [_part(accessor(), True) for accessor in self.hidden.values()]
+        return tuple(parts)
+
+    def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._check(values)
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        if any(t.numel() == 0 for t in tensors):
+            return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
+        with self._lock:
+            bound = self._bind(values, _device(tensors))
+            if len(self._bound) >= _MOST_BOUND:
+                self._bound.clear()
+            self._bound[self._key(values)] = bound
+        return bound(values)
+
+    def _check(self, values: Values) -> None:
+        """Refuses what no kernel can work on, naming the argument."""
+        first: tuple[str, Tensor] | None = None
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if not isinstance(value, Tensor):
+                _check_plain(self.name, name, value)
+                continue
+            if value.requires_grad and torch.is_grad_enabled():
+                raise GradientError(
+                    f"{self.name}: the argument {name!r} requires a gradient, which kernels do not compute yet",
+                    mend=f"pass {name}.detach(), or call under torch.no_grad()",
+                )
+            first = first or (name, value)
+            if value.device != first[1].device:
+                raise ArgumentError(
+                    f"{self.name}: {name!r} is on {value.device}, but {first[0]!r} is on {first[1].device}",
+                    mend=f"move it: {name}.to({str(first[1].device)!r}); pass a number instead of a scalar tensor",
+                )
+            if value.layout is not torch.strided or value.is_meta:
+                what = "a meta tensor" if value.is_meta else f"a {value.layout} tensor"
+                raise ArgumentError(f"{self.name}: {name!r} is {what}", mend="use lower(...) to inspect without data")
+        if first is None:
+            raise ArgumentError(f"{self.name}: no argument is a tensor", mend="pass at least one tensor")
+
+    # Variants.
+
+    def _bind(self, values: Values, device: torch.device) -> _Bound:
+        target, backend = backend_of(device)
+        variant = self.variant(values, target, device)
+        sizes = self._sizes(variant, values)
+        if not variant.request.wide and _is_wide(variant, sizes):
+            variant = self.variant(values, target, device, wide=True)
+        program = BoundProgram(variant, sizes, device, backend)
+        names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
+        places = {name: position for position, name in enumerate(self.parameters.names)}
+        scalars = tuple((plain_scalar(name), places[name]) for name, _ in variant.request.scalars)
+        return _Bound(program, tuple(self._fetch(name, places) for name in names), scalars)
+
+    def _fetch(self, name: str, places: Mapping[str, int]) -> Callable[[Values], Tensor]:
+        if name in places:
+            return operator.itemgetter(places[name])
+        accessor = self.hidden[name]
+        return lambda values: accessor()
+
+    def variant(self, values: Values, target: Target, device: torch.device, *, wide: bool = False) -> Variant:
+        """The variant for some arguments, compiled when there is none.
+
+        Args:
+            values: all arguments, in the order of the parameters.
+            target: the machine.
+            device: what ``x.device`` answers.
+            wide: whether indices need 64 bits whatever the inputs' sizes.
+        """
+        with self._lock:
+            while True:
+                request = self._request(values, target, device, wide)
+                try:
+                    return self._match(request, values) or self._compile(request)
+                except NeedsLiteral as need:
+                    self.history.literal.add(dict(request.sizes.sources)[need.size])
+
+    def _match(self, request: Request, values: Values) -> Variant | None:
+        for variant in self._variants.get(_variant_key(request), ()):
+            sizes = self._sizes(variant, values)
+            if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
+                return variant
+        return None
+
+    def _compile(self, request: Request) -> Variant:
+        variant = compile_variant(request, self._hidden_spec, self.parameters.names)
+        self._variants.setdefault(_variant_key(request), []).append(variant)
+        count = sum(map(len, self._variants.values()))
+        if count >= _MANY_VARIANTS and not self._warned:
+            self._warned = True
+            warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
+        return variant
+
+    def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
+        named = dict(zip(self.parameters.names, values, strict=True))
+        tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
+        specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
+        scalars = {n: _scalar_dtype(v) for n, v in named.items() if n not in self.parameters.static and _is_scalar(v)}
+        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
+        wide = wide or any(span(t) >= WIDE for t in tensors.values())
+        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
+
+    def _hidden_spec(self, tensor: Tensor) -> InputSpec:
+        name, accessor = hidden.find(self.function, tensor)
+        name = f"{name}_" if name in self.parameters.names else name
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise GradientError(f"{self.name} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
+        self.hidden[name] = accessor
+        (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
+        return spec
+
+    def _sizes(self, variant: Variant, values: Values) -> dict[str, int]:
+        """Values of all sizes and strides of a variant."""
+        named = dict(zip(self.parameters.names, values, strict=True))
+        sizes = {size: named[parameter].shape[dim] for size, (parameter, dim) in variant.request.sizes.sources}
+        for spec in variant.graph.inputs:
+            tensor = self.hidden[spec.name]() if spec.hidden else named[spec.name]
+            sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(tensor.stride())}
+        return sizes
+
+
+def _part(value: Any, is_static: bool) -> object:
+    if isinstance(value, Tensor):
+        grad = value.requires_grad and torch.is_grad_enabled()
+        return (value.dtype, value.device, value.shape, value.stride(), 0 if value.is_meta else value.data_ptr() & 15, grad)
+    if not is_static and _is_scalar(value):
+        return type(value)
+    return None if isinstance(value, TracedTensor) else (type(value), value)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _scalar_dtype(value: float) -> DType:
+    return DType.FLOAT32 if isinstance(value, float) else DType.INT64
+
+
+def _check_plain(kernel: str, name: str, value: object) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise ArgumentError(
+            f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
+            mend="pass tensors one by one, and settings as numbers, strings or tuples",
+        ) from None
+
+
+def _device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device
+
+
+def _variant_key(request: Request) -> Key:
+    sizes = request.sizes
+    return (request.specs, request.scalars, request.statics, sizes.multiples, sizes.bounds, request.target, request.wide)
+
+
+def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:
+    """Whether some buffer that a kernel writes has more elements than 31 bits number."""
+    for spec in variant.program.buffers:
+        count = 1
+        for formula in spec.shape:
+            count *= formula(sizes)
+        if count >= WIDE:
+            return True
+    return False
+
+
+def plain_scalar(name: str) -> str:
+    """A scalar's name as kernels use it."""
+    return next(iter(scalar_names({name: 0.0})))
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of a device.
+
+    Raises:
+        ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
+    """
+    if device.type == "cpu":
+        return _emulated() if settings().emulate else targets.CPU
+    if device.type == "cuda" and torch.version.hip is None:
+        return targets.from_capability(*_capability(device))
+    raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
+
+
+def backend_of(device: torch.device) -> tuple[Target, Backend]:
+    """The target of a device, and what launches there."""
+    target = target_of(device)
+    if device.type == "cuda":
+        return target, _cuda_backend(target.name, device)
+    return target, EmulatorBackend() if settings().emulate else HostBackend()
+
+
+@lru_cache(maxsize=64)
+def _cuda_backend(architecture: str, device: torch.device) -> CudaBackend:
+    return CudaBackend(architecture, device)
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _emulated() -> Target:
+    """What the emulator runs: Hopper's kernels but for tensor cores and the copy engine, which need hardware."""
+    return replace(targets.target("sm_90a"), wgmma=False)
+

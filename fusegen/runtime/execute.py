@@ -1,0 +1,268 @@
+"""Programs on tensors: memory, arguments, steps. A `BoundProgram` is good for one set of exact shapes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
+from fusegen.schedule.names import identifier
+from fusegen.schedule.program import (
+    BufferSpec,
+    Launch,
+    LibraryProduct,
+    MapArgument,
+    PointerArgument,
+    Role,
+    ScalarArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
+from fusegen.source import Source
+
+Buffers: TypeAlias = dict[int, Tensor]
+Scalars: TypeAlias = Mapping[str, float]
+Step: TypeAlias = Callable[[Buffers, Scalars], None]
+Filler: TypeAlias = Callable[[Buffers, Scalars], list[Any]]
+MapOf: TypeAlias = Callable[[Buffers], Any]
+
+_ALIGNMENT = 256  # bytes between temporaries in the workspace; what torch's allocator gives
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A temporary's place in the workspace."""
+
+    key: int
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class BoundProgram:
+    """A program with all of its formulas evaluated.
+
+    Args:
+        variant: what to run.
+        sizes: values of all sizes and strides, by name.
+        device: where.
+        backend: makes a step of a launch.
+    """
+
+    def __init__(self, variant: Variant, sizes: Mapping[str, int], device: torch.device, backend: Backend) -> None:
+        program = variant.program
+        self.device = device
+        self.inputs = [spec.key for spec in program.buffers if spec.role is Role.INPUT]
+        self.outputs = [(s.key, _shape(s, sizes), s.dtype.torch) for s in program.buffers if s.role is Role.OUTPUT]
+        self.slots, self.workspace_bytes = _slots([s for s in program.buffers if s.role is Role.TEMPORARY], sizes)
+        self.results = [view.buffer for view in program.results]
+        self.single = None if variant.returns_tuple else self.results[0]
+        sources = iter(variant.sources)
+        self.steps: list[Step] = []
+        for step in program.steps:
+            if isinstance(step, Launch):
+                self.steps.append(backend.launch_step(step, next(sources), program.buffers, sizes))
+            else:
+                self.steps.append(_library_step(step, sizes))
+
+    def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
+        """Runs the program.
+
+        Args:
+            tensors: one an input, in the order of the graph's inputs.
+            scalars: by name.
+
+        Returns:
+            What the user's function returns.
+        """
+        buffers: Buffers = dict(zip(self.inputs, tensors, strict=True))
+        for key, shape, dtype in self.outputs:
+            buffers[key] = torch.empty(shape, dtype=dtype, device=self.device)
+        if self.workspace_bytes:
+            self._place_temporaries(buffers)
+        for step in self.steps:
+            step(buffers, scalars)
+        if self.single is not None:
+            return buffers[self.single]
+        return tuple(buffers[key] for key in self.results)
+
+    def _place_temporaries(self, buffers: Buffers) -> None:
+        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
+        for slot in self.slots:
+            part = workspace[slot.offset : slot.offset + slot.size]
+            buffers[slot.key] = part.view(slot.dtype).view(slot.shape)
+
+
+def _shape(spec: BufferSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(formula(sizes) for formula in spec.shape)
+
+
+def _slots(specs: Sequence[BufferSpec], sizes: Mapping[str, int]) -> tuple[list[_Slot], int]:
+    slots: list[_Slot] = []
+    end = 0
+    for spec in specs:
+        shape = _shape(spec, sizes)
+        size = spec.dtype.itemsize * torch.Size(shape).numel()
+        slots.append(_Slot(spec.key, end, size, shape, spec.dtype.torch))
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return slots, end
+
+
+def _library_step(step: LibraryProduct, sizes: Mapping[str, int]) -> Step:
+    views = [_strided(operand, sizes) for operand in (step.a, step.b, step.out)]
+
+    def run(buffers: Buffers, scalars: Scalars) -> None:
+        a, b, out = (view(buffers) for view in views)
+        torch.matmul(a, b, out=out)
+
+    return run
+
+
+def _strided(operand: StridedOperand, sizes: Mapping[str, int]) -> Callable[[Buffers], Tensor]:
+    shape = [f(sizes) for f in operand.shape]
+    strides = [f(sizes) for f in operand.strides]
+    offset = operand.offset(sizes)
+
+    def view(buffers: Buffers) -> Tensor:
+        base = buffers[operand.buffer]
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+    return view
+
+
+# Backends: how a launch becomes a step.
+
+
+class Backend:
+    """Makes steps of launches."""
+
+    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
+        """A step that launches a kernel with arguments from the buffers at hand."""
+        raise NotImplementedError
+
+
+class CudaBackend(Backend):
+    """Launches on a GPU.
+
+    Args:
+        architecture: such as ``sm_90a``.
+        device: the GPU.
+    """
+
+    def __init__(self, architecture: str, device: torch.device) -> None:
+        self.architecture = architecture
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+
+    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
+        from fusegen.runtime import cuda
+
+        kernel = cuda.CudaKernel(source, launch, self.architecture, self.index).kernel
+        config = cuda.launch_config(launch.grid(sizes), launch)
+        run, stream_of, raw_stream, current_device = cuda.launcher(), cuda.stream_of, cuda.raw_stream, cuda.current_device
+        fill = argument_filler(launch, sizes, [self._map(m, launch, buffers, sizes) for m in launch.tensor_maps])
+        index = self.index
+
+        def step(given: Buffers, scalars: Scalars) -> None:
+            if current_device() != index:  # the driver launches in the current context only
+                with torch.cuda.device(index):
+                    return step(given, scalars)
+            run(stream_of(raw_stream(index)), config, kernel, *fill(given, scalars))
+
+        return step
+
+    def _map(self, spec: TensorMapSpec, launch: Launch, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> MapOf:
+        """How a tensor map is found at a call."""
+        from fusegen.runtime import cuda
+
+        dtype = next(b.dtype for b in buffers if b.key == spec.buffer)
+        shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
+        maps = cuda.TensorMaps(dtype, shape, strides, spec.box, promote=spec.buffer in launch.group.inputs)
+        return lambda given: maps.at(given[spec.buffer])
+
+
+def argument_filler(launch: Launch, sizes: Mapping[str, int], maps: Sequence[MapOf] = ()) -> Filler:
+    """A function that gives a launch's arguments at a call. Most are known already; only the rest is filled in.
+
+    Args:
+        maps: how each tensor map is found.
+    """
+    template: list[Any] = []
+    pointers: list[tuple[int, int]] = []
+    computed: list[tuple[int, Callable[[Buffers, Scalars], Any]]] = []
+    for place, argument in enumerate(launch.arguments):
+        template.append(argument.formula(sizes) if isinstance(argument, SizeArgument) else 0)
+        if isinstance(argument, PointerArgument):
+            pointers.append((place, argument.buffer))
+        elif isinstance(argument, MapArgument):
+            computed.append((place, _of_map(maps[argument.number])))
+        elif isinstance(argument, ScalarArgument):
+            computed.append((place, _of_scalar(argument.name, launch)))
+
+    def fill(given: Buffers, scalars: Scalars) -> list[Any]:
+        arguments = template.copy()
+        for place, buffer in pointers:
+            arguments[place] = given[buffer].data_ptr()
+        for place, value in computed:
+            arguments[place] = value(given, scalars)
+        return arguments
+
+    return fill
+
+
+def _of_map(find: MapOf) -> Callable[[Buffers, Scalars], Any]:
+    return lambda given, scalars: find(given)
+
+
+def _of_scalar(name: str, launch: Launch) -> Callable[[Buffers, Scalars], Any]:
+    convert = float if dict(launch.kernel.scalars)[name].is_float else int
+    return lambda given, scalars: convert(scalars[name])
+
+
+class EmulatorBackend(Backend):
+    """Runs CUDA text on the CPU, with every access checked."""
+
+    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
+        fill = argument_filler(launch, sizes)
+        grid = launch.grid(sizes)
+        pointers = launch.kernel.pointers
+
+        def step(given: Buffers, scalars: Scalars) -> None:
+            emulate(
+                EmulatedSource(source.kernel_text),
+                source.entry,
+                grid=grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                shared_bytes=launch.shared_bytes,
+                arguments=fill(given, scalars),
+                buffers=[Buffer.of(p.name, given[p.buffer], writable=p.writable) for p in pointers],
+            )
+
+        return step
+
+
+class HostBackend(Backend):
+    """Runs C++ on the CPU."""
+
+    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
+        from fusegen.runtime.host_launch import HostKernel
+
+        kernel = HostKernel(source)
+        fill = argument_filler(launch, sizes)
+
+        def step(given: Buffers, scalars: Scalars) -> None:
+            kernel(fill(given, scalars))
+
+        return step
+
+
+def scalar_names(scalars: Mapping[str, float]) -> dict[str, float]:
+    """Scalars by the names that kernels use."""
+    return {identifier(name): value for name, value in scalars.items()}

@@ -1,0 +1,85 @@
+"""Compiles and calls kernels of the CPU target."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import struct
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from fusegen.jit.host import compile_shared, load_shared
+from fusegen.settings import settings
+from fusegen.source import Source
+
+_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fvisibility=default")
+_X86 = ("x86_64", "AMD64")
+_VALUE_BYTES = 8  # pointers, sizes and scalars alike
+
+
+class HostKernel:
+    """A compiled kernel of the CPU target; calls from several threads do not disturb each other.
+
+    Args:
+        source: emitted C++; compiled now, unless it was before.
+
+    Raises:
+        ToolNotFoundError: there is no compiler.
+        CompileError: the compiler refused the text.
+    """
+
+    def __init__(self, source: Source) -> None:
+        library = load_shared(compile_shared(source.text, host_flags(), settings().cache_dir / "cpu"))
+        self._function = getattr(library, source.entry)
+        self._function.restype = None
+        self._function.argtypes = (ctypes.c_void_p,)
+        self._frames = threading.local()
+
+    def __call__(self, arguments: Sequence[int | float]) -> None:
+        """Runs the kernel to its end.
+
+        Args:
+            arguments: addresses and sizes as int, float scalars as float, in the order of the kernel's parameters.
+        """
+        frame = getattr(self._frames, "frame", None)
+        if frame is None:
+            frame = self._frames.frame = _Frame(len(arguments))
+        frame.fill(arguments)
+        self._function(frame.address)
+
+
+class _Frame:
+    """The values of one call, and the array of pointers to them that an entry takes."""
+
+    def __init__(self, count: int) -> None:
+        self._values = ctypes.create_string_buffer(_VALUE_BYTES * max(count, 1))
+        first = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * count)(*(first + _VALUE_BYTES * i for i in range(count)))
+        self._layouts: dict[tuple[type, ...], struct.Struct] = {}
+        self.address = ctypes.addressof(self._pointers)
+
+    def fill(self, arguments: Sequence[int | float]) -> None:
+        """Writes the values of a call."""
+        kinds = tuple(map(type, arguments))
+        layout = self._layouts.get(kinds)
+        if layout is None:
+            layout = self._layouts[kinds] = struct.Struct("".join("d" if kind is float else "q" for kind in kinds))
+        layout.pack_into(self._values, 0, *arguments)
+
+
+@lru_cache(maxsize=1)
+def host_flags() -> tuple[str, ...]:
+    """The compiler's flags on this machine; the definition puts its instruction set into the key of what is compiled."""
+    vectors = ("-mprefer-vector-width=512",) if platform.machine() in _X86 else ()
+    return (*_FLAGS, "-march=native", *vectors, f"-DFG_MACHINE={_instruction_set()}")
+
+
+def _instruction_set() -> str:
+    """A digest of what the processor can do."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return "m" + hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:16]

@@ -1,0 +1,187 @@
+"""From tensors to what the compiler knows of them: which sizes are literal, which are run-time, how memory lies.
+
+The last dim of a tensor is a feature extent and literal at first; when a second value of it comes, it becomes a run-time
+size of which a power-of-two bound and a power-of-two divisor are known, so that no loop over lengths compiles at each step.
+Leading dims (rows, tokens, sequence lengths) are run-time; equal ones share a symbol. A leading dim that equals a literal
+extent, or that a matrix product needs to know, is literal as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from fusegen.dtypes import DType, from_torch
+from fusegen.ir.graph import InputSpec
+from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
+from fusegen.schedule.names import plain
+
+WIDE = (1 << 31) - (1 << 22)
+"""Elements from which on indices need 64 bits; below it, a launch that is rounded up to whole blocks still fits 31."""
+
+_MOST_ALIGNED = 16
+Place: TypeAlias = tuple[str, int]
+"""A dim of a parameter."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The symbolic sizes of a call.
+
+    Attributes:
+        hints: their values in this call, by name.
+        multiples: a power of two that divides each, for those where it is part of the variant.
+        bounds: a power of two that each is at most, likewise.
+        sources: where a value is found in later calls: parameter and dim.
+    """
+
+    hints: tuple[tuple[str, int], ...]
+    multiples: tuple[tuple[str, int], ...]
+    bounds: tuple[tuple[str, int], ...]
+    sources: tuple[tuple[str, Place], ...]
+
+
+@dataclass
+class History:
+    """What earlier calls of a kernel showed.
+
+    Attributes:
+        extents: the first value of each last dim.
+        run_time: last dims that had several values.
+        literal: leading dims that must be literal.
+    """
+
+    extents: dict[Place, int] = field(default_factory=dict)
+    run_time: set[Place] = field(default_factory=set)
+    literal: set[Place] = field(default_factory=set)
+
+
+def input_specs(
+    tensors: Mapping[str, torch.Tensor], history: History, dim_names: Mapping[str, Sequence[str]], hidden: frozenset[str] = frozenset()
+) -> tuple[tuple[InputSpec, ...], Sizes]:
+    """What the compiler is told of some tensors.
+
+    Args:
+        tensors: by parameter, in order.
+        history: of the kernel; updated.
+        dim_names: names of dims where the user gave them.
+        hidden: parameters that the function closes over: weights, all of whose dims are literal.
+    """
+    builder = _Sizes(history, dim_names)
+    for name, tensor in tensors.items():
+        builder.observe(name, tensor, name in hidden)
+    specs = tuple(_spec(name, t, builder.shape(name, t, name in hidden), name in hidden) for name, t in tensors.items())
+    return specs, builder.sizes()
+
+
+class _Sizes:
+    """Gives dims their symbols."""
+
+    def __init__(self, history: History, dim_names: Mapping[str, Sequence[str]]) -> None:
+        self.history = history
+        self.dim_names = dim_names
+        self.literal_values: set[int] = set()
+        self.by_value: dict[tuple[int, bool], str] = {}
+        self.sources: dict[str, Place] = {}
+        self.hints: dict[str, int] = {}
+        self.features: dict[str, int] = {}
+
+    def observe(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> None:
+        """Notes the extents that are literal in this call."""
+        for dim, extent in enumerate(tensor.shape):
+            place = (name, dim)
+            if is_hidden or place in self.history.literal or (dim == tensor.dim() - 1 and self._stays_literal(place, extent)):
+                self.literal_values.add(extent)
+
+    def _stays_literal(self, place: Place, extent: int) -> bool:
+        first = self.history.extents.setdefault(place, extent)
+        if first != extent and extent != 1:
+            self.history.run_time.add(place)
+        return place not in self.history.run_time
+
+    def shape(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> tuple[Dim, ...]:
+        """A tensor's sizes, literal or symbolic."""
+        return tuple(self._dim((name, dim), extent, dim == tensor.dim() - 1, is_hidden) for dim, extent in enumerate(tensor.shape))
+
+    def _dim(self, place: Place, extent: int, is_last: bool, is_hidden: bool) -> Dim:
+        is_feature = is_last and place in self.history.run_time
+        if extent == 1 or is_hidden or place in self.history.literal:
+            return extent
+        if (is_last and not is_feature) or (extent in self.literal_values and not is_feature):
+            return extent
+        name = self.by_value.setdefault((extent, is_feature), self._name(place))
+        self.sources.setdefault(name, place)
+        self.hints[name] = extent
+        if is_feature:
+            self.features[name] = extent
+        return size_symbol(name)
+
+    def _name(self, place: Place) -> str:
+        parameter, dim = place
+        given = self.dim_names.get(parameter, ())
+        wanted = plain(given[dim]) if dim < len(given) else f"{plain(parameter)}_dim{dim}"
+        return wanted if wanted not in self.sources else f"{plain(parameter)}_dim{dim}"
+
+    def sizes(self) -> Sizes:
+        """All symbolic sizes."""
+        return Sizes(
+            hints=tuple(self.hints.items()),
+            multiples=tuple((n, _divisor(e)) for n, e in self.features.items()),
+            bounds=tuple((n, 1 << (e - 1).bit_length()) for n, e in self.features.items()),
+            sources=tuple(self.sources.items()),
+        )
+
+
+def _divisor(extent: int) -> int:
+    return min(_MOST_ALIGNED, extent & -extent)
+
+
+def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bool) -> InputSpec:
+    dtype = from_torch(tensor.dtype)
+    strides = _strides(name, tensor, shape)
+    return InputSpec(name, dtype, shape, strides, _alignment(tensor, dtype, strides), is_hidden)
+
+
+def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Strides as the sizes imply them, innermost first; a stride that nothing implies is a symbol."""
+    strides: list[Dim] = []
+    expected: Dim = 1
+    expected_value = 1
+    for dim in range(tensor.dim() - 1, -1, -1):
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if size == 1 or stride == 0:
+            strides.append(0)
+            continue
+        if stride != expected_value:
+            expected, expected_value = _unexpected(name, dim, stride), stride
+        strides.append(expected)
+        expected, expected_value = expected * shape[dim], expected_value * size
+    return tuple(reversed(strides))
+
+
+def _unexpected(name: str, dim: int, stride: int) -> Dim:
+    return 1 if stride == 1 else stride_symbol(f"{plain(name)}_stride{dim}")
+
+
+def _alignment(tensor: torch.Tensor, dtype: DType, strides: tuple[Dim, ...]) -> int:
+    """Bytes, up to 16, that divide the address and every stride that is a symbol of its own."""
+    bits = 0 if tensor.is_meta else _address(tensor)
+    for value, stride in zip(tensor.stride(), strides, strict=True):
+        if literal(stride) is None:
+            bits |= value * dtype.itemsize
+    return min(_MOST_ALIGNED, bits & -bits) if bits else _MOST_ALIGNED
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a fake tensor has no memory: it stands for what an allocator gives
+        return 0
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Elements from a tensor's first to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
