@@ -1,0 +1,309 @@
+"""The emulator runs sound kernels and names what is wrong with planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen.errors import CompileError, EmulationError, ToolNotFoundError
+from fusegen.jit.host import compile_shared, find_compiler
+from fusegen.runtime import emulator
+
+Launch = Callable[..., None]
+
+ADD = """
+extern "C" __global__ __launch_bounds__(32) void fg_add(const float* __restrict__ x, const float* __restrict__ y,
+                                                        float* __restrict__ out, i64 n) {
+  i64 i = (static_cast<i64>(block_id()) * 32 + thread_id()) * 4;
+  if (i + 4 <= n) {
+    float a[4], b[4];
+    load_vec(a, x, i);
+    load_vec(b, y, i);
+    for (i32 k = 0; k < 4; ++k) a[k] += b[k];
+    store_vec(out, i, a);
+  } else {
+    for (; i < n; ++i) store(out, i, load(x, i) + load(y, i));
+  }
+}
+"""
+
+# Sum of a block's elements: in each warp by shuffles, then through shared memory. Repeated, so that the second round
+# overwrites what the first one still reads unless the barrier after the reads is there.
+BLOCK_SUM = """
+extern "C" __global__ void fg_block_sum(const float* x, float* out, i64 rounds) {
+  auto partial = shared_array<float>(0);
+  for (i64 r = 0; r < rounds; ++r) {
+    float sum = load(x, r * 128 + thread_id());
+    for (i32 mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (lane_id() == 0) shared_store(partial, warp_id(), sum);
+    block_sync();  // after the writes
+    sum = 0.0f;
+    for (i32 w = 0; w < 4; ++w) sum += shared_load(partial, w);
+    block_sync();  // after the reads
+    if (thread_id() == 0) store(out, r, sum);
+  }
+}
+"""
+
+CLUSTER_SUM = """
+extern "C" __global__ void __cluster_dims__(4) fg_cluster_sum(const double* x, double* out) {
+  auto partial = shared_array<double>(64);
+  double sum = load(x, block_id() * 32 + thread_id());
+  for (i32 mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  if (thread_id() == 0) shared_store(partial, 0, sum);
+  cluster_sync();  // after the writes
+  sum = 0.0;
+  for (i32 rank = 0; rank < cluster_size(); ++rank) sum += cluster_load(partial, 0, rank);
+  cluster_sync();  // before the exit
+  if (thread_id() == 0) store(out, block_id(), sum);
+}
+"""
+
+
+def kernel(body: str) -> str:
+    return f'extern "C" __global__ void fg_k(const float* x, float* out) {{ auto p = shared_array<float>(0); {body} }}'
+
+
+def expect(
+    launch: Launch, message: str, body: str, *, x: Tensor | None = None, out: Tensor | None = None, **shape: int
+) -> None:
+    """The kernel with this body fails with this message, which also names kernel, block and thread."""
+    x, out = torch.zeros(64) if x is None else x, torch.zeros(64) if out is None else out
+    with pytest.raises(EmulationError, match=rf"fg_k: block \d+, thread \d+: .*{message}"):
+        launch(kernel(body), {"x": x, "out": out}, **shape)
+
+
+@pytest.mark.parametrize("n", [1, 4, 127, 128, 129, 1003])
+def test_vector_add_with_tail(launch: Launch, n: int) -> None:
+    x, y, out = torch.randn(n), torch.randn(n), torch.full((n,), torch.nan)
+    launch(ADD, {"x": x, "y": y, "out": out, "n": n}, grid=(n + 127) // 128)
+    assert torch.equal(out, x + y)
+
+
+def test_in_place(launch: Launch) -> None:
+    out, y = torch.randn(128), torch.randn(128)
+    want = out + y
+    launch(ADD, {"x": out, "y": y, "out": out, "n": 128})
+    assert torch.equal(out, want)
+
+
+def test_block_reduction(launch: Launch) -> None:
+    x, out = torch.randint(-9, 9, (3, 128)).float(), torch.empty(3)
+    launch(BLOCK_SUM, {"x": x, "out": out, "rounds": 3}, block=128, shared_bytes=16)
+    assert torch.equal(out, x.sum(1))
+
+
+def test_cluster_reduction(launch: Launch) -> None:
+    x, out = torch.randint(-9, 9, (2, 128)).double(), torch.empty(8, dtype=torch.float64)
+    launch(CLUSTER_SUM, {"x": x, "out": out}, grid=8, cluster=4, shared_bytes=72)
+    assert torch.equal(out, x.sum(1).repeat_interleave(4))
+
+
+def test_missing_barrier_after_the_writes(launch: Launch) -> None:
+    text = BLOCK_SUM.replace("block_sync();  // after the writes", "")
+    with pytest.raises(EmulationError, match=r"(thread \d+ of block 0 wrote with no block_sync|uninitialised)"):
+        launch(text, {"x": torch.ones(128), "out": torch.empty(1), "rounds": 1}, block=128, shared_bytes=16)
+
+
+def test_missing_barrier_after_the_reads(launch: Launch) -> None:
+    text = BLOCK_SUM.replace("block_sync();  // after the reads", "")
+    with pytest.raises(
+        EmulationError, match=r"race: writes .* which thread \d+ of block 0 read with no block_sync between"
+    ):
+        launch(text, {"x": torch.ones(256), "out": torch.empty(2), "rounds": 2}, block=128, shared_bytes=16)
+
+
+def test_missing_cluster_barrier_after_the_writes(launch: Launch) -> None:
+    text = CLUSTER_SUM.replace("cluster_sync();  // after the writes", "block_sync();")
+    with pytest.raises(EmulationError, match=r"(wrote with no cluster_sync between|uninitialised)"):
+        launch(
+            text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72
+        )
+
+
+def test_missing_cluster_barrier_before_the_exit(launch: Launch) -> None:
+    text = CLUSTER_SUM.replace("cluster_sync();  // before the exit", "")
+    with pytest.raises(EmulationError, match=r"a cluster_sync is missing after the last cluster_load|which has ended"):
+        launch(
+            text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72
+        )
+
+
+def test_a_block_barrier_does_not_order_remote_reads(launch: Launch) -> None:
+    body = """shared_store(p, thread_id(), 1.0f); cluster_sync(); cluster_load(p, 0, 1); block_sync();
+              shared_store(p, thread_id(), 2.0f); cluster_sync();"""
+    expect(
+        launch, "race: writes byte 0 .* read with no cluster_sync between", body, grid=2, cluster=2, shared_bytes=128
+    )
+
+
+def test_out_of_bounds_tail(launch: Launch) -> None:
+    message = r"fg_add: block 0, thread 31: out of bounds: reads 16 bytes at byte 496 of x, which has 508 bytes"
+    with pytest.raises(EmulationError, match=message):
+        launch(ADD, {"x": torch.ones(127), "y": torch.ones(127), "out": torch.empty(127), "n": 128})
+
+
+def test_running_from_one_buffer_into_the_next(launch: Launch) -> None:
+    both = torch.zeros(64)
+    expect(
+        launch, "out of bounds: reads 4 bytes at byte 128 of x", "load(x, thread_id() + 1);", x=both[:32], out=both[32:]
+    )
+
+
+def test_pointer_outside_of_all_buffers(launch: Launch) -> None:
+    expect(launch, "lies in no buffer", "load(x + 1000, 0);")
+
+
+def test_misaligned_vector(launch: Launch) -> None:
+    message = r"misaligned: reads 16 bytes at byte 4 of x .* alignment of 16"
+    expect(launch, message, "float v[4]; load_vec(v, x, thread_id() + 1);")
+    expect(
+        launch,
+        "misaligned: writes 8 bytes at byte 4 of out",
+        "float v[2] = {}; store_vec(out, thread_id() * 2 + 1, v);",
+    )
+
+
+def test_write_to_an_input(launch: Launch) -> None:
+    expect(
+        launch, "writes 4 bytes at byte 0 of x, which is read-only", "store(const_cast<float*>(x), thread_id(), 1.0f);"
+    )
+
+
+def test_uninitialised_shared_memory(launch: Launch) -> None:
+    expect(launch, "uninitialised: reads byte 8 of the shared memory of block 0", "shared_load(p, 2);", shared_bytes=64)
+
+
+def test_shared_memory_starts_fresh_in_each_block(launch: Launch) -> None:
+    body = "if (block_id() == 0) shared_store(p, thread_id(), 1.0f); else shared_load(p, thread_id());"
+    expect(launch, "uninitialised", body, grid=2, shared_bytes=128)
+
+
+@pytest.mark.parametrize("body", ["shared_store(p, thread_id(), 1.0f);", "shared_load(p, -1);"])
+def test_shared_memory_out_of_bounds(launch: Launch, body: str) -> None:
+    expect(launch, r"out of bounds: .* of shared memory, which has 64 bytes", body, shared_bytes=64)
+
+
+def test_two_threads_write_one_place(launch: Launch) -> None:
+    expect(launch, "race: writes byte 0 of shared memory, .* wrote", "shared_store(p, 0, 1.0f);", shared_bytes=64)
+    expect(launch, "race: writes byte 0 of out, which thread 0 of block 0 wrote", "store(out, 0, 1.0f);")
+
+
+def test_two_blocks_write_one_place(launch: Launch) -> None:
+    expect(launch, "wrote and the blocks of a launch have no order", "store(out, thread_id(), 1.0f);", grid=2)
+
+
+def test_a_block_reads_what_another_wrote(launch: Launch) -> None:
+    body = "if (block_id() == 0) store(out, thread_id(), 1.0f); else load(out, thread_id());"
+    expect(launch, "race: reads byte 0 of out, which thread 0 of block 0 wrote", body, grid=2)
+
+
+def test_a_block_writes_what_another_read(launch: Launch) -> None:
+    body = "if (block_id() == 1) store(out, thread_id(), 1.0f); else load(out, thread_id());"
+    expect(launch, "race: writes byte 0 of out, which thread 0 of block 0 read", body, grid=2)
+
+
+def test_a_block_barrier_orders_global_memory_within_the_block(launch: Launch) -> None:
+    out = torch.zeros(32)
+    launch(
+        kernel("store(out, thread_id(), load(x, thread_id())); block_sync(); float v = load(out, 31 - thread_id());"
+               "block_sync(); store(out, thread_id(), v);"),
+        {"x": torch.arange(32.0), "out": out},
+    )  # fmt: skip
+    assert torch.equal(out, torch.arange(32.0).flip(0))
+
+
+def test_a_warp_barrier_orders_the_warp_alone(launch: Launch) -> None:
+    exchange = "shared_store(p, thread_id(), 1.0f); warp_sync(); shared_load(p, thread_id() ^ {});"
+    launch(kernel(exchange.format(1)), {"x": torch.ones(1), "out": torch.ones(1)}, block=64, shared_bytes=256)
+    expect(launch, "(no block_sync between|uninitialised)", exchange.format(32), block=64, shared_bytes=256)
+
+
+def test_a_reader_of_another_warp_is_not_forgotten(launch: Launch) -> None:
+    body = """if (thread_id() == 0) shared_store(p, 0, 1.0f); block_sync(); shared_load(p, 0); warp_sync();
+              if (thread_id() == 63) shared_store(p, 0, 2.0f);"""
+    expect(launch, "race: writes byte 0 .* thread 0 of block 0 read with no block_sync", body, block=64, shared_bytes=4)
+
+
+def test_a_shuffle_orders_nothing(launch: Launch) -> None:
+    body = "shared_store(p, thread_id(), 1.0f); shuffle_xor(0.0f, 1); shared_load(p, thread_id() ^ 1);"
+    expect(launch, "no warp_sync or block_sync between", body, shared_bytes=128)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("if (thread_id() < 16) block_sync();", "waits for ever at block_sync: 16 of 32 threads came; thread 16 of block 0 has ended"),
+        ("if (thread_id() < 16) block_sync(); else shuffle_xor(1.0f, 1);", "16 of 32 threads came; thread 16 .* waits at shuffle_xor"),
+        ("if (lane_id() != 3) shuffle_xor(1.0f, 1);", "waits for ever at shuffle_xor: 31 of 32 threads came"),
+        ("if (block_id() + thread_id() == 0) block_sync(); else cluster_sync();", "waits for ever at block_sync: 1 of 32 threads came"),
+        ("if (block_id() * 32 + thread_id() == 63) block_sync(); cluster_sync();", "waits for ever at cluster_sync: 63 of 64 threads came"),
+    ],
+)  # fmt: skip
+def test_divergent_barrier(launch: Launch, body: str, message: str) -> None:
+    expect(launch, message, body, grid=2, cluster=2)
+
+
+def test_a_thread_that_ended_counts_as_arrived_at_cluster_barriers(launch: Launch) -> None:
+    launch(
+        kernel("if (block_id() == 1) cluster_sync();"), {"x": torch.ones(1), "out": torch.ones(1)}, grid=2, cluster=2
+    )
+
+
+def test_shuffle_in_a_warp_that_is_not_full(launch: Launch) -> None:
+    expect(launch, "shuffle_xor reads lane 16 of a warp of 16", "shuffle_xor(1.0f, 16);", block=16)
+
+
+def test_too_large_a_stack_is_reported(launch: Launch) -> None:
+    body = "char big[300 * 1024]; for (i32 k = 0; k < 300 * 1024; k += 64) *(volatile char*)&big[k] = 1; block_sync();"
+    expect(launch, "of stack", body)
+
+
+def test_arguments_must_fit_the_kernel(launch: Launch) -> None:
+    x = torch.ones(128)
+    with pytest.raises(EmulationError, match="passes 3 arguments, the kernel takes 4"):
+        launch(ADD, {"x": x, "y": x, "out": torch.ones(128)})
+    with pytest.raises(EmulationError, match="argument 3 is a floating number"):
+        launch(ADD, {"x": x, "y": x, "out": torch.ones(128), "n": 128.0})
+
+
+def test_scalars_arrive(launch: Launch) -> None:
+    text = """extern "C" __global__ void fg_scalars(double* out, float single, double real, i64 wide, i32 small, bool flag) {
+      if (thread_id() == 0) store(out, 0, single + real + static_cast<double>(wide) + small + (flag ? 0.5 : 0.0)); }"""
+    out = torch.zeros(1, dtype=torch.float64)
+    launch(text, {"out": out, "single": 0.25, "real": 1e-9, "wide": 2**40, "small": -3, "flag": True})
+    assert out.item() == 0.25 + 1e-9 + 2**40 - 3 + 0.5
+
+
+def test_a_launch_must_have_a_shape(launch: Launch) -> None:
+    for shape in ({"grid": 0}, {"block": 1025}, {"grid": 3, "cluster": 2}):
+        with pytest.raises(EmulationError):
+            launch(kernel(""), {"x": torch.ones(1), "out": torch.ones(1)}, **shape)
+
+
+def test_compiler_output_reaches_the_user(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="no_such_name"):
+        compile_shared("int f() { return no_such_name; }", (), tmp_path)
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_libraries_are_kept_by_content(tmp_path: Path) -> None:
+    one = compile_shared("int one() { return 1; }", ("-O1",), tmp_path)
+    assert compile_shared("int one() { return 1; }", ("-O1",), tmp_path) == one
+    assert compile_shared("int one() { return 1; }", ("-O2",), tmp_path) != one
+    assert {path.suffix for path in tmp_path.iterdir()} == {".so", ".cpp"}
+
+
+def test_missing_compiler_says_what_to_do() -> None:
+    with pytest.raises(ToolNotFoundError, match="set CXX"):
+        find_compiler("no-such-compiler -O1")
+
+
+def test_a_primitive_without_a_host_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator, "_primitive_names", lambda: frozenset({"types", "no_such_primitive"}))
+    with pytest.raises(EmulationError, match="the primitive no_such_primitive has no host version"):
+        emulator.host_text(emulator.EmulatedSource("no_such_primitive(1);"), "fg_none")

@@ -1,0 +1,187 @@
+"""Imports go one way, without circles; and every operation has every rule."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from fusegen.dtypes import DType
+from fusegen.emit.cpu.spelling import CPP
+from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.spelling import COMMON, Language
+from fusegen.ir.index_map import _VIEWS
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.reference import RULES
+from fusegen.passes.expand import EXPANSIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "fusegen"
+
+# A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
+# face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
+ORDER = (
+    ("errors",),
+    ("dtypes", "settings", "target"),
+    ("source",),
+    ("ir",),
+    ("lang", "passes"),
+    ("schedule",),
+    ("emit",),
+    ("jit",),
+    ("runtime",),
+    ("explain",),
+    ("api",),
+    ("fusegen",),
+    ("specs",),
+    ("bench",),
+    ("cli", "__main__"),
+)
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+
+# Above in the list, and still none of its business: compilers and the disk deal in texts.
+STRANGERS = {("jit", "ir"), ("jit", "emit")}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module of ours mentions another one."""
+
+    importer: str
+    imported: str
+    line: int
+    for_types: bool  # under TYPE_CHECKING: nothing happens at run time
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+@lru_cache(maxsize=1)
+def modules() -> dict[str, Path]:
+    """All modules of the package, by dotted name."""
+    return {_dotted(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@lru_cache(maxsize=1)
+def imports() -> tuple[Import, ...]:
+    """All imports of our own modules, in functions as well."""
+    return tuple(found for name, path in modules().items() for found in _imports_of(name, path))
+
+
+def _imports_of(name: str, path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {id(inner) for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        for imported in _targets(node, name, path.name == "__init__.py"):
+            yield Import(name, imported, node.lineno, id(node) in for_types)  # type: ignore[attr-defined]
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _targets(node: ast.AST, importer: str, is_package: bool) -> list[str]:
+    """The modules of ours that a statement imports; ``from package import module`` is the module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if alias.name in modules()]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = _absolute(node, importer, is_package)
+    if base not in modules():
+        return []
+    names = [f"{base}.{alias.name}" for alias in node.names]
+    return list(dict.fromkeys(name if name in modules() else base for name in names))
+
+
+def _absolute(node: ast.ImportFrom, importer: str, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    above = node.level - 1 if is_package else node.level
+    parts = importer.split(".")[: len(importer.split(".")) - above]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def room(module: str) -> str:
+    """The room of a module: the first name below the package."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def is_allowed(importer: str, imported: str) -> bool:
+    """Whether a room may import another one."""
+    return importer == imported or (LEVEL[imported] < LEVEL[importer] and (importer, imported) not in STRANGERS)
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {room(name) for name in modules()}
+    assert rooms <= set(LEVEL), f"not in ORDER: {', '.join(sorted(rooms - set(LEVEL)))}"
+
+
+@pytest.mark.parametrize("for_types", [False, True], ids=["at-run-time", "for-types"])
+def test_imports_go_one_way(for_types: bool) -> None:
+    wrong = [str(i) for i in imports() if i.for_types is for_types and not is_allowed(room(i.importer), room(i.imported))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_no_circles() -> None:
+    """An import in a function hides a circle, it does not remove it; imports for types may go in circles within a room."""
+    circle = find_circle({name: [i.imported for i in imports() if i.importer == name and not i.for_types] for name in modules()})
+    assert circle is None, " -> ".join(circle or ())
+
+
+def find_circle(edges: dict[str, list[str]]) -> list[str] | None:
+    """One circle, as the modules along it, or None."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str] | None:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return None
+        for following in edges[name]:
+            if following != name and (found := visit(following, [*trail, name])):
+                return found
+        done.add(name)
+        return None
+
+    return next((found for name in edges if (found := visit(name, []))), None)
+
+
+def test_the_finder_sees_circles_and_steps_up() -> None:
+    assert find_circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert find_circle({"a": ["b", "c"], "b": ["c"], "c": []}) is None
+    assert not is_allowed("ir", "schedule")
+    assert not is_allowed("lang", "passes")
+    assert not is_allowed("jit", "ir")
+    assert is_allowed("schedule", "passes")
+    relative = ast.parse("from ..ir import graph").body[0]
+    assert _targets(relative, "fusegen.lang.values", False) == ["fusegen.ir.graph"]
+
+
+# Operations.
+
+PRIMITIVES = [op for op in Op if op.family is Family.POINTWISE and op.is_primitive and op is not Op.CAST]
+
+
+@pytest.mark.parametrize("op", Op, ids=lambda op: op.row.name)
+def test_every_operation_has_its_rules(op: Op) -> None:
+    assert (op in RULES) is (op.family is not Family.LEAF), "ir/reference.py: one rule an operation, leaves aside"
+    assert (op in EXPANSIONS) is (not op.is_primitive), "passes/expand.py: one expansion an operation that is no primitive"
+    assert (op in _VIEWS) is (op.family is Family.VIEW), "ir/index_map.py: one index map a view"
+
+
+@pytest.mark.parametrize("language", [CUDA, CPP], ids=["cuda", "cpp"])
+@pytest.mark.parametrize("op", PRIMITIVES, ids=lambda op: op.row.name)
+def test_every_primitive_can_be_written(op: Op, language: Language) -> None:
+    types = [DType.FLOAT32, DType.FLOAT64] + ([] if op.row.result is Result.FLOAT else [DType.INT64])
+    missing = [str(dtype) for dtype in types if op not in COMMON and op not in language.forms[dtype]]
+    assert not missing, f"{op!r} has no form for {', '.join(missing)}"
