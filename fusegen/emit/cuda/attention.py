@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusegen.emit.cuda.assemble import assemble, math_text
-from fusegen.emit.cuda.lanes import Place, Wrapper, coordinate_text, index_type, operand_parts, operands_text, wrapper_text
+from fusegen.emit.cuda.lanes import Place, Wrapper, coordinate_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.environment import render
 from fusegen.emit.math import function_text
@@ -19,9 +19,8 @@ from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
+_INLINE = "__device__ __forceinline__"
 _COORDINATES = ("batch", "head", "query")
-_KEYS, _CHANNELS = Place(_COORDINATES, "key"), Place(_COORDINATES, "channel")
-_SCORE = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), _KEYS, ("s", "float"))
 
 # Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
 _WEIGHTS = replace(CUDA, fast={**CUDA.fast, Op.EXP2: function("fast_exp2")})
@@ -31,7 +30,7 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of streaming attention."""
     body = kernel.body
     assert isinstance(body, AttentionBody)
-    fields, parameters, values = operand_parts(kernel)
+    fields, parameters, values = operand_parts(kernel, "i64" if kernel.wide else "i32")
     (out,) = (p for p in kernel.pointers if p.writable)
     pipeline = render(
         "cuda/attention.cu.jinja",
@@ -47,22 +46,25 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
 
 
 def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
+    index = "i64" if kernel.wide else "i32"
+    keys, channels = Place(_COORDINATES, "key", index), Place(_COORDINATES, "channel", index)
+    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, ("s", "float"))
     finish = Wrapper(
         "finish",
         "Finishes two neighbouring channels of a query.",
         ("const float (&total)[2]", "float mass"),
-        _CHANNELS,
+        channels,
         ("out", body.output_dtype.spelling),
     )
     return [
         operands_text(fields),
         math_text([body.score.function]),
-        wrapper_text(kernel, body.score, _SCORE),
+        wrapper_text(kernel, body.score, score),
         math_text(_reductions(body)),
         _weights_text(body.weights),
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
-        _out_offset(kernel, body),
+        _out_offset(body, channels),
     ]
 
 
@@ -75,15 +77,16 @@ def _reductions(body: AttentionBody) -> list[Function]:
 
 
 def _weights_text(functions: Sequence[Function]) -> str:
-    return "\n".join(function_text(f, _WEIGHTS, "__device__ __forceinline__") for f in functions)
+    return "\n".join(function_text(f, _WEIGHTS, _INLINE) for f in functions)
 
 
-def _out_offset(kernel: Kernel, body: AttentionBody) -> str:
+def _out_offset(body: AttentionBody, place: Place) -> str:
     """Where the pipeline stores a query's channels."""
-    index = index_type(kernel)
-    coordinates = ", ".join(f"{index} {c}" for c in _COORDINATES)
-    offset = coordinate_text(body.out_offset, body.finish.axes, _CHANNELS)
+    coordinates = ", ".join(f"{place.index} {c}" for c in _COORDINATES)
+    offset = coordinate_text(body.out_offset, body.finish.axes, place)
     return (
         "// Of a query's first channel in the output.\n"
-        f"__device__ __forceinline__ i64 out_offset(const Operands& operands, {coordinates}) {{ return {offset}; }}\n"
+        f"{_INLINE} i64 out_offset(const Operands& operands, {coordinates}) {{\n"
+        f"    return {offset};\n"
+        "}\n"
     )

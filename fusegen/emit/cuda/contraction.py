@@ -18,10 +18,10 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a product with its epilogue."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
-    fields, parameters, values = operand_parts(kernel)
+    fields, parameters, values = operand_parts(kernel, "i64")
     output = body.output_dtype.spelling
     rows = tuple(symbol.name for symbol in body.epilogue.axes.symbols[:-1])
-    place = Place(rows, "col", merged="row")
+    place = Place(rows, "col", "i64", merged="row")
     wrapper = Wrapper("epilogue", _DOC, ("const float (&product)[2]",), place, ("out", output))
     math = [operands_text(fields), math_text([body.epilogue.function]), wrapper_text(kernel, body.epilogue, wrapper)]
     pipeline = render(

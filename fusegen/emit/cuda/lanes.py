@@ -15,6 +15,8 @@ from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource, Pointer
 
 _LANES = 2
+_INLINE = "__device__ __forceinline__"
+_WIDEST = 120  # columns of a line
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Place:
     Attributes:
         leading: the coordinates before the lanes', as parameters of the wrapper.
         lane: of the first lane, which is even.
+        index: their type, and that of offsets.
         merged: what the leading axes are found from when there is one parameter for several axes; else empty.
     """
 
     leading: tuple[str, ...]
     lane: str
+    index: str
     merged: str = ""
 
 
@@ -50,15 +54,15 @@ class WrapperView:
     """A wrapper as the template sees it.
 
     Attributes:
+        signature: the head of the definition.
         decode: statements that find the axes.
         call: the math function; with its arguments.
         target: the array of results.
         narrow: whether results are computed in a wider type than they are stored in.
     """
 
-    name: str
     doc: str
-    parameters: tuple[str, ...]
+    signature: str
     decode: tuple[str, ...]
     reads: tuple[ReadView, ...]
     lanewise: bool
@@ -86,12 +90,11 @@ class Wrapper:
     out: tuple[str, str]
 
 
-def operand_parts(kernel: Kernel) -> tuple[list[str], list[str], list[str]]:
+def operand_parts(kernel: Kernel, index: str) -> tuple[list[str], list[str], list[str]]:
     """Fields of Operands, the kernel's parameters for them, and the values that fields get.
 
     Parameters end in ``_ptr``, ``_size`` or ``_value``, so that they are none of the pipeline's names.
     """
-    index = index_type(kernel)
     pointers = [p for p in kernel.pointers if not p.writable]
     fields = [f"const {p.dtype.spelling}* {p.name}" for p in pointers]
     parameters, values = list(fields), [p.name for p in pointers]
@@ -104,11 +107,6 @@ def operand_parts(kernel: Kernel) -> tuple[list[str], list[str], list[str]]:
         parameters.append(f"{'double' if dtype.is_float else 'i64'} {name}_value")
         values.append(f"static_cast<{dtype.compute.spelling}>({name}_value)")
     return fields, parameters, values
-
-
-def index_type(kernel: Kernel) -> str:
-    """The type of coordinates and offsets."""
-    return "i64" if kernel.wide else "i32"
 
 
 def operands_text(fields: Sequence[str]) -> str:
@@ -131,21 +129,23 @@ def _macro(name: str) -> Callable[[Any], str]:
 
 
 def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
-    index, place = index_type(kernel), wrapper.place
+    place = wrapper.place
     pointers = {p.buffer: p for p in kernel.pointers}
     out, type_ = wrapper.out
     narrow = type_ != "float"
     coordinates = [place.merged] if place.merged else list(place.leading)
     return WrapperView(
-        name=wrapper.name,
         doc=wrapper.doc,
-        parameters=(
-            "const Operands& operands",
-            *wrapper.inputs,
-            *(f"{index} {c}" for c in (*coordinates, place.lane)),
-            f"{type_} (&{out})[{_LANES}]",
+        signature=_signature(
+            wrapper.name,
+            [
+                "const Operands& operands",
+                *wrapper.inputs,
+                *(f"{place.index} {c}" for c in (*coordinates, place.lane)),
+                f"{type_} (&{out})[{_LANES}]",
+            ],
         ),
-        decode=tuple(_decode(function.axes, place, index)),
+        decode=tuple(_decode(function.axes, place)),
         reads=tuple(_read_view(r, pointers[r.buffer], function.axes, place) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
@@ -155,12 +155,25 @@ def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperVi
     )
 
 
-def _decode(axes: Axes, place: Place, index: str) -> list[str]:
+def _signature(name: str, parameters: Sequence[str]) -> str:
+    """A head, on as many lines as it needs."""
+    head = f"{_INLINE} void {name}("
+    lines = [head + parameters[0]]
+    for parameter in parameters[1:]:
+        if len(lines[-1]) + len(parameter) > _WIDEST:
+            lines.append(" " * len(head) + parameter)
+            lines[-2] += ","
+        else:
+            lines[-1] += f", {parameter}"
+    return "\n".join(lines) + ")"
+
+
+def _decode(axes: Axes, place: Place) -> list[str]:
     """Where a row lies, when the pipeline numbers rows through."""
     if not place.merged:
         return []
     rows = Axes(axes.symbols[:-1], tuple(_renamed(e, axes, place) for e in axes.extents[:-1]))
-    return decode(rows, place.merged, index)
+    return decode(rows, place.merged, place.index)
 
 
 def _read_view(read: LaneRead, pointer: Pointer, axes: Axes, place: Place) -> ReadView:

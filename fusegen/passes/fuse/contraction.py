@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import StridedView, buffer_strides, strided_view
-from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Modulo, is_stride, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Modulo, Stride, literal, product, same, simplify_dim
 from fusegen.passes.fuse.cone import Accepts, Cone, domain_axes, walk
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 from fusegen.target import Target
@@ -73,12 +74,21 @@ def epilogue_group(graph: Graph, root: int, target: Target) -> Group | None:
     axes = domain_axes(domain)
     for matmul in _products_below(graph, root):
         cone = Cone()
-        walk(graph, root, axes.symbols, axes, _accepts_lanes_of(graph, matmul, axes), domain, cone)
-        if matmul in cone.anchors and matmul not in cone.inputs and unserved(graph, matmul, root) is None:
+        walk(graph, root, axes.symbols, axes, _accepts_lanes_of(graph, matmul, axes), cone)
+        found = matmul in cone.anchors and matmul not in cone.inputs
+        if found and _is_computed_once(graph, matmul, root, cone) and unserved(graph, matmul, root) is None:
             operands = {operand_base(graph, a) for a in graph.nodes[matmul].args}
             inputs = tuple(sorted({*cone.inputs, *operands}))
             return Group(GroupKind.CONTRACTION, (root,), inputs, domain, (matmul,))
     return None
+
+
+def _is_computed_once(graph: Graph, matmul: int, root: int, cone: Cone) -> bool:
+    """Whether nobody but the root needs the product or what is made of it on the way: others would compute it again."""
+    between = {p for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
+    if between & set(cone.inputs):
+        return False
+    return not any(p in graph.outputs or set(graph.users[p]) - between - {root} for p in between)
 
 
 def _accepts_lanes_of(graph: Graph, matmul: int, axes: Axes) -> Accepts:
@@ -174,13 +184,14 @@ def _transposed(view: StridedView) -> StridedView:
 
 def _as_matrix(view: StridedView) -> StridedView | None:
     """Leading dims as one, where their strides allow it."""
-    shape, strides = view.shape, view.strides
-    for d in range(len(shape) - 2):
-        if not same(strides[d], simplify_dim(shape[d + 1] * strides[d + 1])):
-            return None
-    if len(shape) < 2:
+    if len(view.shape) < 2:
         return None
-    return StridedView(view.base, (simplify_dim(product(shape[:-1])), shape[-1]), strides[-2:], view.offset)
+    dims = [d for d in range(len(view.shape) - 1) if not same(view.shape[d], 1)] or [len(view.shape) - 2]
+    for outer, inner in itertools.pairwise(dims):
+        if not same(view.strides[outer], simplify_dim(view.shape[inner] * view.strides[inner])):
+            return None
+    rows = simplify_dim(product(view.shape[d] for d in dims))
+    return StridedView(view.base, (rows, view.shape[-1]), (view.strides[dims[-1]], view.strides[-1]), view.offset)
 
 
 def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
@@ -192,7 +203,7 @@ def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
 def _is_multiple(stride: Dim, itemsize: int) -> bool:
     """Whether a stride is of 16 bytes: by its literal factor; a symbol of its own by the buffer's alignment."""
     factor = math.prod(int(f) for f in sympy.Mul.make_args(sympy.sympify(stride)) if f.is_Integer)
-    return is_stride(sympy.sympify(stride)) or factor * itemsize % _TMA_ALIGNMENT == 0
+    return isinstance(stride, Stride) or factor * itemsize % _TMA_ALIGNMENT == 0
 
 
 def _is_aligned(graph: Graph, base: int) -> bool:

@@ -11,6 +11,7 @@ from fusegen.target import Target
 _EFFICIENCY = {256: 1.0, 192: 0.95, 128: 0.85, 64: 0.6}
 """Share of the speed of the widest tile: a narrow tile reads its rows of A more often for each column."""
 _LAUNCH = 0.1  # of a full tile's time: what starting and ending a tile costs whatever its size
+_MANY_ROWS = 4096
 _MOST_STAGES = 8
 _GROUP = 8
 
@@ -19,7 +20,7 @@ def contraction_plan(rows: Dim, columns: int, a_major: str, b_major: str, target
     """The plan of a product.
 
     Args:
-        rows, columns: of the result; rows may be unknown, and are many then.
+        rows, columns: of the result; rows may be unknown, and are taken as a few thousand then.
         a_major, b_major: which index of an operand is contiguous.
     """
     known = literal(rows)
@@ -36,9 +37,6 @@ def _stages(consumers: int, tile_n: int, target: Target) -> int:
 
 def _time(rows: int | None, columns: int, consumers: int, tile_n: int, processors: int) -> float:
     """Time of the busiest multiprocessor, in full tiles of one consumer."""
-    across = -(-columns // tile_n)
     work = consumers * (tile_n / 256 / _EFFICIENCY[tile_n] + _LAUNCH)
-    if rows is None:
-        return across * work
-    tiles = across * -(-rows // (64 * consumers))
+    tiles = -(-columns // tile_n) * -(-(rows or _MANY_ROWS) // (64 * consumers))
     return -(-tiles // processors) * work

@@ -44,7 +44,7 @@ _OCTET = 8  # channels that are stored at once
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 
 
-def lower_attention(context: Context, first_workspace: int) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+def lower_attention(context: Context) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
     """The launch of attention, and a copy where its result is wanted as another view."""
     (root,) = context.group.outputs
     recurrence = recurrence_of(context.graph, context.group)
@@ -89,7 +89,7 @@ def _score(
 ) -> tuple[LaneFunction, tuple[Function, ...]]:
     """What a query and two keys score, in units that the weights know."""
     graph = context.graph
-    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes))
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(recurrence.score_product, axes))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -97,17 +97,17 @@ def _score(
     words = _words(axes, "key")
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, SMALL // plan.head_dim)
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
-    score = lane_function(context, math, f"{context.name}_score", "product", fast=True, doc="")
+    score = lane_function(context, math, f"{context.name}_score", "product", fast=True)
     return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
     """What becomes of the weighted sum of two channels."""
-    accumulator = accumulator_of(context.graph, recurrence.values, axes)
+    accumulator = accumulator_of(recurrence.values, axes)
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
-    return lane_function(context, math, f"{context.name}_finish", "total", fast=context.fast, doc="")
+    return lane_function(context, math, f"{context.name}_finish", "total", fast=context.fast)
 
 
 class _Normalised(Evaluator):

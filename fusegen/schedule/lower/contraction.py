@@ -37,7 +37,7 @@ _TAKEN = ("operands", "product", "out", "result", ROW, COLUMN)
 _TILE_K = 64  # of the depth: a line of 128 bytes
 
 
-def lower_contraction(context: Context, first_workspace: int) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+def lower_contraction(context: Context) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
     """The launch of a product with its epilogue, and a copy where its result is wanted as another view."""
     (root,), (matmul,) = context.group.outputs, context.group.anchors
     operands = product_operands(context.graph, matmul)
@@ -76,7 +76,7 @@ def lower_contraction(context: Context, first_workspace: int) -> tuple[Sequence[
 
 def _epilogue(context: Context, root: int, matmul: int, axes: Axes) -> LaneFunction:
     """The epilogue, its row axes merged."""
-    evaluator = Evaluator(context.graph, axes, context.stored, accumulator_of(context.graph, matmul, axes))
+    evaluator = Evaluator(context.graph, axes, context.stored, accumulator_of(matmul, axes))
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     for word in (*_TAKEN, *(s.name for s in axes.symbols)):
         context.names.take(word)
@@ -85,7 +85,7 @@ def _epilogue(context: Context, root: int, matmul: int, axes: Axes) -> LaneFunct
     words: dict[Index, str] = {s: s.name for s in row_axes.symbols} | {LANES * PAIR: COLUMN}
     merged = Axes((*row_axes.symbols, PAIR), (*row_axes.extents, axes.extents[-1]))
     math = LaneMath(evaluator.terms, roots, merged, words, moves)
-    return lane_function(context, math, f"{context.name}_epilogue", "product", fast=context.fast, doc="")
+    return lane_function(context, math, f"{context.name}_epilogue", "product", fast=context.fast)
 
 
 def _operand_maps(operands: ProductOperands, plan: ContractionPlan) -> tuple[TensorMapSpec, TensorMapSpec]:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
 from fusegen.passes.fuse.contraction import LANES
@@ -26,7 +26,7 @@ from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRe
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
 from fusegen.schedule.names import identifier
-from fusegen.schedule.terms import Leaf, LeafOf, Read, Terms, substitute
+from fusegen.schedule.terms import Leaf, LeafOf, Read, Terms
 
 PAIR = axis_symbol("pair")
 """The number of a pair of lanes."""
@@ -44,14 +44,16 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def accumulator_of(graph: Graph, product: int, axes: Axes) -> LeafOf:
+def accumulator_of(product: int, axes: Axes) -> LeafOf:
     """The lane of the accumulator that holds an element of a product: for `Evaluator`."""
+
+    single = same(axes.extents[-1] * LANES, 1)  # read at 0 by both lanes, of which only the first exists
 
     def lane(position: int, at: Position) -> object | None:
         if position != product or len(at) != len(axes.symbols):
             return None
         rows = all(i == s or (i == 0 and same(e, 1)) for i, s, e in zip(at[:-1], axes.symbols[:-1], axes.extents[:-1], strict=True))
-        number = sympy.expand(at[-1] - LANES * PAIR)
+        number = 0 if single else sympy.expand(at[-1] - LANES * PAIR)
         return int(number) if rows and number in range(LANES) else None
 
     return lane
@@ -80,7 +82,7 @@ class LaneMath:
     limit: int = SMALL
 
 
-def lane_function(context: Context, math: LaneMath, name: str, accumulator: str, *, fast: bool, doc: str) -> LaneFunction:
+def lane_function(context: Context, math: LaneMath, name: str, accumulator: str, *, fast: bool) -> LaneFunction:
     """The math as a function, with what its call must read.
 
     Args:
@@ -89,12 +91,11 @@ def lane_function(context: Context, math: LaneMath, name: str, accumulator: str,
         name: of the function.
         accumulator: what the function calls the lanes of the accumulator.
         fast: whether approximate functions may be used.
-        doc: one line that says what it is.
     """
     if not context.wide:
         axes = frozenset((*math.axes.symbols, *math.moves))
         math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
-    return _Builder(context, math, accumulator).build(name, fast=fast, doc=doc)
+    return _Builder(context, math, accumulator).build(name, fast=fast)
 
 
 def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) -> tuple[str, ...]:
@@ -135,12 +136,12 @@ class _Builder:
         self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
         self._name_scalars()
 
-    def build(self, name: str, *, fast: bool, doc: str) -> LaneFunction:
+    def build(self, name: str, *, fast: bool) -> LaneFunction:
         """The function of one lane where that is enough, else of both."""
         partner = _Partners(self.terms, self.lanes, self.leaves).of(*self.math.roots)
         self._name_coordinates(partner or {})
         lanewise = partner is not None
-        function = self._function(name, lanewise, fast, doc)
+        function = self._function(name, lanewise, fast)
         arguments = tuple(self.arguments[p.name] for p in function.parameters)
         return LaneFunction(function, lanewise, arguments, self.reads, self.math.axes)
 
@@ -218,7 +219,7 @@ class _Builder:
 
     # The function.
 
-    def _function(self, name: str, lanewise: bool, fast: bool, doc: str) -> Function:
+    def _function(self, name: str, lanewise: bool, fast: bool) -> Function:
         terms, roots = self.terms.items, self.math.roots
         results = [("result", roots[0])] if lanewise else [(f"out_{lane}", root) for lane, root in enumerate(roots)]
         given: dict[int, Parameter] = {}
@@ -229,7 +230,7 @@ class _Builder:
             given[position] = Parameter(group, terms[position].dtype, 1 if lanewise else LANES)
             texts[position] = group if lanewise else f"{group}[{lane}]"
         given |= {t: Parameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
-        function, used = cut(self.terms, name, results, given, fast=fast, doc=doc)
+        function, used = cut(self.terms, name, results, given, fast=fast)
         leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
         return replace(function, leaves=leaves)
 

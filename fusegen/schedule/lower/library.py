@@ -15,7 +15,7 @@ from fusegen.schedule.lower.placement import place
 from fusegen.schedule.program import BufferSpec, LibraryProduct, Step, StridedOperand
 
 
-def lower_library(context: Context, first_workspace: int) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+def lower_library(context: Context) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
     """The library's product, and a copy where its result is wanted as another view."""
     (product,) = context.group.anchors
     shape = context.graph.nodes[product].shape

@@ -1,0 +1,186 @@
+"""Streaming attention: which functions the graph gives the skeleton, and that ptxas is content with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.dtypes import DType
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.kernel import AttentionBody
+from fusegen.schedule.lower.weights import common_factor
+from fusegen.schedule.program import Launch
+from fusegen.schedule.terms import Leaf, Term, Terms
+from tests.unit.ptxas import figures
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def qkv(width: int, queries: int = 256, keys: int = 256, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor, Tensor]:
+    return meta(2, 4, queries, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype)
+
+
+def lowered(function: Callable[..., object], *args: object) -> Lowered:
+    return fg.kernel(function).lower(*args, target="sm_90a")
+
+
+def body_of(low: Lowered) -> AttentionBody:
+    (launch,) = (x for x in low.program.launches if isinstance(x.kernel.body, AttentionBody))
+    assert isinstance(launch.kernel.body, AttentionBody)
+    return launch.kernel.body
+
+
+def check(low: Lowered) -> None:
+    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
+    for source in low.sources:
+        found = figures(source)
+        assert found.spilled == 0 and not found.warnings
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+    return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
+
+
+def alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+    return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_plain(width: int, dtype: torch.dtype) -> None:
+    low = lowered(plain, *qkv(width, dtype=dtype))
+    check(low)
+    scale = width**-0.5 * math.log2(math.e)
+    assert f"fast_exp2(s * {scale!r}f - anchor)" in low.sources[0].math  # one multiplication and addition a weight
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice(width: int) -> None:
+    low = lowered(causal, *qkv(width))
+    check(low)
+    assert "i32 key, i32 query" in low.sources[0].math and "key <= query ? product :" in low.sources[0].math
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_alibi_converts_the_distance_from_32_bits(width: int) -> None:
+    low = lowered(alibi, *qkv(width), meta(4, dtype=F32))
+    check(low)
+    assert "static_cast<float>(key - query)" in low.sources[0].math and "i64 key" not in low.sources[0].math
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 256), (1, 1, 256, 256), (2, 4, 1, 256)])
+def test_an_even_number_of_keys_reads_masks_in_pairs(width: int, shape: tuple[int, ...]) -> None:
+    low = lowered(masked, *qkv(width), meta(*shape))
+    check(low)
+    assert body_of(low).score.reads[0].vector
+
+
+def test_an_odd_number_of_keys_reads_no_mask_past_the_last() -> None:
+    low = lowered(masked, *qkv(64, keys=77), meta(2, 1, 1, 77))
+    check(low)
+    (read,) = body_of(low).score.reads
+    assert not read.vector and [len(c) for c in read.conditions] == [0, 1]
+    assert "key + 1 < 77 ?" in low.sources[0].math
+
+
+def test_a_single_query_and_key() -> None:
+    check(lowered(plain, *qkv(64, 1, 1)))
+
+
+def test_scaled_dot_product_attention_is_the_same_graph() -> None:
+    def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    check(lowered(library, *qkv(64)))
+
+
+def test_heads_may_be_merged_and_gated_on_the_way_out() -> None:
+    def merged(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return (plain(q, k, v) * torch.sigmoid(gate)).transpose(1, 2).flatten(-2)
+
+    low = lowered(merged, *qkv(64), meta(2, 4, 256, 64))
+    check(low)
+    assert len(low.program.steps) == 1
+
+
+def test_a_float32_result_keeps_its_epilogue_accurate() -> None:
+    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q, k, v).float()
+
+    low = lowered(widened, *qkv(64))
+    check(low)
+    assert "total * (1.0f / mass)" in low.sources[0].math
+
+
+def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
+    kernel = fg.kernel(causal)
+    values = list(qkv(64))
+    variant = kernel._dispatcher.variant(values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True)
+    assert "i64 key, i64 query" in variant.sources[0].math
+    assert not figures(variant.sources[0]).warnings
+
+
+def test_queries_strided_as_a_projection_leaves_them() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+
+    low = lowered(attend, *(meta(2, 256, 4, 64) for _ in range(3)))
+    check(low)
+    (launch,) = low.program.steps
+    assert isinstance(launch, Launch)
+    assert [f(low.sizes) for f in launch.tensor_maps[0].strides] == [256 * 256, 64, 256, 1]
+
+
+# The unit of scores.
+
+
+def leaf(terms: Terms) -> int:
+    return terms.put(Term(Leaf.ACCUMULATOR, (), DType.FLOAT32, 0))
+
+
+def scaled(terms: Terms, value: int, factor: float) -> int:
+    constant = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(factor)))
+    return terms.put(Term(Op.MUL, (value, constant), DType.FLOAT32))
+
+
+def test_a_positive_factor_is_taken_out() -> None:
+    terms = Terms()
+    product = leaf(terms)
+    assert common_factor(terms, [scaled(terms, scaled(terms, product, 0.5), 3.0)]) == (1.5, (product,))
+
+
+def test_a_negative_factor_stays_since_it_turns_the_order() -> None:
+    terms = Terms()
+    root = scaled(terms, leaf(terms), -0.5)
+    assert common_factor(terms, [root]) == (1.0, (root,))
+
+
+def test_lanes_with_different_factors_keep_them() -> None:
+    terms = Terms()
+    roots = [scaled(terms, leaf(terms), 0.5), scaled(terms, leaf(terms), 0.25)]
+    assert common_factor(terms, roots) == (1.0, tuple(roots))

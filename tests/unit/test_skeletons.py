@@ -1,0 +1,65 @@
+"""Skeletons hold no math: they move tiles and rows, and call functions that the user's graph became.
+
+Allowed in a template: arithmetic on indices and addresses, `min` of indices, and the names of the functions that the math part
+defines. Not allowed: a call of a mathematical function, a name of one of torch's compositions, or a literal that is a
+constant of some formula (indices are integers; of floating-point literals only 0.0f, which is the empty accumulator).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "cuda"
+SKELETONS = sorted(TEMPLATES.glob("*.cu.jinja"))
+
+_FUNCTIONS = "exp|log|sqrt|rsqrt|tanh|erf|sin|cos|pow|sigmoid|maximum|minimum|fmax|fmin|fma|max|reciprocal|divide"
+CALL = re.compile(rf"\b_*(?:fast_)?(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
+WORD = re.compile(r"softmax|gelu|silu|relu|scale|slope|causal|log2e|epsilon", re.IGNORECASE)
+LITERAL = re.compile(r"\b\d+\.\d+(?:e[-+]?\d+)?f?\b|\b\d+e[-+]?\d+f?\b")
+
+
+def math_in(text: str) -> list[str]:
+    """What in a template's code is math on values; comments may say what they like."""
+    code = re.sub(r"\{#.*?#\}", "", text, flags=re.DOTALL)
+    code = re.sub(r"//[^\n]*", "", code)
+    literals = [m for m in LITERAL.findall(code) if float(m.rstrip("f")) != 0.0]
+    return [*CALL.findall(code), *WORD.findall(code), *literals]
+
+
+def test_there_are_skeletons() -> None:
+    assert {"attention.cu.jinja", "contraction.cu.jinja", "rows.cu.jinja"} <= {path.name for path in SKELETONS}
+
+
+@pytest.mark.parametrize("path", SKELETONS, ids=lambda path: path.name)
+def test_a_skeleton_holds_no_math(path: Path) -> None:
+    assert math_in(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "s[p] = expf(s[p]);",
+        "s[p] = fast_exp2(s[p] - peak);",
+        "peak = maximum(peak, s[p]);",
+        "peak = fmaxf(peak, s[p]);",
+        "peak = max(peak, s[p]);",
+        "out = __expf(x);",
+        "out = rsqrtf(mass);",
+        "s[p] *= 1.442695f;",
+        "s[p] *= 0.125f;",
+        "s[p] *= 1e-5f;",
+        "const float scale = load(scales, head);",
+        "y = gelu(x);",
+    ],
+)
+def test_planted_math_is_found(planted: str) -> None:
+    for path in SKELETONS:
+        assert math_in(f"{path.read_text(encoding='utf-8')}\n{planted}\n")
+
+
+@pytest.mark.parametrize("line", ["float mass = 0.0f;", "const i32 rows = min(group, height - first);", "// exp(x) * 1.44"])
+def test_indices_and_comments_are_no_math(line: str) -> None:
+    assert math_in(line) == []
