@@ -154,6 +154,7 @@ class RowBody:
         phases: in order.
         coordinates: indices that the math uses.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
+        stage_offsets: for a row that is staged: where in shared memory each fragment of the first phase begins, in bytes.
     """
 
     row_axes: Axes
@@ -161,6 +162,7 @@ class RowBody:
     phases: tuple[Phase, ...]
     coordinates: tuple[Coordinate, ...]
     partials: tuple[Access, ...]
+    stage_offsets: tuple[int, ...]
     plan: RowPlan
 
 

@@ -10,6 +10,7 @@ class Persistence(Enum):
     """Where a row lives between the phases of a row kernel."""
 
     REGISTERS = "registers"  # read once; each thread keeps its part
+    STAGED = "staged"  # read once into shared memory; the next rows are under way while this one is worked on
     LOOPED = "looped"  # read again in each phase
 
 
@@ -22,12 +23,14 @@ class PointwisePlan:
         lanes: neighbouring elements that a thread handles together.
         unroll: groups of lanes that a thread loads before it computes the first.
         tail: whether the last group can be partial.
+        rows: on the CPU, points of all axes but the last that a task takes before it goes on along the last axis.
     """
 
     threads: int
     lanes: int
     unroll: int
     tail: bool
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,11 @@ class RowPlan:
     """A row kernel.
 
     Attributes:
-        threads: that share a row, within one block.
+        threads: that share a row.
         rows: rows that a block works on at the same time (more than one only when a row takes a warp or less).
-        cluster: blocks that share a row.
         lanes: neighbouring elements that a thread handles together.
-        chunks: groups of lanes of a row that a thread holds; 0 when the row is looped over.
+        chunks: groups of lanes of a row that a thread holds or stages; 0 when the row is looped over.
+        slots: groups of lanes that a thread has room for in shared memory, of this row and the next ones; 0 unless staged.
         persistence: where the row lives between phases.
         exact: whether the row fills all chunks, so that no bound is checked.
         resident: blocks that share the rows, each working on many; 0 when there is a block for every few rows.
@@ -49,13 +52,13 @@ class RowPlan:
 
     threads: int
     rows: int
-    cluster: int
     lanes: int
     chunks: int
     persistence: Persistence
     exact: bool
     resident: int
     blocks_per_sm: int = 1
+    slots: int = 0
     tiled: bool = False
 
     @property
@@ -65,13 +68,13 @@ class RowPlan:
 
     @property
     def warps(self) -> int:
-        """Warps that share a row, within one block."""
+        """Warps that share a row."""
         return max(1, self.threads // 32)
 
     @property
     def span(self) -> int:
         """Columns that the threads of a row cover with one group of lanes each."""
-        return self.threads * self.lanes * self.cluster
+        return self.threads * self.lanes
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,10 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         row_decode=decode(body.row_axes, "row", "Index"),
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
+        last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=list(along.values()),
         partials=[fragment(a, pointers, lane_axis) for a in body.partials],
+        stage_offsets=body.stage_offsets,
         plan=body.plan,
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])

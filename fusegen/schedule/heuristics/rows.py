@@ -1,7 +1,8 @@
 """Plans of row kernels.
 
 A row lives in the registers of as many threads as it needs, read from memory once: a warp for short rows, a block for longer
-ones, a cluster of blocks where the target has clusters. Longer rows still are looped over.
+ones. Longer rows are staged in the shared memory of one block; the longest are looped over. Clusters of blocks that share a row
+were measured on an H200 and lost to both (35% to 60% of the speed of a copy): their barriers cost more than they save.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _MOST_REGISTERS = 64
 """Registers of a thread that a row may take in all, beside the arithmetic."""
 _THREADS_PER_SM = 1024
 """Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
-_CLUSTER = 2  # blocks; for longer rows a cluster's barriers cost more than reading the row again from L2
+_MOST_STAGED = 64  # elements of a row that a thread stages
+_LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
+_SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
+_THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class RowFeatures:
         held: 32-bit registers that each element of a row takes between phases, at most.
         column_sums: columns sums that are accumulated in registers.
         reductions: reductions along the row.
+        stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
+        computed: values of each element that are computed in one phase and used in later ones.
     """
 
     axes: Axes
@@ -47,6 +53,8 @@ class RowFeatures:
     held: float
     column_sums: int
     reductions: int
+    stage_bytes: int
+    computed: int = 0
 
 
 def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> RowPlan:
@@ -57,7 +65,7 @@ def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds
         bounds: known bounds of sizes.
     """
     if target.backend is Backend.CPU:
-        return cpu.row_plan(features.axes, reductions=features.reductions, column_sums=features.column_sums)
+        return cpu.row_plan(features.axes, features.reductions, features.column_sums, features.computed)
     lanes = _lanes(features, multiples)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
@@ -65,18 +73,18 @@ def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds
     if columns is None:
         return _looped(lanes, target, features)
     held = max(0.5, features.held + features.column_sums)
-    layouts = _layouts(target, features)
-    for threads, cluster in layouts:
-        chunks = -(-columns // (lanes * threads * cluster))
-        last_resort = bool(features.column_sums) and (threads, cluster) == layouts[-1]
-        if _fits(chunks * lanes, held) or last_resort:
-            return _persistent(columns if known else None, lanes, threads, cluster, chunks, features, target)
-    return _looped(lanes, target, features)
+    for threads in _THREADS:
+        chunks = -(-columns // (lanes * threads))
+        last_resort = bool(features.column_sums) and threads == _MOST_THREADS
+        if _fits(chunks * lanes, held, threads, features) or last_resort:
+            return _held(columns if known else None, lanes, threads, chunks, features, target)
+    return _staged(columns, known, lanes, features, target) or _looped(lanes, target, features)
 
 
-def _fits(elements: int, held: float) -> bool:
-    """Whether a thread can hold its part of a row."""
-    return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
+def _fits(elements: int, held: float, threads: int, features: RowFeatures) -> bool:
+    """Whether a thread can hold its part of a row; a whole block's threads only where column sums leave no other way."""
+    allowed = threads < _MOST_THREADS or features.column_sums > 0
+    return allowed and elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:
@@ -99,28 +107,31 @@ def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
     return total, known
 
 
-def _layouts(target: Target, features: RowFeatures) -> list[tuple[int, int]]:
-    """Threads a row and blocks a row, the smallest first."""
-    blocks = [(threads, 1) for threads in (32, 64, 128, 256, 512)]
-    if features.column_sums or not target.clusters:
-        return [*blocks, (_MOST_THREADS, 1)]
-    return [*blocks, (512, _CLUSTER)]
-
-
-def _persistent(
-    columns: int | None, lanes: int, threads: int, cluster: int, chunks: int, features: RowFeatures, target: Target
-) -> RowPlan:
+def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: RowFeatures, target: Target) -> RowPlan:
+    """A row in the registers of some threads."""
     rows = _BLOCK // threads if threads == _WARP else 1
-    exact = columns == chunks * lanes * threads * cluster
+    exact = columns == chunks * lanes * threads
     resident = _resident(threads * rows, target) if features.column_sums else 0
     blocks = max(1, _THREADS_PER_SM // (threads * rows))
-    return RowPlan(threads, rows, cluster, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks)
+    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks)
+
+
+def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> RowPlan | None:
+    """A row in the shared memory of a block, with as much of the next rows beside it as there is room for."""
+    if not features.stage_bytes:
+        return None
+    chunks = -(-columns // (lanes * _MOST_THREADS))
+    slots = min(2 * chunks, (target.shared_bytes - _SCRATCH) // (lanes * _MOST_THREADS * features.stage_bytes))
+    if slots * _LEAST_AHEAD[1] < chunks * _LEAST_AHEAD[0] or chunks * lanes > _MOST_STAGED:
+        return None
+    exact = known and columns == chunks * lanes * _MOST_THREADS
+    return RowPlan(_MOST_THREADS, 1, lanes, chunks, Persistence.STAGED, exact, target.processors, 1, slots)
 
 
 def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:
-    threads = _MOST_THREADS
-    resident = _resident(threads, target) if features.column_sums else 0
-    return RowPlan(threads, 1, 1, lanes, 0, Persistence.LOOPED, False, resident)
+    """A row that is read again in each phase, from L2 as far as that holds it."""
+    resident = _resident(_MOST_THREADS, target) if features.column_sums else 0
+    return RowPlan(_MOST_THREADS, 1, lanes, 0, Persistence.LOOPED, False, resident)
 
 
 def _tiled(columns: int | None, lanes: int, target: Target) -> RowPlan:
@@ -130,7 +141,7 @@ def _tiled(columns: int | None, lanes: int, target: Target) -> RowPlan:
     exact = columns is not None and columns % tile == 0
     tiles = 1 if columns is None else -(-columns // tile)
     resident = max(1, -(-_resident(_BLOCK, target) // tiles))
-    return RowPlan(threads, rows, 1, lanes, 1, Persistence.REGISTERS, exact, resident, tiled=True)
+    return RowPlan(threads, rows, lanes, 1, Persistence.REGISTERS, exact, resident, tiled=True)
 
 
 def _resident(block: int, target: Target) -> int:

@@ -43,8 +43,8 @@ def combine_partials(
     position: Index = PARTIAL
     for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
         position = position * extent + symbol
-    partials = tuple(context.access(r.name, w.key, position, lane, 1, column_axes) for r, w in zip(reductions, workspace, strict=True))
-    writes = tuple(context.access(r.name, s.buffer, s.offset, lane, 1, column_axes) for r, s in zip(reductions, stores, strict=True))
+    partials = tuple(context.access(r.name, w.key, position, lane, 1) for r, w in zip(reductions, workspace, strict=True))
+    writes = tuple(context.access(r.name, s.buffer, s.offset, lane, 1) for r, s in zip(reductions, stores, strict=True))
     plan_of_columns = column_plan(context.target)
     expressions = [*(a.offset for a in (*partials, *writes)), *column_axes.extents]
     kernel = Kernel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import sympy
 
@@ -14,6 +15,14 @@ from fusegen.schedule.terms import Leaf, Read, Term, Terms
 _SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM)
 _CHEAP = 3
 """Simple operations up to which a value is computed again instead of held."""
+
+
+class Keep(Enum):
+    """Which element values live on from phase to phase."""
+
+    ALL = "all"
+    READS = "reads"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,10 @@ class PhaseSplitter:
         terms: the kernel's terms.
         column_axes: symbols along which a row runs.
         statistics: for each reduction's node, the position of the term that it reduces.
-        keep: whether element values live on from phase to phase; otherwise each phase computes its own.
+        keep: which element values live on from phase to phase; each phase has the others for itself.
     """
 
-    def __init__(self, terms: Terms, column_axes: Collection[sympy.Symbol], statistics: Mapping[int, int], keep: bool) -> None:
+    def __init__(self, terms: Terms, column_axes: Collection[sympy.Symbol], statistics: Mapping[int, int], keep: Keep) -> None:
         self.terms = terms
         self.column_axes = frozenset(column_axes)
         self.statistics = statistics
@@ -123,11 +132,11 @@ class PhaseSplitter:
         term = self.terms.items[position]
         if known == number:
             return
-        if known is not None and self.keep and self._is_kept(term):
+        if known is not None and self._is_kept(term):
             phases[known].held.append(position)
             phase.given.append(position)
             return
-        if known is None or not self.keep:
+        if known is None or self.keep is Keep.NOTHING:
             first[position] = number
         if isinstance(term.payload, Read):
             phase.reads.append(position)
@@ -136,9 +145,9 @@ class PhaseSplitter:
 
     def _is_kept(self, term: Term) -> bool:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
-        if term.op in (Leaf.COORDINATE, Leaf.CONDITION):
+        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION):
             return False
-        return isinstance(term.payload, Read) or self._cost(term) > _CHEAP
+        return isinstance(term.payload, Read) or (self.keep is Keep.ALL and self._cost(term) > _CHEAP)
 
     def _cost(self, term: Term) -> int:
         """Additions and multiplications that a value takes along the row; a costly function counts for many."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.ir.formula import Formula, ceil_div
+from fusegen.ir.formula import Formula, ceil_div, formula
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.functions import cut
@@ -75,7 +75,15 @@ class RowKernelBuilder:
         """The launch of the kernel."""
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
         partials = tuple(self._partial(r.key) for r in self.math.roots if r.kind == "column")
-        body = RowBody(self.math.row_axes, self.math.column_axes, phases, tuple(self.coordinates.values()), partials, self.plan)
+        body = RowBody(
+            row_axes=self.math.row_axes,
+            column_axes=self.math.column_axes,
+            phases=phases,
+            coordinates=tuple(self.coordinates.values()),
+            partials=partials,
+            stage_offsets=self._stage_offsets(phases),
+            plan=self.plan,
+        )
         accesses = [a for p in phases for a in (*p.reads, *p.late, *p.writes, *p.row_reads, *(w for w, _ in p.row_writes))]
         kernel = Kernel(
             name=self.context.name,
@@ -86,7 +94,7 @@ class RowKernelBuilder:
             wide=self.context.wide,
         )
         shared = self._shared_bytes(phases)
-        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, self.plan.cluster, shared, self.context.traffic())
+        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, 1, shared, self.context.traffic())
 
     def reduction(self, node: int) -> Reduction:
         """The reduction of a node, with a name of its own."""
@@ -98,8 +106,11 @@ class RowKernelBuilder:
     def _read(self, term: int) -> Access:
         read = self.math.leaves.reads[term]
         name = self.context.read_name(read)
-        axis = self.lane_axis if self._is_along(read.offset, *(b.index for b in read.conditions)) else None
-        return self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, self.math.column_axes, read.conditions)
+        along = self._is_along(read.offset, *(b.index for b in read.conditions))
+        axis = self.lane_axis if along else None
+        access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
+        # The lanes of a group may share an element that differs from group to group: a fragment all the same.
+        return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
 
     def _is_along(self, *indices: Index) -> bool:
         axes = set(self.math.column_axes.symbols)
@@ -125,7 +136,7 @@ class RowKernelBuilder:
         for symbol, extent in zip(self.math.column_axes.symbols, self.math.column_axes.extents, strict=True):
             position = position * extent + symbol
         name = self.reductions[node].name
-        return self.context.access(name, self.workspace[node], position, self.lane_axis, self.plan.lanes, self.math.column_axes)
+        return self.context.access(name, self.workspace[node], position, self.lane_axis, self.plan.lanes)
 
     # Phases.
 
@@ -168,7 +179,7 @@ class RowKernelBuilder:
 
     def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
         store = self.math.stores[root.key]
-        return self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes, self.math.column_axes)
+        return self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
 
     def _row_value(self, term: int) -> str:
         return self.names.get(term, "")
@@ -240,15 +251,32 @@ class RowKernelBuilder:
         if self.plan.tiled:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
             return Formula(f"({tiles}) * {self.plan.resident}")
+        if self.plan.persistence is Persistence.STAGED:
+            return Formula(f"min({formula(rows)}, {self.plan.resident})")
         if self.plan.resident:
             return Formula(str(self.plan.resident))
-        blocks = ceil_div(rows, self.plan.rows)
-        return blocks if self.plan.cluster == 1 else Formula(f"({blocks}) * {self.plan.cluster}")
+        return ceil_div(rows, self.plan.rows)
 
     def _shared_bytes(self, phases: Sequence[Phase]) -> int:
-        """A slot for every warp's part of every reduction, and room to combine column sums of the block's row groups."""
-        reductions = sum(len(p.reductions) for p in phases)
-        across = self.plan.warps > 1 or self.plan.cluster > 1
-        slots = reductions * self.plan.warps * 2 * _SCRATCH_BYTES if across else 0
+        """Scratch of reductions, room to combine column sums of the block's row groups, and staged rows."""
+        slots = self._slot_bytes(phases)
         sums = len(self.workspace) * self.plan.span * max(1, self.plan.chunks) * _SCRATCH_BYTES if self.plan.rows > 1 else 0
-        return slots + sums
+        staged = sum(self._stage_bytes(a) for p in phases for a in p.reads) if self.plan.persistence is Persistence.STAGED else 0
+        return slots + sums + staged
+
+    def _slot_bytes(self, phases: Sequence[Phase]) -> int:
+        """Two slots for every warp's part of every reduction."""
+        if self.plan.warps == 1:
+            return 0
+        return sum(len(p.reductions) for p in phases) * self.plan.warps * 2 * _SCRATCH_BYTES
+
+    def _stage_offsets(self, phases: Sequence[Phase]) -> tuple[int, ...]:
+        """Where in shared memory each staged fragment begins; behind the scratch of reductions."""
+        if self.plan.persistence is not Persistence.STAGED:
+            return ()
+        sizes = [self._stage_bytes(a) for p in phases for a in p.reads]
+        return tuple(self._slot_bytes(phases) + sum(sizes[:k]) for k in range(len(sizes)))
+
+    def _stage_bytes(self, access: Access) -> int:
+        """All slots of all threads."""
+        return self.plan.slots * self.plan.span * self.context.dtype(access.buffer).itemsize

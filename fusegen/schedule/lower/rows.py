@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusegen.errors import VerificationError
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
-from fusegen.schedule.access import merge_axes
+from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
 from fusegen.schedule.lower.columns import combine_partials, partials_buffer
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.memory import Store
-from fusegen.schedule.lower.phases import PhaseSplitter, PhaseTerms, Root
+from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import BufferSpec, Launch
 from fusegen.schedule.terms import Evaluator, Terms, substitute
+
+_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.READS, Persistence.LOOPED: Keep.NOTHING}
+"""What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
+
+_SMALLEST_COPY = 4
+"""Bytes of the smallest asynchronous copy."""
 
 
 def lower_rows(context: Context, first_workspace: int) -> tuple[list[Launch], list[BufferSpec]]:
@@ -37,8 +42,10 @@ def lower_rows(context: Context, first_workspace: int) -> tuple[list[Launch], li
     builder = RowKernelBuilder(context, math, plan, phases, {r.key: w.key for r, w in zip(columns, workspace, strict=True)})
     launches = [builder.launch()]
     if columns:
-        stores = [_column_store(context, root.key, dict(math.moves)) for root in columns]
-        launches.append(combine_partials(context, [r.key for r in columns], workspace, stores, math.column_axes, plan))
+        moves = dict(math.moves)
+        sums = [(r.key, w, s) for r, w in zip(columns, workspace, strict=True) for s in _column_stores(context, r.key, moves)]
+        nodes, partials, stores = zip(*sums, strict=True)
+        launches.append(combine_partials(context, nodes, partials, stores, math.column_axes, plan))
     return launches, workspace
 
 
@@ -89,7 +96,8 @@ def _merged(
 ) -> RowMath:
     domain = context.group.domain
     leaves = leaves_of(terms, [r.term for r in roots])
-    expressions = [*leaves.expressions(), *(s.offset for s in stores)]
+    sums = [s for root in roots if root.kind == "column" for s in _column_stores(context, root.key, {})]
+    expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
     row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
     column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
     moves: dict[object, Index] = {**row_moves, **column_moves}
@@ -105,8 +113,8 @@ def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
 
 
 def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
-    """The plan, and the phases that it implies: a row that is looped over keeps nothing between them."""
-    kept = _split(math, keep=True)
+    """The plan, and the phases that it implies."""
+    kept = _split(math, Keep.ALL)
     itemsizes = [context.dtype(r.buffer).itemsize for r in math.leaves.reads.values() if _along(r.offset, math.column_axes)]
     itemsizes += [context.dtype(math.stores[r.key].buffer).itemsize for r in math.roots if r.kind == "write"]
     features = RowFeatures(
@@ -115,12 +123,14 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         held=_most_held(context, math, kept),
         column_sums=sum(r.kind == "column" for r in math.roots),
         reductions=sum(r.kind == "reduce" for r in math.roots),
+        stage_bytes=_stage_bytes(context, math),
+        computed=sum(p not in math.leaves.reads for phase in kept for p in phase.held),
     )
     plan = row_plan(features, context.target, context.multiples, dict(context.graph.bounds))
-    return plan, kept if plan.persistence is Persistence.REGISTERS else _split(math, keep=False)
+    return plan, _split(math, _KEEP[plan.persistence])
 
 
-def _split(math: RowMath, *, keep: bool) -> list[PhaseTerms]:
+def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
     return PhaseSplitter(math.terms, math.columns, math.statistics, keep).split(math.roots)
 
 
@@ -131,6 +141,19 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))
     return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
+
+
+def _stage_bytes(context: Context, math: RowMath) -> int:
+    """Bytes of an element's fragments that asynchronous copies can bring to shared memory; 0 when some cannot be brought so."""
+    total = 0
+    for term, read in math.leaves.reads.items():
+        if _along(read.offset, math.column_axes) and _along_row(math, term):
+            access = context.access("", read.buffer, read.offset, math.column_axes.symbols[-1], 8, read.conditions)
+            itemsize = context.dtype(read.buffer).itemsize
+            if access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
+                return 0
+            total += itemsize
+    return total
 
 
 def _along_row(math: RowMath, term: int) -> bool:
@@ -148,10 +171,8 @@ def _along(offset: Index, axes: Axes) -> bool:
     return not isinstance(offset, int) and bool(offset.free_symbols & set(axes.symbols))
 
 
-def _column_store(context: Context, node: int, moves: dict[object, Index]) -> Store:
+def _column_stores(context: Context, node: int, moves: dict[object, Index]) -> list[Store]:
     """Where a column sum goes, over the merged column axes."""
     axes = domain_axes(context.group.domain)
     found = context.memory.stores(node, _own_index(context, node, axes), axes)
-    if len(found) != 1:
-        raise VerificationError("a column sum that is stored in several places is not supported")
-    return Store(found[0].buffer, substitute(found[0].offset, moves))
+    return [Store(store.buffer, substitute(store.offset, moves)) for store in found]

@@ -1,0 +1,1 @@
+inline void copy_async_commit() {}

@@ -1,0 +1,2 @@
+template <int PENDING>
+inline void copy_async_wait() {}
