@@ -129,7 +129,10 @@ class Language:
             return Text("true" if text == "True" else "false")
         if dtype in (DType.INT64, DType.INT32):
             suffix = "LL" if dtype is DType.INT64 else ""
-            return _signed(f"{int(float(text)) if '.' in text else int(text)}{suffix}")
+            number = int(text == "True") if text in ("True", "False") else int(text)
+            if number == -(2**63):  # C++ reads the sign apart, and what remains does not fit
+                return Text(f"(-{2**63 - 1}LL - 1)")
+            return _signed(f"{number}{suffix}")
         value = float(text == "True") if text in ("True", "False") else float(text)
         if value != value:
             return Text(self.nan[dtype])

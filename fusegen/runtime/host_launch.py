@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusegen.jit.host import compile_shared, load_shared
-from fusegen.settings import settings
+from fusegen.settings import cache_folder
 from fusegen.source import Source
 
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fvisibility=default")
@@ -32,7 +32,7 @@ class HostKernel:
     """
 
     def __init__(self, source: Source) -> None:
-        library = load_shared(compile_shared(source.text, host_flags(), settings().cache_dir / "cpu"))
+        library = load_shared(compile_shared(source.text, host_flags(), cache_folder("cpu")))
         self._function = getattr(library, source.entry)
         self._function.restype = None
         self._function.argtypes = (ctypes.c_void_p,)

@@ -5,41 +5,56 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_RESERVED = frozenset(
-    ["alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "xor", "main", "thread", "row", "col", "column", "index", "lane", "lanes", "load", "store", "chunk", "v", "u", "i", "j", "warp", "widen", "narrow", "scratch", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bf16", "f16", "Index", "Operands", "operands", "exp", "log", "sin", "cos", "tanh", "part", "erf", "sqrt", "abs", "floor", "ceil", "trunc", "rint", "pow", "fabs", "fmod", "acc", "out", "position", "first", "row_count", "column_count", "element_count"]
-)
+_RESERVED = """
+    alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double else
+    enum explicit export extern false float for friend goto if inline int long mutable namespace new not operator or
+    private protected public register return short signed sizeof static struct switch template this throw true try typedef
+    typename union unsigned using virtual void volatile while xor main thread row col column index lane lanes load store
+    chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16 f16 Index Operands operands exp log sin cos
+    tanh part erf sqrt abs floor ceil trunc rint pow fabs fmod acc out position first row_count column_count element_count
+"""
+"""Words of the language, and names that pipelines share."""
 
 _PIPELINES = """
     arguments begin block count end group is_first last_row first_row outer_count column_outer first_column rank sum span
-    spans task tasks tile tiles turn BLOCK CHUNKS CLUSTER COLUMNS LANES PARTS ROWS SPAN THREADS TILE UNROLL WARPS
+    spans task tasks tile tiles turn groups KEPT BLOCK CHUNKS CLUSTER COLUMNS LANES PARTS ROWS SPAN THREADS TILE UNROLL WARPS
     WORTH_THREADS
 """
 """Names that pipelines use for themselves."""
 
 _PRIMITIVES = """
     argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 cluster_load cluster_rank cluster_size cluster_sync
-    cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits double_from_bits each_chunk erf_f32 erf_f64 exp2_double
-    exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64 expm1_reduced fast_divide fast_exp fast_exp2 fast_log
-    fast_reciprocal fast_rsqrt fast_tanh fence_proxy_async float_bits float_from_bits float_to_bfloat float_to_half
-    floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load load_lanes load_vec log1p_f32 log1p_f64
-    log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64 log_reduce lower_registers maximum mbarrier_arrive
-    mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait minimum named_barrier_arrive named_barrier_sync narrow
-    narrow_vec nearest_integer opaque pack_pair pow_f32 pow_f64 power_of_two quad_transpose quarter_turns raise_registers
-    remainder_floor rint_f32 rint_f64 round_bf16 round_f16 rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address
-    shared_array shared_load shared_store shuffle_xor sign_of sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store
-    store_lanes store_shared_words store_vec tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map
-    tma_store_2d tma_store_commit tma_store_wait trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit
-    wgmma_descriptor wgmma_fence wgmma_wait widen widen_vec
+    copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
+    double_from_bits each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64
+    expm1_reduced fast_divide fast_exp fast_exp2 fast_log fast_reciprocal fast_rsqrt fast_tanh fence_proxy_async float_bits
+    float_from_bits float_to_bfloat float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load
+    load_lanes load_once load_vec load_wide log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
+    log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
+    minimum named_barrier_arrive named_barrier_sync narrow narrow_vec nearest_integer opaque pack_pair pow_f32 pow_f64
+    power_of_two quad_transpose quarter_turns raise_registers remainder_floor rint_f32 rint_f64 round_bf16 round_f16
+    rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
+    shuffle_xor sign_of sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
+    tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
+    trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait
+    widen widen_vec
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 
-_TAKEN = _RESERVED.union(_PIPELINES.split(), _PRIMITIVES.split())
+_TAKEN = frozenset((_RESERVED + _PIPELINES + _PRIMITIVES).split())
+
+
+_MADE = re.compile(
+    r"(i|row_|column_)\d+|\w+_(raw|ptr|kept|outer|shared|(dim|stride)\d+)"  # names that the compiler makes of others
+    r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
+    r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's
+    r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros
+)
 
 
 def identifier(name: str) -> str:
-    """A name as a C++ identifier: ASCII, not reserved, without double underscores."""
+    """A user's name as a C++ identifier: ASCII, without double underscores, and not one that emitted text uses otherwise."""
     safe = plain(name)
-    return f"{safe}_" if safe in _TAKEN else safe
+    return f"{safe}_" if safe in _TAKEN or _MADE.fullmatch(safe) else safe
 
 
 def plain(name: str) -> str:

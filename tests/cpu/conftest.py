@@ -90,7 +90,7 @@ class Runner:
                 self.kernels[id(step)](self.arguments(step, buffers))
             else:
                 product = torch.matmul(self._strided(step.a, buffers), self._strided(step.b, buffers))
-                buffers[step.out].copy_(product.reshape(buffers[step.out].shape))
+                self._strided(step.out, buffers).copy_(product)
         return tuple(buffers[view.buffer].reshape([f(self.sizes) for f in view.shape]) for view in self.program.results)
 
     def buffer(self, spec: BufferSpec, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -116,7 +116,11 @@ def _no_hidden(tensor: Tensor) -> NoReturn:
 
 
 def run_program(
-    function: Callable[..., object], symbolic: Symbolic | None = None, scalars: Mapping[str, float] | None = None, /, **inputs: Tensor
+    function: Callable[..., object],
+    symbolic: Symbolic | None = None,
+    scalars: Mapping[str, float] | None = None,
+    /,
+    **inputs: Tensor,
 ) -> Ran:
     """Runs a function through the CPU target and through the oracle."""
     runner = Runner(function, inputs, symbolic or {}, scalars or {})

@@ -133,7 +133,9 @@ def test_strided_inputs(run: Run, x: Tensor) -> None:
     check(run(lambda x, y: torch.exp(x) - y, x=x, y=torch.randn(33, 66)))
 
 
-@pytest.mark.parametrize("shapes", [((33, 1), (33, 1)), ((), ()), ((33, 1), (1, 65)), ((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)), ((9, 3), (3,))])
+@pytest.mark.parametrize(
+    "shapes", [((33, 1), (33, 1)), ((), ()), ((33, 1), (1, 65)), ((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)), ((9, 3), (3,))]
+)
 def test_broadcasts(run: Run, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     check(run(lambda x, y: x + y, x=torch.randn(shapes[0]), y=torch.randn(shapes[1])))
 
@@ -223,6 +225,12 @@ def test_reduction_of_everything(run: Run) -> None:
     check(run(lambda x: x.sum(), x=torch.rand(11, 257)))
 
 
+def test_products_of_the_library_between_kernels(run: Run) -> None:
+    check(run(lambda x, w: torch.relu(x @ w) + 1, x=torch.randn(5, 6), w=torch.randn(6, 7)))
+    q, k, v = torch.randn(3, 2, 3, 50, 16)
+    check(run(lambda q, k, v: torch.softmax(q @ k.mT * 0.25, -1) @ v, q=q, k=k, v=v))
+
+
 # Columns.
 
 
@@ -240,6 +248,12 @@ def test_column_sums(run: Run, shape: tuple[int, ...]) -> None:
 def test_column_sums_of_strided_inputs(run: Run) -> None:
     check(run(lambda x, s: ((x * s).sum(0), (x > s).to(torch.int64).sum(0)), x=torch.randn(33, 70).t(), s=torch.randn(70, 1)))
     check(run(lambda x: x.mT.sum((0, 1)), x=torch.rand(5, 6, 77)))
+
+
+def test_column_sums_stored_twice_and_of_two_shapes(run: Run) -> None:
+    check(run(lambda x: (x.sum(0), x.sum(0, keepdim=True), x.sum(0) + 1), x=torch.rand(70, 33)))
+    check(run(lambda x, y: (x.sum(0), y.sum(0)), x=torch.rand(70, 2, 33), y=torch.rand(70, 33)))
+    check(run(lambda x: (x.sum(0).mT, x.sum(0)), x=torch.rand(70, 3, 33)))
 
 
 def test_long_column_sums_stay_accurate(run: Run) -> None:
@@ -272,20 +286,22 @@ def test_column_sums_do_not_depend_on_the_number_of_threads(run: Run) -> None:
 
 
 def test_any_name_is_a_name(run: Run) -> None:
-    def maximum(count: Tensor, begin: Tensor, row: Tensor, exp_f32: Tensor, LANES: Tensor) -> Tensor:  # noqa: N803
+    def maximum(count: Tensor, begin: Tensor, row: Tensor, exp_f32: Tensor, LANES: Tensor) -> Tensor:
         return torch.maximum(count + row, begin.exp()) + exp_f32 - LANES
 
     x = torch.randn(5, 70)
     check(run(maximum, count=x, begin=x + 1, row=x * 2, exp_f32=x, LANES=x[:1]))
 
-    def each_chunk(last_row: Tensor, PARTS: Tensor) -> Tensor:  # noqa: N803
+    def each_chunk(last_row: Tensor, PARTS: Tensor) -> Tensor:
         return (last_row * PARTS).sum(0)
 
     check(run(each_chunk, last_row=x, PARTS=x + 1))
 
 
 def test_text_is_deterministic_and_readable(run: Run) -> None:
-    first, second = (run(norm_gelu_add, x=torch.randn(5, 100), w=torch.randn(100), b=torch.randn(100), r=torch.randn(5, 100)) for _ in "ab")
+    first, second = (
+        run(norm_gelu_add, x=torch.randn(5, 100), w=torch.randn(100), b=torch.randn(100), r=torch.randn(5, 100)) for _ in "ab"
+    )
     assert [s.text for s in first.sources] == [s.text for s in second.sources]
     source = first.sources[0]
     assert source.language == "cpp" and f'extern "C" void {source.entry}(void** arguments)' in source.pipeline

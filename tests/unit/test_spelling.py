@@ -36,7 +36,12 @@ def operand_types(op: Op) -> tuple[DType, ...]:
     return FLOATS if op.row.result is Result.FLOAT else COMPUTING[:3]
 
 
-CASES = [(op, dtype) for op in Op if op.family is Family.POINTWISE and op.is_primitive and op is not Op.CAST for dtype in operand_types(op)]
+CASES = [
+    (op, dtype)
+    for op in Op
+    if op.family is Family.POINTWISE and op.is_primitive and op is not Op.CAST
+    for dtype in operand_types(op)
+]
 
 
 def function_of(op: Op, dtype: DType, *, fast: bool = False) -> Function:
@@ -48,7 +53,9 @@ def function_of(op: Op, dtype: DType, *, fast: bool = False) -> Function:
     terms = (*(Term(Leaf.SCALAR, (), t) for t in types), Term(op, tuple(range(count)), result))
     parameters = tuple(Parameter(name, t) for name, t in zip(names, types, strict=True))
     results = (FunctionResult("result", count, result),)
-    return Function(f"{op.row.name}_of_{dtype.short}", parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast)
+    return Function(
+        f"{op.row.name}_of_{dtype.short}", parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast
+    )
 
 
 def cast_functions() -> Iterator[Function]:
@@ -57,7 +64,9 @@ def cast_functions() -> Iterator[Function]:
         for to in DType:
             terms = (Term(Leaf.SCALAR, (), source), Term(Op.CAST, (0,), to.compute, to))
             result = (FunctionResult("result", 1, to.compute),)
-            yield Function(f"cast_{source.short}_to_{to.short}", (Parameter("a", source),), terms, ((0, "a"),), result, (None,) * 2, False)
+            yield Function(
+                f"cast_{source.short}_to_{to.short}", (Parameter("a", source),), terms, ((0, "a"),), result, (None,) * 2, False
+            )
 
 
 def constant_functions() -> Iterator[Function]:
@@ -100,8 +109,11 @@ def test_nvrtc_accepts_every_form() -> None:
 
 def test_precedence_is_kept() -> None:
     leaf = Term(Leaf.SCALAR, (), DType.FLOAT32)
-    terms = (leaf, leaf, leaf, Term(Op.SUB, (1, 2), DType.FLOAT32), Term(Op.SUB, (0, 3), DType.FLOAT32), Term(Op.NEG, (4,), DType.FLOAT32))
+    operations = (Term(op, args, DType.FLOAT32) for op, args in ((Op.SUB, (1, 2)), (Op.SUB, (0, 3)), (Op.NEG, (4,))))
+    terms = (leaf, leaf, leaf, *operations)
     parameters = tuple(Parameter(name, DType.FLOAT32) for name in "abc")
-    function = Function("f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, False)
+    function = Function(
+        "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, False
+    )
     for language in (CUDA, CPP):
         assert "return -(a - (b - c));" in function_text(function, language, "inline")

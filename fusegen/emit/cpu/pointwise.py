@@ -12,7 +12,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 
-def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)

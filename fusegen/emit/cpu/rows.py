@@ -40,7 +40,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     return assemble(kernel, target, launch.group.kind.value, math, pipeline)
 
 
-def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_columns(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusegen.ir.symbolic import Axes, literal
+from fusegen.ir.symbolic import Axes, Index, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
 from fusegen.schedule.plan import PointwisePlan
@@ -16,16 +16,19 @@ _THREADS = 256
 _SMALL = 1 << 20  # elements below which more blocks pay more than more loads in flight
 
 
-def pointwise_plan(axes: Axes, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> PointwisePlan:
+def pointwise_plan(
+    axes: Axes, itemsizes: Sequence[int], offsets: Sequence[Index], target: Target, multiples: Multiples
+) -> PointwisePlan:
     """The plan for an iteration space.
 
     Args:
         axes: merged axes; lanes run along the last one.
-        itemsizes: of everything that is read or written.
+        itemsizes, offsets: of everything that is read or written.
+        target: the machine.
         multiples: known divisors of sizes.
     """
     if target.backend is Backend.CPU:
-        return cpu.pointwise_plan(axes)
+        return cpu.pointwise_plan(axes, offsets)
     inner = axes.extents[-1]
     lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
     tail = False

@@ -7,8 +7,8 @@ typedef int16_t i16;
 typedef uint16_t u16;
 typedef int32_t i32;
 typedef uint32_t u32;
-typedef int64_t i64;
-typedef uint64_t u64;
+typedef long long i64;  // as literals with the suffix LL are, so that overloads are not ambiguous
+typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
