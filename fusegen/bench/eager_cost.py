@@ -1,0 +1,148 @@
+"""What torch eager would launch and move for a function, counted on meta tensors: nothing is run.
+
+An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once and writes
+its results. That is the least that eager can do: some of torch's operations take several launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Args: TypeAlias = Sequence[Any]
+Kwargs: TypeAlias = Mapping[str, Any] | None
+
+_FREE = tuple(f"aten::{name}" for name in ("_unsafe_view", "detach", "empty", "empty_strided", "lift_fresh", "scalar_tensor"))
+"""Operations that launch nothing, though their signatures do not say that they are views."""
+
+_WHOLE: Mapping[Any, str] = {
+    F.rms_norm: "rms_norm",
+    torch.rms_norm: "rms_norm",
+    F.scaled_dot_product_attention: "scaled_dot_product_attention",
+}
+"""Functions that are several operations on meta tensors, and one kernel on a GPU."""
+
+
+@dataclass(frozen=True)
+class EagerCost:
+    """What torch eager does for one call.
+
+    Attributes:
+        operations: names of the launched operations, in order.
+        read, written: bytes.
+    """
+
+    operations: tuple[str, ...]
+    read: int
+    written: int
+
+    @property
+    def launches(self) -> int:
+        """The number of launches."""
+        return len(self.operations)
+
+    @property
+    def moved(self) -> int:
+        """All bytes."""
+        return self.read + self.written
+
+
+def eager_cost(function: Callable[..., Any], arguments: Mapping[str, Any]) -> EagerCost | None:
+    """The cost of a function of torch tensors; None when it does not run on meta tensors.
+
+    Args:
+        function: ordinary torch.
+        arguments: by parameter; only shapes and dtypes of tensors are looked at.
+    """
+    counter = _Counter()
+    try:
+        with torch.device("meta"), torch.no_grad(), counter, _Whole(counter):
+            function(**{name: _to_meta(value) for name, value in arguments.items()})
+    except Exception:  # a user's function may need anything at all of a real tensor: then there is nothing to count
+        return None
+    return EagerCost(tuple(counter.operations), counter.read, counter.written)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook has no types
+    """Notes every operation that would launch something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[str] = []
+        self.read = 0
+        self.written = 0
+        self.paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
+        given, named = _map(args), {name: _map(value) for name, value in (kwargs or {}).items()}
+        result = func(*given, **named)
+        if not func.is_view and func._schema.name not in _FREE:
+            self.note(func._schema.name.removeprefix("aten::"), (given, tuple(named.values())), result)
+        return result
+
+    def note(self, name: str, operands: Any, results: Any) -> None:
+        """Counts one launch."""
+        if self.paused:
+            return
+        self.operations.append(name)
+        self.read += sum(map(_footprint, _tensors(operands)))
+        self.written += sum(map(_footprint, _tensors(results)))
+
+
+class _Whole(TorchFunctionMode):
+    """Notes what a GPU does in one launch as one."""
+
+    def __init__(self, counter: _Counter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_function__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
+        named = kwargs or {}
+        if func not in _WHOLE:
+            return func(*args, **named)
+        self.counter.paused = True
+        result = func(*args, **named)
+        self.counter.paused = False
+        self.counter.note(_WHOLE[func], (tuple(args), tuple(named.values())), result)
+        return result
+
+
+def _map(value: Any) -> Any:
+    """Arguments of an operation with closed-over tensors as meta tensors."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_map, value))
+    return _to_meta(value)
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor) and not value.is_meta:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All different tensors in nested tuples and lists."""
+    found: dict[int, Tensor] = {}
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            found[id(item)] = item
+        elif isinstance(item, (tuple, list)):
+            stack += item
+    return iter(found.values())
+
+
+def _footprint(tensor: Tensor) -> int:
+    """Bytes of a tensor's different elements: what is expanded is read once."""
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else min(size, 1)
+    return count

@@ -1,0 +1,65 @@
+"""Attention, as softmax of scores times values; nothing below says how to stream it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs.spec import Arguments, Spec, meta
+
+
+@fg.kernel
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d)·v
+
+    q, k, v: (batch, heads, positions, d). Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762).
+    """
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
+    return torch.softmax(scores, -1) @ v
+
+
+@fg.kernel
+def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d where key ≤ query)·v
+
+    q, k, v: (batch, heads, positions, d).
+    """
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
+    query = fg.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    key = fg.arange(k.shape[-2], device=q.device)
+    return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) @ v
+
+
+@fg.kernel
+def attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d + slope·(key − query) where key ≤ query)·v
+
+    q, k, v: (batch, heads, positions, d); slopes: (heads). Press et al., "Train Short, Test Long" (arXiv 2108.12409).
+    """
+    query = fg.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    key = fg.arange(k.shape[-2], device=q.device)
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (key - query)
+    return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).to(v.dtype) @ v
+
+
+def _heads(dtype: torch.dtype) -> Arguments:
+    return {name: meta(4, 16, 4096, 128, dtype=dtype) for name in "qkv"}
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The slopes of the paper, 2^(-8/heads) and its powers: values, not only a shape."""
+    return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32))
+
+
+def _heads_and_slopes(dtype: torch.dtype) -> Arguments:
+    return _heads(dtype) | {"slopes": alibi_slopes(16)}
+
+
+SPECS = (
+    Spec("attention", attention, "attention", _heads),
+    Spec("attention_causal", attention_causal, "attention", _heads),
+    Spec("attention_alibi", attention_alibi, "attention", _heads_and_slopes),
+)

@@ -1,0 +1,72 @@
+"""Elementwise chains: activations, and what stands around them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs.spec import Arguments, Spec, meta
+
+
+@fg.kernel
+def gelu(x: Tensor) -> Tensor:
+    """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+
+    x: any shape. Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv 1606.08415), the tanh form.
+    """
+    return F.gelu(x, approximate="tanh")
+
+
+@fg.kernel
+def gelu_new(x: Tensor) -> Tensor:
+    """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), in eight operations as GPT-2 writes it
+
+    x: any shape. The line stands in Hugging Face transformers, ``NewGELUActivation``.
+    """
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+@fg.kernel
+def bias_gelu_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """gelu(x + bias) + residual, with the tanh form of gelu
+
+    x, residual: (…, features); bias: (features).
+    """
+    return F.gelu(x + bias, approximate="tanh") + residual
+
+
+@fg.kernel
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate)·up
+
+    gate, up: the same shape. Shazeer, "GLU Variants Improve Transformer" (arXiv 2002.05202).
+    """
+    return F.silu(gate) * up
+
+
+def _activation(dtype: torch.dtype) -> Arguments:
+    return {"x": meta(16384, 8192, dtype=dtype)}
+
+
+def _gpt2(dtype: torch.dtype) -> Arguments:
+    return {"x": meta(8, 1024, 3072, dtype=dtype)}
+
+
+def _bias_gelu_residual(dtype: torch.dtype) -> Arguments:
+    return {"x": meta(16384, 8192, dtype=dtype), "bias": meta(8192, dtype=dtype), "residual": meta(16384, 8192, dtype=dtype)}
+
+
+def _swiglu(dtype: torch.dtype) -> Arguments:
+    return {"gate": meta(4096, 14336, dtype=dtype), "up": meta(4096, 14336, dtype=dtype)}
+
+
+SPECS = (
+    Spec("gelu", gelu, "elementwise", _activation),
+    Spec("gelu_new", gelu_new, "elementwise", _gpt2),
+    Spec("bias_gelu_residual", bias_gelu_residual, "elementwise", _bias_gelu_residual),
+    Spec("swiglu", swiglu, "elementwise", _swiglu),
+)

@@ -1,0 +1,25 @@
+"""Softmax along rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs.spec import Arguments, Spec, meta
+
+
+@fg.kernel
+def softmax(x: Tensor) -> Tensor:
+    """exp(x − max(x))/Σ exp(x − max(x)) along the last dim
+
+    x: any shape.
+    """
+    return torch.softmax(x, -1)
+
+
+def _rows(dtype: torch.dtype) -> Arguments:
+    return {"x": meta(16384, 4096, dtype=dtype)}
+
+
+SPECS = (Spec("softmax", softmax, "softmax", _rows),)

@@ -1,0 +1,71 @@
+"""What a prebuilt fusion is: a kernel's declaration, and the arguments that it is shown with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Kernel
+from fusegen.dtypes import DType
+
+Arguments: TypeAlias = dict[str, Any]
+Example: TypeAlias = Callable[[torch.dtype], Arguments]
+
+DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+"""What every prebuilt fusion takes."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A prebuilt fusion.
+
+    Attributes:
+        name: on the command line.
+        kernel: the declaration.
+        family: its file.
+        example: canonical arguments for a dtype, by parameter: meta tensors, tensors whose values matter, static values.
+        dtypes: element types that it takes.
+    """
+
+    name: str
+    kernel: Kernel[..., Any]
+    family: str
+    example: Example
+    dtypes: tuple[DType, ...] = DTYPES
+
+    @property
+    def formula(self) -> str:
+        """The first line of the declaration's docstring."""
+        return (self.kernel.__doc__ or "").strip().partition("\n")[0]
+
+    def fresh(self) -> Kernel[..., Any]:
+        """The kernel without memory of earlier calls: what it generates follows from its arguments alone."""
+        return fg.kernel(self.kernel.function)
+
+
+def meta(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A tensor that has a shape and a dtype, and no memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def materialize(arguments: Mapping[str, Any], device: torch.device, seed: int = 0) -> Arguments:
+    """The arguments with random tensors in place of meta ones.
+
+    Args:
+        arguments: by parameter; meta tensors are of floating-point types, other tensors keep their values.
+        device: where the tensors go.
+        seed: of the numbers, which are those of a standard normal distribution.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    return {name: _real(value, device, generator) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+
+
+def _real(tensor: Tensor, device: torch.device, generator: torch.Generator) -> Tensor:
+    if not tensor.is_meta:
+        return tensor.to(device)
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=device, generator=generator)

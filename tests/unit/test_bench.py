@@ -1,0 +1,247 @@
+"""The benchmark: what it counts, what it stores, and that one failure hides nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen as fg
+from fusegen.bench import latency
+from fusegen.bench.accuracy import errors
+from fusegen.bench.cases import CASES, Case, minimum_bytes
+from fusegen.bench.eager_cost import eager_cost
+from fusegen.bench.record import Latency, Record, Row, environment, read, write
+from fusegen.bench.run import copy_time, difference, run_case
+from fusegen.bench.table import byte_rate, heading, latency_table, rate, rows_table
+from fusegen.bench.timing import microseconds, timer_name
+from fusegen.errors import ArgumentError
+from fusegen.specs import SPECS, meta
+
+HOST = torch.device("cpu")
+
+
+# What eager costs.
+
+
+def test_gpt2s_activation_is_eight_launches() -> None:
+    cost = eager_cost(SPECS["gelu_new"].kernel.function, {"x": meta(8, 16, dtype=torch.float32)})
+    assert cost is not None
+    assert cost.launches == 8
+    assert cost.written == 8 * 8 * 16 * 4
+    assert cost.read == (8 + 2) * 8 * 16 * 4  # two of the eight read two tensors
+
+
+@pytest.mark.parametrize(("function", "operations"), [
+    (lambda x: F.linear(x, x, x[0]), ("addmm",)),
+    (lambda x: F.rms_norm(x, (4,)), ("rms_norm",)),
+    (lambda x: F.layer_norm(x, (4,)), ("native_layer_norm",)),
+    (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), ("scaled_dot_product_attention",)),
+    (lambda x: x.mT.reshape(16).unsqueeze(1) + 1, ("clone", "add")),
+    (lambda x: x.view(2, 8).expand(2, 8)[:, ::2], ()),
+    (lambda x: torch.where(x > 0, x, -torch.inf), ("gt", "where")),
+    (lambda x: x + torch.arange(4), ("arange", "add")),
+    (lambda x: x + torch.ones(4, device="cpu"), ("ones", "add")),
+])
+def test_launches(function: Any, operations: tuple[str, ...]) -> None:
+    cost = eager_cost(function, {"x": meta(4, 4, dtype=torch.float32)})
+    assert cost is not None
+    assert cost.operations == operations
+
+
+def test_expanded_operands_are_read_once() -> None:
+    x = torch.empty(1, 4, device="meta").expand(1000, 4)
+    cost = eager_cost(lambda x: x + 1, {"x": x})
+    assert cost is not None
+    assert (cost.read, cost.written) == (4 * 4, 4000 * 4)
+
+
+def test_closed_over_tensors_count() -> None:
+    weight = torch.randn(4)
+    cost = eager_cost(lambda x: x * weight, {"x": torch.randn(3, 4)})
+    assert cost is not None
+    assert cost.read == (12 + 4) * 4
+
+
+def test_what_needs_values_cannot_be_counted() -> None:
+    assert eager_cost(lambda x: x if x.sum() > 0 else -x, {"x": torch.randn(3)}) is None
+
+
+# Cases and running them.
+
+
+def test_cases_are_those_of_the_slices() -> None:
+    wanted = {
+        "gelu": {(16384, 8192)},
+        "gelu_new": {(8, 1024, 3072)},
+        "layer_norm": {(32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (2048, 65536)},
+        "softmax": {(16384, 4096), (4096, 16384)},
+        "layer_norm_backward": {(16384, 4096)},
+        "linear_bias_gelu": {(8192, 8192, 8192), (8192, 16384, 4096)},
+        "attention_causal": {(4, 16, 4096, 128), (4, 16, 4096, 64)},
+    }
+    for spec, sizes in wanted.items():
+        assert {case.sizes for case in CASES if case.spec == spec} == sizes
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.spec}-{case.shape}")
+def test_cases_fit_their_kernels(case: Case) -> None:
+    for kind in ("cuda", "cpu"):
+        sized = case.on(kind)
+        assert sized.kernel.lower(**sized.build(torch.bfloat16, sized.sizes), target="sm_90a").sources
+
+
+def _tiny(spec: str, *sizes: int) -> Case:
+    case = next(case for case in CASES if case.spec == spec)
+    return replace(case, sizes=sizes, cpu_sizes=sizes)
+
+
+@pytest.mark.parametrize("case", [
+    _tiny("gelu_new", 2, 4, 32),
+    _tiny("layer_norm_backward", 8, 32),
+    _tiny("linear_bias_gelu", 8, 16, 32),
+    _tiny("attention", 1, 2, 16, 8),
+    _tiny("attention_causal", 1, 2, 16, 8),
+    _tiny("attention_alibi", 1, 2, 16, 8),
+], ids=lambda case: case.spec)
+def test_a_case_is_measured_and_agrees_with_eager(case: Case) -> None:
+    row = run_case(case, HOST, quick=True)
+    assert row.error is None
+    assert row.fusegen_us and row.eager_us and row.fusegen_us > 0 and row.eager_us > 0
+    assert row.difference is not None and row.difference < 1e-4
+    assert (row.copy_us is None) == (row.flops is not None)
+
+
+def test_a_failing_kernel_leaves_a_row() -> None:
+    case = _tiny("gelu", 4, 32)
+
+    def broken(dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
+        return {"x": torch.randn(sizes, dtype=dtype).requires_grad_()}
+
+    row = run_case(replace(case, build=broken), HOST, quick=True)
+    assert row.fusegen_us is not None, "no_grad is on while timing"
+
+    @fg.kernel
+    def untraceable(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+    class Other(Case):
+        kernel = untraceable
+
+    failed = run_case(Other("gelu", (4, 32), (4, 32), case.build), HOST, quick=True)
+    assert failed.error is not None and failed.fusegen_us is None and failed.eager_us is not None
+
+
+def test_minimum_bytes_and_rates() -> None:
+    x = torch.empty(4, 8, dtype=torch.bfloat16)
+    assert minimum_bytes({"x": x, "eps": 1e-5}, (x, x)) == 3 * 64
+    assert byte_rate(4_000_000_000, 1000.0) == "4.00 TB/s"
+    assert byte_rate(4_000_000, 1000.0) == "4.0 GB/s"
+
+
+def test_difference_takes_the_worst_result() -> None:
+    one = torch.ones(3)
+    assert difference((one, one), (one, 2 * one)) == 0.5
+    assert difference(one, one) == 0.0
+
+
+def test_timing_is_positive() -> None:
+    assert microseconds(lambda: torch.ones(8), HOST, quick=True) > 0
+    assert copy_time(1 << 16, HOST, quick=True) > 0
+    assert timer_name(HOST) == "wall clock"
+
+
+def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "_FRESH", 1)
+    monkeypatch.setattr(latency, "_CALLS", 20)
+    found = latency.measure(HOST)
+    assert 0 < found.warm_ms < found.cold_ms
+    assert found.call_us > 0
+
+
+def test_errors_against_the_oracle_see_every_slice() -> None:
+    kernel = SPECS["gelu_new"].kernel
+    x = torch.randn(3, 4, 32)
+    good = kernel.function(x)
+    bad = good.clone()
+    bad[2, 3, 31] += 1
+    found = errors(kernel.lower(x).traced, {"x": x}, {"good": good, "bad": bad})
+    assert found["good"].relative < 1e-6
+    assert found["bad"].greatest == pytest.approx(1, abs=1e-5)
+
+
+# Records.
+
+
+def _record() -> Record:
+    row = Row("gelu", "4x32", "float32", 1 << 30, None, "1", 250.0, 1000.0, 200.0, "the declaration", 1e-7, None)
+    failed = replace(row, fusegen_us=None, difference=None, error="no compiler")
+    product = replace(row, bytes=None, flops=10**12, copy_us=None)
+    return Record(environment(HOST, "wall clock"), (row, failed, product), (Latency("fresh", 80.0, 2.0, 6.0),))
+
+
+def test_a_record_survives_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "bench.json"
+    write(_record(), path)
+    assert read(path) == _record() or read(path).rows == _record().rows
+    stored = json.loads(path.read_text())
+    for field in ("device", "driver", "cuda", "torch", "fusegen", "date", "commit"):
+        assert field in stored["environment"]
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{}", "null", "{", '{"format": 99, "rows": []}', '{"format": 1, "rows": 3, "latency": [], "environment": {}}',
+    '{"format": 1, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
+])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="no record"):
+        read(path)
+
+
+def test_numbers_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    write(_record(), path)
+    data = json.loads(path.read_text())
+    data["rows"][0]["fusegen_us"] = "fast"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ArgumentError, match="fusegen_us"):
+        read(path)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot read"):
+        read(tmp_path / "none.json")
+    with pytest.raises(ArgumentError, match="cannot read"):
+        read(tmp_path)
+    with pytest.raises(ArgumentError, match="no record"):
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+        read(tmp_path / "binary")
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot write"):
+        write(_record(), tmp_path / "file" / "bench.json")
+
+
+def test_the_table_says_what_the_record_says() -> None:
+    columns, rows = rows_table(_record())
+    cells = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert cells[0]["speed-up"] == "4.00×" and cells[0]["of copy"] == "80%" and cells[0]["rate"] == "4.29 TB/s"
+    assert cells[1]["fusegen µs"] == "failed" and cells[1]["speed-up"] == "–"
+    assert cells[2]["rate"] == "4000 TFLOP/s" and cells[2]["of copy"] == "–"
+    assert rate(_record().rows[0], None) == "–"
+    assert latency_table(_record())[1] == [("fresh", "80.0", "2.0", "6.0")]
+    where = replace(environment(HOST, "wall clock"), commit="0123456789abcdef-dirty", driver="580", cuda="13.0")
+    assert "0123456789ab-dirty" in heading(where) and "driver 580" in heading(where)
+
+
+def test_cases_do_not_share_a_kernel() -> None:
+    first, second = (case for case in CASES if case.spec == "softmax")
+    for case in (first, second):
+        low = case.kernel.lower(**case.build(torch.bfloat16, case.sizes), target="sm_90a")
+        assert low.graph.inputs[0].shape[-1] == case.sizes[-1], "the length of rows is literal in each"

@@ -1,0 +1,444 @@
+"""The command line as a user meets it, most of all where the user is wrong: one line, the mend, an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import FusegenError, __version__
+from fusegen.bench.cases import CASES
+from fusegen.cli import bench, demo, show
+from fusegen.cli.main import COMMANDS, Command, main
+from fusegen.jit import disassemble, nvrtc
+from fusegen.specs import SPECS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+USER_FILE = '''
+from typing import Annotated
+import torch
+from torch import Tensor
+import fusegen as fg
+
+WEIGHT = torch.ones(64)
+
+@fg.kernel
+def shift(x: Annotated[Tensor, "rows 64"], by: float, twice: bool = False):
+    """x + by"""
+    return x * WEIGHT + (2 * by if twice else by)
+
+@fg.kernel
+def tied(a: Annotated[Tensor, "rows cols"], b: Annotated[Tensor, "cols rows"]):
+    return a + b.T
+
+@fg.kernel
+def bare(x):
+    return x + 1
+
+@fg.kernel
+def chosen(x, mode: str):
+    return x + 1 if mode == "up" else x - 1
+
+@fg.kernel
+def wrong(x):
+    return x / (1 // 0)
+
+@fg.kernel
+def untraceable(x):
+    return x.nonzero()
+
+def plain(x):
+    return x
+'''
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> str:
+    """A file with kernels of a user's."""
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE)
+    return str(path)
+
+
+class Result:
+    """What a command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process."""
+
+    def call(*words: str) -> Result:
+        code = main(words)
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+def refused(result: Result, *parts: str, code: int = 2) -> None:
+    """Asserts that a command failed as it should."""
+    assert result.code == code, result.out + result.err
+    assert result.out == ""
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err
+
+
+# list, show, explain.
+
+
+def test_list(run: Run) -> None:
+    result = run("list")
+    assert result.code == 0
+    for spec in SPECS.values():
+        assert spec.name in result.out and spec.formula in result.out
+    assert "row and column reduction" in result.out and "failed" not in result.out
+
+
+def test_show_prints_every_stage_up_to_the_source(run: Run) -> None:
+    result = run("show", "layer_norm_gelu_residual")
+    assert result.code == 0
+    titles = [line for line in result.out.splitlines() if line.startswith("== ")]
+    assert titles == ["== trace ==", "== graph ==", "== groups ==", "== plan ==", "== cuda (sm_90a) =="]
+    for part in ("layer_norm(x, weight, bias", "row reduction over", "RowPlan: threads=", "fg_layer_norm_gelu_residual("):
+        assert part in result.out
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("stage", ["trace", "graph", "groups", "plan", "cuda"])
+def test_every_stage_of_every_spec(run: Run, name: str, stage: str) -> None:
+    result = run("show", name, "--stage", stage, "--target", "sm_90a")
+    assert result.code == 0, result.err
+    assert result.out.strip() and "== " not in result.out.split("\n")[0]
+
+
+def test_a_stage_alone_is_what_a_compiler_takes(run: Run) -> None:
+    result = run("show", "gelu", "--stage", "cuda", "--target", "sm_80")
+    assert result.out.rstrip("\n") == SPECS["gelu"].fresh().lower(
+        **SPECS["gelu"].example(SPECS["gelu"].dtypes[-1].torch), target="sm_80"
+    ).asm["cuda"].rstrip("\n")
+
+
+def test_ptx(run: Run) -> None:
+    result = run("show", "gelu", "--stage", "ptx", "--target", "sm_120")
+    assert result.code == 0 and ".target sm_120" in result.out
+
+
+def test_sass_without_a_disassembler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disassemble, "find_nvdisasm", lambda: None)
+    refused(run("show", "gelu", "--stage", "sass"), "nvdisasm", "pip install", code=1)
+    everything = run("show", "gelu", "--stage", "all")
+    assert everything.code == 0 and "== ptx (sm_90a) ==" in everything.out and "nvdisasm is not" in everything.out
+
+
+def test_sass_with_a_disassembler(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvdisasm"
+    tool.write_text("#!/bin/sh\necho MUFU.EX2\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(disassemble, "find_nvdisasm", lambda: str(tool))
+    assert "MUFU.EX2" in run("show", "gelu", "--stage", "sass").out
+
+
+def test_without_nvrtc(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise nvrtc._missing()
+
+    monkeypatch.setattr(nvrtc, "_nvrtc", missing)
+    refused(run("show", "gelu", "--stage", "ptx"), "NVRTC is not installed", "pip install", code=1)
+
+
+def test_cpu_target(run: Run) -> None:
+    result = run("show", "softmax", "--target", "cpu")
+    assert result.code == 0 and "== cpp (cpu) ==" in result.out and "f32[" in result.out and "#include" in result.out
+    refused(run("show", "softmax", "--target", "cpu", "--stage", "cuda"), "no stage 'cuda'", "cpp")
+    refused(run("show", "softmax", "--target", "sm_80", "--stage", "cpp"), "no stage 'cpp'", "cuda")
+
+
+def test_shapes_and_dtypes(run: Run) -> None:
+    result = run("show", "bias_gelu_residual", "--stage", "trace", "--shape", "x=4x96:f16", "bias=96", "residual=4x96:f32")
+    assert result.code == 0
+    assert "x: f16[" in result.out and "bias: bf16[" in result.out and "residual: f32[" in result.out
+    assert "x: f64[" in run("show", "gelu", "--stage", "trace", "--dtype", "float64").out
+
+
+def test_explain_says_what_is_saved(run: Run) -> None:
+    result = run("explain", "gelu_new")
+    assert result.code == 0
+    assert "torch eager: 8 launches" in result.out and "fusegen: 1 launch," in result.out and "9.0× less traffic" in result.out
+    assert "1 library product" in run("explain", "linear_bias_gelu", "--target", "cpu").out
+
+
+# A user's kernels.
+
+
+def test_a_file(run: Run, user_file: str) -> None:
+    result = run("explain", f"{user_file}:shift", "--target", "sm_90a")
+    assert result.code == 0, result.err
+    assert "shift for sm_90a: 1 kernel" in result.out
+    assert "torch eager: 2 launches (mul, add)" in result.out, "the closed-over weight is counted on meta tensors"
+
+
+def test_annotations_give_shapes_and_options_override_them(run: Run, user_file: str) -> None:
+    assert "rows=1024" in run("explain", f"{user_file}:shift").out
+    assert "rows=77" in run("explain", f"{user_file}:shift", "--shape", "rows=77").out
+    assert "rows=5" in run("explain", f"{user_file}:shift", "--shape", "x=5x64").out
+    assert run("show", f"{user_file}:tied", "--stage", "trace").code == 0
+
+
+def test_arguments_select_code(run: Run, user_file: str) -> None:
+    words = ("show", f"{user_file}:shift", "--stage", "graph", "--arg")
+    once, twice = (run(*words, f"twice={value}").out for value in ("false", "True"))
+    assert once != twice
+    for mode, operation in (("up", "add"), ("down", "sub")):
+        assert operation in run("show", f"{user_file}:chosen", "--shape", "x=3x4", "--arg", f"mode={mode}", "--stage", "trace").out
+
+
+def test_a_module(run: Run, user_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(user_file).parent)
+    result = run("show", "mine:shift", "--stage", "groups")
+    assert result.code == 0 and result.out.startswith("1. pointwise")
+    sys.modules.pop("mine")
+
+
+def test_a_file_with_one_kernel_needs_no_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text("import fusegen as fg\n@fg.kernel\ndef only(x):\n    return x * 2\n")
+    assert run("show", str(path), "--shape", "x=8", "--stage", "trace").out.startswith("only(")
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    ((), ("COMMAND", "--help")),
+    (("shwo", "gelu"), ("'shwo'", "fusegen show")),
+    (("zzz",), ("'zzz'", "list")),
+    (("show",), ("NAME", "show --help")),
+    (("show", "gleu"), ("'gleu'", "gelu")),
+    (("explain", "qqqqqqqq"), ("fusegen list",)),
+    (("show", ""), ("no kernel",)),
+    (("show", ":"), ("no kernel",)),
+    (("show", "gelu", "--stage", "asm"), ("--stage", "'asm'", "cuda")),
+    (("show", "gelu", "--target", "sm_42"), ("sm_42", "sm_90a")),
+    (("show", "gelu", "--target", ""), ("unknown target",)),
+    (("show", "gelu", "--dtype", "bf17"), ("bf17", "bf16")),
+    (("show", "gelu", "--shape", "x=3xx4"), ("x=3xx4", "--shape x=")),
+    (("show", "gelu", "--shape", "x=-3"), ("x=-3",)),
+    (("show", "gelu", "--shape", "x=3:int9"), ("int9",)),
+    (("show", "gelu", "--shape", "x=0x4"), ("empty",)),
+    (("show", "gelu", "--shape", "x=9999999999x9999999999"), ("does not exist",)),
+    (("show", "gelu", "--shape", "y=4"), ("'y' is no parameter", "x")),
+    (("show", "gelu", "--arg", "y=4"), ("y=4", "x")),
+    (("show", "gelu", "--arg", "x"), ("'x'",)),
+    (("show", "no/such.py:f"), ("no file", "path/to/file.py:kernel")),
+    (("show", "no_such_module_at_all:f"), ("ModuleNotFoundError",)),
+    (("show", "os:path"), ("no kernel 'path'", "@fusegen.kernel")),
+    (("show", "os:getcwd"), ("not a kernel", "@fusegen.kernel")),
+    (("bench", "gleu", "--device", "cpu"), ("gelu",)),
+    (("bench", "add_rms_norm", "--device", "cpu"), ("no cases", "rms_norm")),
+    (("bench", "--show", "no/such.json"), ("cannot read", "--out")),
+    (("bench", "--device", "tpu"), ("tpu",)),
+    (("--nonsense",), ("--help",)),
+])
+def test_mistakes(run: Run, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(run(*words), *parts)
+
+
+def test_mistakes_in_a_users_file(run: Run, user_file: str) -> None:
+    refused(run("show", f"{user_file}:plain"), "plain", "function", "@fusegen.kernel")
+    refused(run("show", f"{user_file}:shfit"), "no kernel 'shfit'", "shift")
+    refused(run("show", user_file), "which kernel", ":shift")
+    refused(run("show", f"{user_file}:bare"), "x of bare", "--shape x=")
+    refused(run("show", f"{user_file}:chosen", "--shape", "x=4"), "mode of chosen", "--arg mode=")
+    refused(run("show", f"{user_file}:untraceable", "--shape", "x=4"), "nonzero", "mine.py", code=1)
+    refused(run("show", f"{user_file}:wrong", "--shape", "x=4"), "ZeroDivisionError", "mine.py:28", code=1)
+
+
+@pytest.mark.parametrize(("text", "part"), [
+    ("import no_such_module_at_all\n", "ModuleNotFoundError"),
+    ("def f(:\n", "SyntaxError"),
+    ("raise ValueError('two\\nlines')\n", "two lines"),
+    ("raise SystemExit(3)\n", "SystemExit"),
+    ("import sys\nsys.exit('bye')\n", "bye"),
+    ("import fusegen as fg\n@fg.kernel\ndef f(*xs):\n    return xs\n", "cannot take *xs"),
+    ("", "no kernel"),
+])
+def test_files_that_do_not_import(run: Run, tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    refused(run("show", f"{path}:f"), part)
+
+
+def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "binary.py"
+    path.write_bytes(b"\xff\x00\xfe")
+    refused(run("show", f"{path}:f"), "importing")
+    refused(run("show", f"{tmp_path}.py:f"), "no file")
+
+
+# What goes wrong in the middle.
+
+
+def _fails_with(error: BaseException) -> Command:
+    def fail(*_: object) -> int:
+        raise error
+
+    return Command("", show.add_arguments, fail)
+
+
+@pytest.mark.parametrize(("error", "part"), [
+    (KeyboardInterrupt(), "interrupted"),
+    (RuntimeError("one\ntwo"), "RuntimeError: one two"),
+    (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
+    (MemoryError(), "MemoryError"),
+])
+def test_failures_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, part: str) -> None:
+    monkeypatch.setitem(COMMANDS, "show", _fails_with(error))
+    refused(run("show", "gelu"), part, code=1)
+
+
+def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "show", _fails_with(RuntimeError("inside")))
+    with pytest.raises(RuntimeError, match="inside"):
+        main(["--traceback", "show", "gelu"])
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), *((name, "--help") for name in COMMANDS)])
+def test_help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 0
+    assert ("usage: fusegen" if words[-1] == "--help" else f"fusegen {__version__}") in capsys.readouterr().out
+
+
+# bench and demo, small.
+
+
+@pytest.fixture
+def small_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cases of few elements."""
+    found = [replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec in ("gelu", "rms_norm")]
+    monkeypatch.setattr(bench, "CASES", tuple(found))
+
+
+@pytest.mark.usefixtures("small_cases")
+def test_bench_stores_and_shows_the_same(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    result = run("bench", "gelu", "--quick", "--device", "cpu", "--out", str(path))
+    assert result.code == 0, result.err
+    assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["gelu"]
+    assert run("bench", "--show", str(path)).out == result.out
+
+
+def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, other = (replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec in ("gelu", "rms_norm"))
+    broken = replace(good, build=lambda dtype, sizes: {"x": good.build(dtype, sizes)["x"].to(torch.complex64)})
+    monkeypatch.setattr(bench, "CASES", (broken, other))
+    result = run("bench", "--quick", "--device", "cpu")
+    assert result.code == 1
+    assert "failed" in result.out and "gelu 4x32: " in result.out
+    assert result.out.count("rms_norm") == 1
+
+
+@pytest.mark.usefixtures("small_cases")
+def test_bench_refuses_a_place_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert run("bench", "gelu", "--quick", "--device", "cpu", "--out", str(tmp_path / "file" / "x.json")).code == 2
+
+
+def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [replace(f, shapes={n: (2, *s[1:]) if len(s) == 3 else s for n, s in f.shapes.items()}) for f in demo._FUSIONS]
+    monkeypatch.setattr(demo, "_FUSIONS", tuple(small))
+    result = run("demo", "--device", "cpu")
+    assert result.code == 0, result.err
+    for part in ("torch.pow(x, 3.0)", "torch eager: 8 launches", "fg_gelu_new(", "fg_layer_norm_gelu_residual(", "speed-up"):
+        assert part in result.out
+    assert [result.out.count(f"\n {name} ") for name in demo._ARCHITECTURES] == [2, 2, 2, 2]
+
+
+def test_demo_without_nvrtc_still_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise nvrtc._missing()
+
+    monkeypatch.setattr(nvrtc, "nvrtc_version", missing)
+    small = replace(demo._FUSIONS[0], shapes={"x": (2, 8, 32)})
+    monkeypatch.setattr(demo, "_FUSIONS", (small,))
+    result = run("demo", "--device", "cpu")
+    assert result.code == 0 and "NVRTC is not installed" in result.out and "speed-up" in result.out
+
+
+# The real thing, in a process of its own.
+
+
+def _process(*words: str, **environment: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "fusegen", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path, "PYTHONUTF8": "1"} | environment,
+    )
+
+
+def test_module_entry_and_plain_output() -> None:
+    process = _process("show", "gelu", "--stage", "cuda")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and err == ""
+    assert "\x1b" not in out and "fg_gelu(" in out
+
+
+def test_colour_when_asked_for() -> None:
+    out, _ = _process("show", "gelu", "--stage", "cuda", FORCE_COLOR="1").communicate(timeout=120)
+    assert "\x1b[" in out
+
+
+def test_exit_code_of_a_mistake() -> None:
+    process = _process("show", "gleu")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    assert err == "error: no kernel is called 'gleu' · try: did you mean gelu or swiglu or gelu_new?\n"
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    process = _process("show", "layer_norm_backward", "--stage", "all")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=120) == 1
+
+
+def test_a_wrong_setting() -> None:
+    process = _process("bench", "gelu", "--device", "cpu", FUSEGEN_EMULATE="maybe")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in (1, 2) and err.count("\n") == 1 and "FUSEGEN_EMULATE" in err
+
+
+def test_a_missing_compiler() -> None:
+    process = _process("bench", "swiglu", "gelu", "--device", "cpu", "--quick", CXX="no-such-compiler")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["new_activation", "fused_norm", "attention_bias"])
+def test_examples_check_themselves(name: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "equal to torch's result" in done.stdout

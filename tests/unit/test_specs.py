@@ -1,0 +1,136 @@
+"""The prebuilt fusions: every one lowers everywhere, and computes what torch computes from the same lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen import FusegenError
+from fusegen.errors import SpecNotFoundError
+from fusegen.specs import SPECS, find, materialize, meta
+from fusegen.specs.attention import alibi_slopes
+from fusegen.target import CPU, cuda_targets
+
+TARGETS = [target.name for target in (*cuda_targets(), CPU)]
+
+_HEADS = {name: (2, 3, 20, 16) for name in "qkv"}
+SMALL: dict[str, dict[str, Any]] = {
+    "gelu": {"x": (5, 33)},
+    "gelu_new": {"x": (2, 5, 33)},
+    "bias_gelu_residual": {"x": (5, 33), "bias": (33,), "residual": (5, 33)},
+    "swiglu": {"gate": (5, 33), "up": (5, 33)},
+    "layer_norm": {"x": (5, 48), "weight": (48,), "bias": (48,)},
+    "layer_norm_gelu_residual": {"x": (5, 48), "weight": (48,), "bias": (48,), "residual": (5, 48)},
+    "layer_norm_backward": {"x": (37, 48), "dy": (37, 48), "weight": (48,)},
+    "rms_norm": {"x": (5, 48), "weight": (48,)},
+    "add_rms_norm": {"x": (5, 48), "residual": (5, 48), "weight": (48,)},
+    "softmax": {"x": (3, 5, 33)},
+    "linear_bias_gelu": {"x": (5, 24), "weight": (40, 24), "bias": (40,)},
+    "linear_rotary": {"x": (5, 24), "weight": (40, 24), "cos": (5, 20), "sin": (5, 20)},
+    "attention": _HEADS,
+    "attention_causal": _HEADS,
+    "attention_alibi": _HEADS | {"slopes": (3,)},
+}
+
+
+def _small(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    shapes = {parameter: meta(*shape, dtype=dtype) for parameter, shape in SMALL[name].items()}
+    fixed = {"slopes": alibi_slopes(3)} if "slopes" in shapes else {}
+    return materialize(shapes | fixed, torch.device("cpu"))
+
+
+def test_every_spec_has_a_small_case() -> None:
+    assert SMALL.keys() == SPECS.keys()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_declaration(name: str) -> None:
+    spec = SPECS[name]
+    assert spec.name == name
+    assert spec.formula and "\n" not in spec.formula
+    assert len((spec.kernel.__doc__ or "").splitlines()) > 1, "the docstring says the shapes"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SPECS)
+def test_lowers(name: str, target: str) -> None:
+    spec = SPECS[name]
+    for dtype in spec.dtypes:
+        low = spec.fresh().lower(**spec.example(dtype.torch), target=target)
+        assert low.sources
+        assert low.explain()
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("gelu_new", "pointwise"),
+    ("bias_gelu_residual", "pointwise"),
+    ("layer_norm_gelu_residual", "row reduction"),
+    ("add_rms_norm", "row reduction"),
+    ("layer_norm_backward", "row and column reduction"),
+    ("linear_bias_gelu", "product with epilogue"),
+    ("linear_rotary", "product with epilogue"),
+    ("attention", "attention"),
+    ("attention_causal", "attention"),
+    ("attention_alibi", "attention"),
+])
+def test_is_one_group_on_hopper(name: str, kind: str) -> None:
+    spec = SPECS[name]
+    low = spec.fresh().lower(**spec.example(torch.bfloat16), target="sm_90a")
+    assert [group.kind.value for group in low.groups] == [kind]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_equals_torch_on_the_cpu(name: str) -> None:
+    kernel = SPECS[name].fresh()
+    arguments = _small(name, torch.float32)
+    exact = kernel.function(**{parameter: tensor.double() for parameter, tensor in arguments.items()})
+    for got, wanted in zip(_listed(kernel(**arguments)), _listed(exact), strict=True):
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "layer_norm_gelu_residual", "attention_causal", "linear_bias_gelu"])
+def test_half_precision_on_the_cpu(name: str) -> None:
+    kernel = SPECS[name].fresh()
+    arguments = _small(name, torch.bfloat16)
+    exact = kernel.function(**{parameter: tensor.double() for parameter, tensor in arguments.items()})
+    for got, wanted in zip(_listed(kernel(**arguments)), _listed(exact), strict=True):
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def _listed(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def test_a_second_head_dim_streams_as_well() -> None:
+    kernel = SPECS["attention_causal"].fresh()
+    for width in (128, 64):
+        heads = {name: meta(2, 4, 512, width, dtype=torch.bfloat16) for name in "qkv"}
+        assert [g.kind.value for g in kernel.lower(**heads, target="sm_90a").groups] == ["attention"]
+
+
+def test_lower_knows_the_sizes_of_its_own_call() -> None:
+    kernel = SPECS["rms_norm"].fresh()
+    for rows in (77, 2048):
+        low = kernel.lower(meta(rows, 64, dtype=torch.float32), meta(64, dtype=torch.float32), target="sm_80")
+        assert rows in low.sizes.values()
+
+
+def test_unknown_name_suggests() -> None:
+    with pytest.raises(SpecNotFoundError, match="layer_norm") as caught:
+        find("layernorm")
+    assert isinstance(caught.value, FusegenError)
+    with pytest.raises(SpecNotFoundError, match="fusegen list"):
+        find("zzzzzz")
+
+
+def test_materialize_is_deterministic_and_keeps_values() -> None:
+    arguments = {"x": meta(3, 4, dtype=torch.float16), "slopes": alibi_slopes(4), "eps": 1e-5}
+    first, second = (materialize(arguments, torch.device("cpu")) for _ in range(2))
+    assert torch.equal(first["x"], second["x"]) and first["x"].dtype is torch.float16
+    assert torch.equal(first["slopes"], alibi_slopes(4)) and first["eps"] == 1e-5
+    torch.testing.assert_close(alibi_slopes(8), 2.0 ** -torch.arange(1.0, 9.0))
