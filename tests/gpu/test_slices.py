@@ -28,11 +28,17 @@ def gelu_bias_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return F.gelu(x + bias, approximate="tanh") + residual
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32, torch.float64])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("shape", [(256, 1024), (33, 77), (1, 8), (5, 1)])
 def test_pointwise_chain(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     inputs = (randn(*shape, dtype=dtype), randn(shape[1], dtype=dtype), randn(*shape, dtype=dtype))
     check_function(fg.kernel(gelu_bias_residual), gelu_bias_residual, inputs)
+
+
+def test_pointwise_chain_in_float64() -> None:
+    """Against eager in float64 itself, whose own errors are of the same size: a few units in the last place of 1."""
+    inputs = (randn(64, 100, dtype=torch.float64), randn(100, dtype=torch.float64), randn(64, 100, dtype=torch.float64))
+    torch.testing.assert_close(fg.kernel(gelu_bias_residual)(*inputs), gelu_bias_residual(*inputs), rtol=1e-14, atol=1e-14)
 
 
 def test_pointwise_strides_offsets_and_broadcasts() -> None:
@@ -226,7 +232,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def alibi_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float) -> Tensor:
     scores = q @ k.mT * scale
     query, key = fg.arange(scores.shape[-2]).to(q.device), fg.arange(scores.shape[-1]).to(q.device)
-    return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1) @ v
+    return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -39,7 +39,8 @@ ORDER = (
     ("fusegen",),
     ("specs",),
     ("bench",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
