@@ -15,7 +15,6 @@ from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher, target_of
-from fusegen.schedule.names import plain
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Backend, Target
@@ -33,7 +32,7 @@ class Kernel(Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self._dispatcher = Dispatcher(function, function.__name__)
+        self._dispatcher = Dispatcher(function, getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
@@ -56,12 +55,12 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
-        values = self._dispatcher.parameters.bind(args, kwargs)
+        values = self._dispatcher.bind(args, kwargs)
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
         variant = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
-        return Lowered(variant, dict(variant.request.sizes.hints) | _strides(variant, dict(zip(self._dispatcher.parameters.names, values, strict=True))))
+        return Lowered(variant, self._dispatcher.sizes(variant, values))
 
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.function.__name__}>"
@@ -80,11 +79,6 @@ def _default_target(device: torch.device) -> Target:
     if device.type == "meta":
         return target_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return target_of(device)
-
-
-def _strides(variant: Variant, named: Mapping[str, Any]) -> dict[str, int]:
-    tensors = {spec.name: named[spec.name] for spec in variant.graph.inputs if spec.name in named}
-    return {f"{plain(name)}_stride{d}": s for name, t in tensors.items() for d, s in enumerate(t.stride())}
 
 
 class Lowered:

@@ -57,6 +57,7 @@ class DType(Enum):
 
 _BY_TORCH = {dtype.torch: dtype for dtype in DType}
 _BY_SHORT = {dtype.short: dtype for dtype in DType}
+_NUMBERS = 2  # the rank of Python numbers in promotion, after tensors with dims and tensors without
 
 
 def from_torch(dtype: torch.dtype) -> DType:
@@ -76,21 +77,24 @@ def from_short(name: str) -> DType:
     return _BY_SHORT[name]
 
 
-def promote(dtypes: Sequence[DType], weak: Sequence[bool]) -> DType:
-    """torch's promotion: a Python number (``weak``) changes the category (bool, int, float), never the width.
+def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool] | None = None) -> DType:
+    """torch's promotion: zero-dimensional tensors change only the category (bool, int, float) of tensors with dims, and Python
+    numbers only that of tensors; a number that makes integers floats makes them float32.
 
     Args:
         dtypes: the operands' types; at least one.
         weak: for each operand, whether it is a Python number.
+        scalar: for each operand, whether it has no dims; none has by default.
     """
-    strong = [d for d, w in zip(dtypes, weak, strict=True) if not w]
-    numbers = [d for d, w in zip(dtypes, weak, strict=True) if w]
-    if not strong:
-        return _join(numbers)
-    result = _join(strong)
-    for number in numbers:
-        if _category(number) > _category(result):
-            result = number
+    ranks = [2 if w else int(s) for w, s in zip(weak, scalar or [False] * len(dtypes), strict=True)]
+    groups = [[d for d, r in zip(dtypes, ranks, strict=True) if r == rank] for rank in range(3)]
+    result: DType | None = None
+    for rank, group in enumerate(groups):
+        joined = _join(group) if group else None
+        if joined is not None and (result is None or _category(joined) > _category(result)):
+            result = DType.FLOAT32 if rank == _NUMBERS and joined.is_float and result is not None else joined
+    if result is None:
+        raise ValueError("promotion of no operands")
     return result
 
 

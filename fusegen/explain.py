@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.ir.formula import Formula
-from fusegen.schedule.kernel import PointwiseBody, RowBody
+from fusegen.schedule.kernel import ColumnBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 
+_KEPT = {
+    Persistence.REGISTERS: "read once, held in registers",
+    Persistence.STAGED: "read once, staged in shared memory",
+    Persistence.LOOPED: "read again in each phase",
+}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -40,18 +45,19 @@ def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", cluster {step.cluster}" if step.cluster > 1 else ""
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
-    lines = [f"{step.kernel.name}: {step.group.kind.value}{_detail(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
+    lines = [f"{step.kernel.name}: {_kind(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
     return lines + ([step.group.reason] if step.group.reason else [])
 
 
-def _detail(step: Launch) -> str:
-    body = step.kernel.body
+def _kind(step: Launch) -> str:
+    body, kind = step.kernel.body, step.group.kind.value
+    if isinstance(body, ColumnBody):
+        return "combination of the column sums"
     if isinstance(body, PointwiseBody):
-        return f", {body.plan.lanes} elements a thread at a time"
+        return f"{kind}, {body.plan.lanes} elements a thread at a time"
     if isinstance(body, RowBody):
-        kept = "read again in each phase" if body.plan.persistence is Persistence.LOOPED else "read once, held in registers"
-        return f", {len(body.phases)} phases, rows {kept}"
-    return ""
+        return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
+    return kind
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

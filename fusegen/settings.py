@@ -37,6 +37,22 @@ def settings() -> Settings:
     return Settings(cache_dir=_cache_dir(), emulate=_flag("FUSEGEN_EMULATE"), cxx=os.environ.get("CXX") or None)
 
 
+def cache_folder(name: str) -> Path:
+    """A folder of the cache, made if it is not there.
+
+    Raises:
+        SettingsError: it cannot be made or written to.
+    """
+    folder = settings().cache_dir / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"the cache folder {folder} cannot be used: {error.strerror}", mend="set FUSEGEN_CACHE_DIR to a folder of yours"
+        ) from None
+    return folder
+
+
 def _cache_dir() -> Path:
     if chosen := os.environ.get("FUSEGEN_CACHE_DIR"):
         return Path(chosen).expanduser()

@@ -15,6 +15,7 @@ from fusegen.schedule.terms import Leaf, Term
 
 _WIDEST = 76  # columns that an expression may take before its parts get names
 _LOCATION_COLUMN = 84
+_LOCATION_WIDTH = 72  # of the user's line; the number finds the rest
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,14 @@ def _with_locations(lines: Sequence[_Line]) -> list[str]:
     for line in lines:
         text = f"    {line.text}"
         if line.location is not None and line.location != last:
-            text = f"{text:<{_LOCATION_COLUMN}}  // line {line.location.line}: {line.location.text}"
+            text = f"{text:<{_LOCATION_COLUMN}}  // line {line.location.line}: {_shortened(line.location.text)}"
         last = line.location or last
         shown.append(text.rstrip())
     return shown
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LOCATION_WIDTH else f"{text[: _LOCATION_WIDTH - 1]}…"
 
 
 class _Writer:

@@ -12,7 +12,7 @@ from fusegen.schedule.terms import Leaf, Term
 
 _COMBINE = {Op.SUM: Op.ADD, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
 _IDENTITY = {Op.SUM: "0.0", Op.AMAX: "-inf", Op.AMIN: "inf"}
-_INTEGER_IDENTITY = {Op.SUM: "0", Op.AMAX: str(-(2**63) + 1), Op.AMIN: str(2**63 - 1)}
+_INTEGER_IDENTITY = {Op.SUM: "0", Op.AMAX: str(-(2**63)), Op.AMIN: str(2**63 - 1)}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.ir import infer
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim
+from fusegen.ir.text import graph_text
 
 Attribute: TypeAlias = object
 Shape: TypeAlias = tuple[Dim, ...]
@@ -142,8 +143,6 @@ class Graph:
         return tuple(tuple(u) for u in users)
 
     def __str__(self) -> str:
-        from fusegen.ir.text import graph_text  # the printer needs this module's types
-
         return graph_text(self)
 
 

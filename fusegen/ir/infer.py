@@ -13,6 +13,20 @@ from fusegen.errors import ShapeError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 
+Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
+
+class MismatchError(ShapeError):
+    """Sizes that are not known to be equal, though they may be for some values of their symbols.
+
+    Args:
+        sizes: the pairs.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None, sizes: Pairs = ()) -> None:
+        self.sizes = sizes
+        super().__init__(what, where=where, mend=mend)
+
+
 Attrs: TypeAlias = Mapping[str, object]
 Shape: TypeAlias = tuple[Dim, ...]
 
@@ -56,7 +70,7 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
 def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
     """The common type of the operands; `where`'s condition does not take part."""
     values = operands[1:] if op is Op.WHERE else operands
-    return promote([v.dtype for v in values], [v.weak for v in values])
+    return promote([v.dtype for v in values], [v.weak for v in values], [not v.shape for v in values])
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -76,9 +90,10 @@ def _common(sizes: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
         if same(common, 1):
             common = size
         elif not (same(size, 1) or same(size, common)):
-            raise ShapeError(
+            raise MismatchError(
                 f"shapes {', '.join(map(shape_text, shapes))} do not broadcast: {size} against {common}",
                 mend="make the sizes equal, or one of them 1",
+                sizes=((common, size),),
             )
     return common
 
@@ -106,9 +121,11 @@ def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     count = cast(int, attrs["count"]) if "count" in attrs else 0
     for extra in operands[1:]:
         if not (len(extra.shape) == count and all(map(same, extra.shape, shape[len(shape) - count :]))):
-            raise ShapeError(
+            fits = len(extra.shape) == count
+            raise MismatchError(
                 f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} for an input of shape {shape_text(shape)}",
                 mend="give weight and bias the normalised dims' shape",
+                sizes=tuple(zip(extra.shape, shape[len(shape) - count :], strict=True)) if fits else (),
             )
     return shape
 
@@ -116,7 +133,8 @@ def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _matmul(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     a, b = (o.shape for o in operands)
     if len(a) < 2 or len(b) < 2 or not same(a[-1], b[-2]):
-        raise ShapeError(f"matmul of {shape_text(a)} and {shape_text(b)}", mend="make the inner sizes equal")
+        inner = ((a[-1], b[-2]),) if len(a) > 1 and len(b) > 1 else ()
+        raise MismatchError(f"matmul of {shape_text(a)} and {shape_text(b)}", mend="make the inner sizes equal", sizes=inner)
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
@@ -126,7 +144,9 @@ def _view(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 
 def _expand(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     shape = cast(Shape, attrs["shape"])
-    broadcast([operands[0].shape, shape])
+    if not all(map(same, broadcast([operands[0].shape, shape]), shape)):
+        text = f"cannot expand {shape_text(operands[0].shape)} to {shape_text(shape)}"
+        raise ShapeError(text, mend="only sizes of 1 can be expanded")
     return shape
 
 
@@ -137,9 +157,10 @@ def _permute(operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _reshape(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     shape = cast(Shape, attrs["shape"])
     if not same(product(shape), product(operands[0].shape)):
-        raise ShapeError(
+        raise MismatchError(
             f"cannot view {shape_text(operands[0].shape)} as {shape_text(shape)}",
-            mend="the number of elements must stay the same for every value of the symbolic sizes",
+            mend="the number of elements must stay the same",
+            sizes=((product(operands[0].shape), product(shape)),),
         )
     return shape
 
@@ -158,7 +179,12 @@ def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
             same(a, b) for d, (a, b) in enumerate(zip(first, other.shape, strict=True)) if d != dim
         )
         if not fits:
-            raise ShapeError(f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}")
+            others = zip(first, other.shape, strict=False)
+            raise MismatchError(
+                f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}",
+                mend="all sizes but the one that is concatenated must be equal",
+                sizes=tuple((a, b) for d, (a, b) in enumerate(others) if d != dim) if len(other.shape) == len(first) else (),
+            )
     total: sympy.Expr = sum((sympy.sympify(o.shape[dim]) for o in operands), sympy.Integer(0))
     first[dim] = simplify_dim(total)
     return tuple(first)

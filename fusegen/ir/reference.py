@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.symbolic import literal
 
 Rule: TypeAlias = Callable[..., Any]
@@ -53,8 +53,23 @@ class Interpreter:
         if node.family is Family.LEAF:
             return self._leaf(node)
         attrs = {key: self._concrete(value) for key, value in node.attrs}
+        if node.op.row.result is Result.BOOL:
+            args = self._compared(node, args)
         value: Tensor = RULES[node.op](*args, **attrs)
-        return value if node.op is Op.CAST else value.to(_wide(node.dtype))
+        if node.op is Op.CAST:
+            return value
+        if node.family is Family.POINTWISE and not node.dtype.is_float:
+            value = value.to(node.dtype.torch)  # integers wrap
+        return value.to(_wide(node.dtype))
+
+    def _compared(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Operands of a comparison: a number takes part in the precision of the tensor that it is compared with."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        strong = [o.dtype for o in operands if not o.weak and o.dtype.is_float]
+        if not strong:
+            return args
+        common = strong[0].torch
+        return [a.to(common).double() if o.weak else a for a, o in zip(args, operands, strict=True)]
 
     def _leaf(self, node: Node) -> Tensor:
         dtype = _wide(node.dtype)

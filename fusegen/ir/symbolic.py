@@ -22,11 +22,16 @@ Index: TypeAlias = int | sympy.Expr
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """Integer division of non-negative operands, not simplified further."""
+    """Integer division of non-negative operands; of literals it is evaluated, else not simplified further."""
 
     nargs = (2,)
     is_integer = True
     is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        """The value of literals."""
+        return a // b if a.is_Integer and b.is_Integer else None
 
 
 class Modulo(sympy.Function):  # type: ignore[misc]
@@ -35,6 +40,11 @@ class Modulo(sympy.Function):  # type: ignore[misc]
     nargs = (2,)
     is_integer = True
     is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        """The value of literals."""
+        return a % b if a.is_Integer and b.is_Integer else None
 
 
 def size_symbol(name: str) -> sympy.Symbol:
@@ -47,14 +57,13 @@ def axis_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
+class Stride(sympy.Symbol):  # type: ignore[misc]
+    """An input's stride that no size implies: what is known of it is the input's alignment."""
+
+
 def stride_symbol(name: str) -> sympy.Symbol:
     """The symbol of an input's stride that no size implies; it may be 0."""
-    return sympy.Symbol(name, integer=True, nonnegative=True, real=True)
-
-
-def is_stride(symbol: sympy.Expr) -> bool:
-    """Whether a symbol that is no axis is a stride: sizes are positive, strides may be 0."""
-    return isinstance(symbol, sympy.Symbol) and not symbol.is_positive
+    return Stride(name, integer=True, nonnegative=True)
 
 
 def product(dims: Iterable[Dim]) -> Dim:

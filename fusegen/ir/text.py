@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph, InputSpec, Location, Node, Shape
 from fusegen.ir.ops import Op
+
+if TYPE_CHECKING:
+    from fusegen.ir.graph import Graph, InputSpec, Location, Node, Shape
 
 _INLINE = (Op.INPUT, Op.SCALAR, Op.CONSTANT)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shlex
 import shutil
 import subprocess
@@ -61,7 +60,6 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
     if not library.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
         _build(compiler, text, flags, library)
     return library
 
@@ -87,14 +85,14 @@ def _build(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: P
         source.write_text(text)
         kept_source = library.with_suffix(".cpp")
         done = _run([*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)])
-        os.replace(source, kept_source)
+        source.replace(kept_source)
         if done.returncode != 0:
             raise CompileError(
                 f"the host compiler refused the text:\n{done.stdout}",
                 where=str(kept_source),
                 mend="report it with this file",
             )
-        os.replace(built, library)
+        built.replace(library)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
 from fusegen.jit.files import write_atomically
-from fusegen.settings import settings
+from fusegen.settings import cache_folder
 from fusegen.source import Source
 
 _CACHE_BYTES = 1 << 30
@@ -108,7 +108,7 @@ def _key(source: Source, architecture: str) -> bytes:
 
 
 def _source_path(key: bytes) -> Path:
-    return settings().cache_dir / "cuda" / f"{key.decode()[:32]}.cu"
+    return cache_folder("cuda") / f"{key.decode()[:32]}.cu"
 
 
 def _write(path: Path, text: str) -> None:
@@ -120,7 +120,7 @@ def _write(path: Path, text: str) -> None:
 def _cache() -> Any:
     from cuda.core.utils import FileStreamProgramCache
 
-    return FileStreamProgramCache(settings().cache_dir / "cubin", max_size_bytes=_CACHE_BYTES)
+    return FileStreamProgramCache(cache_folder("cubin"), max_size_bytes=_CACHE_BYTES)
 
 
 def _nvrtc() -> Any:

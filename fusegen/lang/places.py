@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -34,14 +35,21 @@ def location() -> Location | None:
     if frame is None:
         return None
     code = frame.f_code
-    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip().rstrip("\\ ")  # which would continue a comment
     return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
 
 
 def here() -> str | None:
     """The user's current file and line, for messages."""
     frame = user_frame()
-    if frame is None:
-        return None
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}: {text}"
+    return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def raised_at(error: BaseException) -> str | None:
+    """The last line of the user's that an error came through."""
+    steps = [s for s in traceback.extract_tb(error.__traceback__) if _is_user(s.filename)]
+    return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
+
+
+def _line(file: str, number: int) -> str:
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"

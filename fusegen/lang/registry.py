@@ -16,6 +16,10 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
 _CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
+_PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
+}
 _SPACES = (torch, torch.special, F, torch.Tensor)
 
 
@@ -60,6 +64,11 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
 
 
+def twin_of_property(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of the same meaning as the getter of a property; any other function itself."""
+    return _PROPERTIES.get(function, function)
+
+
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces a call of a torch function.
 
@@ -71,6 +80,17 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     name = getattr(function, "__name__", str(function))
     if handler is None:
         raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), mend=_suggestion(name))
+    if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
+        kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
+    return located(name, handler, args, kwargs)
+
+
+def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls a handler; its errors name the user's line.
+
+    Raises:
+        TraceError: when the arguments do not fit it.
+    """
     try:
         return handler(*args, **kwargs)
     except TraceError as error:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
+from fusegen.ir.formula import formula, relation_text
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
+from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, simplify_dim
 from fusegen.lang import registry
-from fusegen.lang.places import here, location
+from fusegen.lang.places import here, location, raised_at
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
 HiddenSpec: TypeAlias = Callable[[torch.Tensor], InputSpec]
@@ -63,12 +67,20 @@ class Tracer:
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
         positions = [a._position for a in args]
-        return TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
+        try:
+            return TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
+        except MismatchError as error:
+            self.require_equal(error.sizes)
+            raise
 
     def lift(self, value: object) -> TracedTensor:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
         if isinstance(value, TracedTensor):
             return value
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
         if isinstance(value, (bool, int, float)):
             return TracedTensor(self, self.builder.constant(value))
         if isinstance(value, torch.Tensor):
@@ -107,13 +119,13 @@ class Tracer:
         """
         if relation in (sympy.true, sympy.false):
             return bool(relation)
-        holds = bool(relation.subs(self._hinted(relation)))
+        holds = bool(eval(relation_text(relation), {"__builtins__": {}}, self._hinted(relation)))
         self.guards[relation if holds else sympy.Not(relation)] = None
         return holds
 
     def specialize(self, expr: sympy.Expr) -> int:
         """The value of a size, which the variant is then bound to."""
-        value = int(expr.subs(self._hinted(expr)))
+        value = formula(expr)(self._hinted(expr))
         self.guards[sympy.Eq(expr, value)] = None
         return value
 
@@ -123,10 +135,33 @@ class Tracer:
         Raises:
             NeedsLiteral: it is an input's symbolic size whose value is known.
         """
-        if isinstance(dim, sympy.Symbol) and dim.name in self.hints:
-            raise NeedsLiteral(dim.name)
+        for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
+            if symbol.name in self.hints:
+                raise NeedsLiteral(symbol.name)
 
-    def _hinted(self, expr: sympy.Basic) -> dict[sympy.Symbol, int]:
+    def require_literal_feature(self, dim: Dim) -> None:
+        """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
+
+        Raises:
+            NeedsLiteral: it is made of last dims alone.
+        """
+        symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
+        if symbols <= set(dict(self.builder.bounds)):
+            self.require_literal(dim)
+
+    def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
+        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
+
+        Raises:
+            NeedsLiteral: as in `require_literal`.
+        """
+        known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
+        if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
+            for pair in sizes:
+                for dim in pair:
+                    self.require_literal(dim)
+
+    def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
         if missing:
             raise TraceError(
@@ -134,11 +169,12 @@ class Tracer:
                 where=here(),
                 mend="lower with example tensors, or avoid branching on this size",
             )
-        return {s: self.hints[s.name] for s in expr.free_symbols}
+        return {s.name: self.hints[s.name] for s in expr.free_symbols}
 
 
 class _Mode(TorchFunctionMode):
-    """Catches calls that have no traced operand, such as torch.arange, while a trace is running."""
+    """Catches calls that have no traced operand while a trace is running: functions that make tensors of nothing, such as
+    torch.arange, and those of closed-over tensors alone, whose values may change from call to call."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -149,8 +185,26 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         creator = registry.creator_of(func)
         if creator is not None and not types:
-            return creator(self.tracer, *args, **(kwargs or {}))
+            return registry.located(getattr(func, "__name__", str(func)), creator, (self.tracer, *args), kwargs or {})
+        twin = registry.twin_of_property(func)
+        if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
+            lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
+            return registry.call(twin, lifted, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class _Running(threading.local):
+    """How many traces this thread is in."""
+
+    count = 0
+
+
+_RUNNING = _Running()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is running a user's function on traced values."""
+    return _RUNNING.count > 0
 
 
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
@@ -166,7 +220,19 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         TraceError: when the function does something that no kernel can do.
     """
     with _Mode(tracer):
-        returned = function(*args, **kwargs)
+        _RUNNING.count += 1
+        try:
+            returned = function(*args, **kwargs)
+        except TypeError as error:
+            if not any(name in str(error) for name in ("SymbolicSize", "TracedTensor")):
+                raise
+            raise TraceError(
+                f"a function got a value of the trace that it cannot take: {error}",
+                where=raised_at(error),
+                mend="use torch's functions on tensors, and fg.arange(size) for a run-time size",
+            ) from error
+        finally:
+            _RUNNING.count -= 1
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     outputs = [_output(tracer, value)._position for value in results]
     graph = tracer.builder.build(outputs)

@@ -32,24 +32,48 @@ class SymbolicSize:
     def _size(self, value: Dim) -> int | SymbolicSize:
         return self.tracer.size(simplify_dim(value))
 
-    def __add__(self, other: object) -> int | SymbolicSize:
-        return self._size(self.expr + dim_of(other))
+    def __add__(self, other: object) -> Any:
+        return self._number(torch.add, other) if _is_value(other) else self._size(self.expr + dim_of(other))
 
-    def __sub__(self, other: object) -> int | SymbolicSize:
-        return self._size(self.expr - dim_of(other))
+    def __sub__(self, other: object) -> Any:
+        return self._number(torch.sub, other) if _is_value(other) else self._size(self.expr - dim_of(other))
 
-    def __rsub__(self, other: object) -> int | SymbolicSize:
-        return self._size(dim_of(other) - self.expr)
+    def __rsub__(self, other: object) -> Any:
+        return self._number(torch.rsub, other) if _is_value(other) else self._size(dim_of(other) - self.expr)
 
-    def __mul__(self, other: object) -> int | SymbolicSize:
-        if isinstance(other, (float, TracedTensor)):
-            return NotImplemented
-        return self._size(self.expr * dim_of(other))
+    def __mul__(self, other: object) -> Any:
+        return self._number(torch.mul, other) if _is_value(other) else self._size(self.expr * dim_of(other))
 
-    def __floordiv__(self, other: object) -> int | SymbolicSize:
+    def __floordiv__(self, other: object) -> Any:
+        if _is_value(other):
+            return self._number(torch.floor_divide, other)
         return self._size(self.tracer.divide(self.expr, dim_of(other)))
 
+    def __mod__(self, other: object) -> Any:
+        return self._number(torch.remainder, other) if _is_value(other) else self - self // other * other
+
+    def __truediv__(self, other: object) -> Any:
+        return self._number(torch.div, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        self.tracer.require_literal_feature(self.expr)
+        return registry.call(torch.div, (other, self.tracer.lift(self)), {})
+
+    def __pow__(self, other: object) -> Any:
+        return self._number(torch.pow, other)
+
+    def __neg__(self) -> Any:
+        return self._size(-self.expr)
+
+    def _number(self, function: Callable[..., Any], other: object) -> Any:
+        """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
+        self.tracer.require_literal_feature(self.expr)
+        return registry.call(function, (self.tracer.lift(self), other), {})
+
     __radd__, __rmul__ = __add__, __mul__
+
+    def __bool__(self) -> bool:
+        return self != 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (int, SymbolicSize)):
@@ -77,7 +101,9 @@ class SymbolicSize:
 
     __int__ = __index__
 
-    def __float__(self) -> NoReturn:
+    def __float__(self) -> float:
+        """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
+        self.tracer.require_literal_feature(self.expr)
         raise TraceError(
             f"the run-time size {self.expr} is used as a number",
             where=here(),
@@ -86,6 +112,11 @@ class SymbolicSize:
 
     def __repr__(self) -> str:
         return str(self.expr)
+
+
+def _is_value(value: object) -> bool:
+    """Whether arithmetic with a size gives a number of the kernel, not another size."""
+    return isinstance(value, (float, TracedTensor, torch.Tensor))
 
 
 def dim_of(value: object) -> Dim:
@@ -182,7 +213,7 @@ class TracedTensor:
         if method is None or name.startswith("__"):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
-            raise UnsupportedError(f"Tensor.{name} cannot be traced", where=here())
+            raise UnsupportedError(f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes")
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> Any:
@@ -196,7 +227,7 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here())
+            raise TraceError("iteration over a scalar", where=here(), mend="unsqueeze it, or use it as it is")
         return self.shape[0]
 
     # What needs a value.

@@ -162,7 +162,12 @@ def _layer_norm(args: Sequence[Value], node: Node) -> Value:
     y = centered * rstd
     if node.attr("has_weight"):
         y = y * affine[0]
-    return y + affine[-1] if node.attr("has_bias") else y
+    return _in_dtype(y + affine[-1] if node.attr("has_bias") else y, node)
+
+
+def _in_dtype(value: Value, node: Node) -> Value:
+    """The value in a node's dtype, which wider weights do not change."""
+    return value if value.dtype is node.dtype else value.apply(Op.CAST, dtype=node.dtype)
 
 
 @_expands(Op.RMS_NORM)
@@ -171,7 +176,7 @@ def _rms_norm(args: Sequence[Value], node: Node) -> Value:
     x, *affine = args
     rstd = ((x * x).mean(_last_dims(node, x)) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
     y = x * rstd
-    return y * affine[0] if affine else y
+    return _in_dtype(y * affine[0] if affine else y, node)
 
 
 def expand(value: Value) -> Value:

@@ -28,7 +28,7 @@ class Rule:
 
 def _pow_of_literal(x: Value) -> Value | None:
     base, exponent = x.arg(0), x.arg(1).node
-    if exponent.op is not Op.CONSTANT or not base.dtype.is_float or base.node.weak:
+    if exponent.op is not Op.CONSTANT or base.dtype is not x.dtype or not base.dtype.is_float or base.node.weak:
         return None
     forms: dict[float, Callable[[], Value]] = {
         1.0: lambda: base,
@@ -55,7 +55,7 @@ def _one_plus_tanh(x: Value) -> Value | None:
 
 def _gather_powers_of_two(x: Value) -> Value | None:
     (scale_a, a), (scale_b, b) = _scaled(x.arg(0)), _scaled(x.arg(1))
-    if (scale_a, scale_b) == (1.0, 1.0):
+    if (scale_a, scale_b) == (1.0, 1.0) or not x.dtype.is_float or not _is_moderate(scale_a, scale_b):
         return None
     factor = scale_a * scale_b
     result = a * b
@@ -68,9 +68,15 @@ def _scaled(x: Value) -> tuple[float, Value]:
     """c and y of c * y, for a constant power of two c and a float y; else 1 and the value itself."""
     if x.node.op is Op.MUL and x.dtype.is_float:
         for factor, rest in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
-            if factor.node.op is Op.CONSTANT and factor.node.weak and not rest.node.weak and _is_power_of_two(float(factor.node.number)):
+            is_scale = factor.node.op is Op.CONSTANT and factor.node.weak and _is_power_of_two(float(factor.node.number))
+            if is_scale and not rest.node.weak and rest.dtype is x.dtype:
                 return float(factor.node.number), rest
     return 1.0, x
+
+
+def _is_moderate(*factors: float) -> bool:
+    """Whether moving factors neither overflows nor loses what they were there to keep."""
+    return all(2.0**-16 <= f <= 2.0**16 for f in factors)
 
 
 def _is_power_of_two(value: float) -> bool:

@@ -17,7 +17,7 @@ from fusegen import target as targets
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.graph import InputSpec
-from fusegen.lang.tracer import NeedsLiteral
+from fusegen.lang.tracer import NeedsLiteral, is_tracing
 from fusegen.lang.values import TracedTensor
 from fusegen.runtime import hidden
 from fusegen.runtime.compile import Request, Variant, compile_variant
@@ -66,6 +66,7 @@ class Dispatcher:
         self._bound: dict[Key, _Bound] = {}
         self._variants: dict[Key, list[Variant]] = {}
         self._lock = threading.RLock()
+        self._settings: tuple[hidden.Accessor, ...] = ()
         self._warned = False
 
     @cached_property
@@ -83,20 +84,36 @@ class Dispatcher:
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        values = args if len(args) == len(self.parameters.names) and not kwargs else self.parameters.bind(args, kwargs)
-        key = self._key(values)
-        bound = self._bound.get(key)
-        if bound is None:
-            if any(isinstance(v, TracedTensor) for v in values):
+        is_plain = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
+        values = args if is_plain else self.parameters.bind(args, kwargs)
+        try:
+            bound = self._bound.get(self._key(values))
+        except (TypeError, RuntimeError):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
+            bound = None
+        if bound is None or is_tracing():
+            if is_tracing():
                 return self.function(*args, **kwargs)
             return self._first_call(values, args, kwargs)
         return bound(values)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """All arguments in the order of the parameters, for a call that runs nothing.
+
+        Raises:
+            ArgumentError: something is neither a tensor nor a value that can select code.
+        """
+        values = self.parameters.bind(args, kwargs)
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if not isinstance(value, Tensor):
+                _check_plain(self.name, name, value)
+        return values
 
     def _key(self, values: Values) -> Key:
         """What the choice of a bound program depends on."""
         parts = [_part(value, static) for value, static in zip(values, self._static, strict=True)]
         if self.hidden:
-            parts += [_part(accessor(), True) for accessor in self.hidden.values()]
+            parts += [_part(_value(accessor), True) for accessor in tuple(self.hidden.values())]
+        parts += [hidden.setting(_value(accessor)) for accessor in self._settings]
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -140,7 +157,7 @@ class Dispatcher:
     def _bind(self, values: Values, device: torch.device) -> _Bound:
         target, backend = backend_of(device)
         variant = self.variant(values, target, device)
-        sizes = self._sizes(variant, values)
+        sizes = self.sizes(variant, values)
         if not variant.request.wide and _is_wide(variant, sizes):
             variant = self.variant(values, target, device, wide=True)
         program = BoundProgram(variant, sizes, device, backend)
@@ -173,15 +190,32 @@ class Dispatcher:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
 
     def _match(self, request: Request, values: Values) -> Variant | None:
-        for variant in self._variants.get(_variant_key(request), ()):
-            sizes = self._sizes(variant, values)
+        for variant in self._variants.get(self._variant_key(request), ()):
+            if not self._has_hidden(variant):
+                continue
+            sizes = self.sizes(variant, values)
             if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
                 return variant
         return None
 
+    def _variant_key(self, request: Request) -> Key:
+        """What a variant depends on, but for guards and tensors that the function closes over."""
+        return (*_variant_key(request), *(hidden.setting(_value(accessor)) for accessor in self._settings))
+
+    def _has_hidden(self, variant: Variant) -> bool:
+        """Whether the tensors that the function closes over are still as the variant knows them."""
+        specs = [spec for spec in variant.traced.inputs if spec.hidden]
+        found = [_value(self.hidden[spec.name]) for spec in specs]
+        if not all(isinstance(t, Tensor) for t in found):
+            return False
+        for spec, tensor in zip(specs, found, strict=True):
+            self._refuse_gradient(spec.name, tensor)
+        return all(_hidden_spec(s.name, t) == s for s, t in zip(specs, found, strict=True))
+
     def _compile(self, request: Request) -> Variant:
         variant = compile_variant(request, self._hidden_spec, self.parameters.names)
-        self._variants.setdefault(_variant_key(request), []).append(variant)
+        self._settings = hidden.settings_of(self.function)
+        self._variants.setdefault(self._variant_key(request), []).append(variant)
         count = sum(map(len, self._variants.values()))
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
@@ -192,7 +226,8 @@ class Dispatcher:
         named = dict(zip(self.parameters.names, values, strict=True))
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
-        scalars = {n: _scalar_dtype(v) for n, v in named.items() if n not in self.parameters.static and _is_scalar(v)}
+        double = any(t.dtype is torch.float64 for t in tensors.values())
+        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if n not in self.parameters.static and _is_scalar(v)}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
@@ -200,13 +235,15 @@ class Dispatcher:
     def _hidden_spec(self, tensor: Tensor) -> InputSpec:
         name, accessor = hidden.find(self.function, tensor)
         name = f"{name}_" if name in self.parameters.names else name
+        self._refuse_gradient(name, tensor)
+        self.hidden[name] = accessor
+        return _hidden_spec(name, tensor)
+
+    def _refuse_gradient(self, name: str, tensor: Tensor) -> None:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise GradientError(f"{self.name} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
-        self.hidden[name] = accessor
-        (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
-        return spec
 
-    def _sizes(self, variant: Variant, values: Values) -> dict[str, int]:
+    def sizes(self, variant: Variant, values: Values) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
         named = dict(zip(self.parameters.names, values, strict=True))
         sizes = {size: named[parameter].shape[dim] for size, (parameter, dim) in variant.request.sizes.sources}
@@ -214,6 +251,19 @@ class Dispatcher:
             tensor = self.hidden[spec.name]() if spec.hidden else named[spec.name]
             sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(tensor.stride())}
         return sizes
+
+
+def _value(accessor: hidden.Accessor) -> Any:
+    """A variable's value; None where it is gone."""
+    try:
+        return accessor()
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _hidden_spec(name: str, tensor: Tensor) -> InputSpec:
+    (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
+    return spec
 
 
 def _part(value: Any, is_static: bool) -> object:
@@ -229,11 +279,16 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _scalar_dtype(value: float) -> DType:
-    return DType.FLOAT32 if isinstance(value, float) else DType.INT64
+def _scalar_dtype(value: float, double: bool) -> DType:
+    """A run-time scalar's type: floats are as wide as the widest tensor, so that they lose nothing."""
+    if not isinstance(value, float):
+        return DType.INT64
+    return DType.FLOAT64 if double else DType.FLOAT32
 
 
 def _check_plain(kernel: str, name: str, value: object) -> None:
+    if _is_scalar(value) and isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
     try:
         hash(value)
     except TypeError:
@@ -249,7 +304,8 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
-    return (request.specs, request.scalars, request.statics, sizes.multiples, sizes.bounds, request.target, request.wide)
+    statics = tuple((name, type(value), value) for name, value in request.statics)  # 1, 1.0 and True are equal, but not the same
+    return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide)
 
 
 def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from torch import Tensor
 
+from fusegen.emit.environment import templates
+from fusegen.emit.primitives import closure
 from fusegen.errors import EmulationError
 from fusegen.jit.host import compile_shared, load_shared
-from fusegen.settings import settings
+from fusegen.settings import cache_folder
 
 # No contraction: whether the device fuses a multiply with an add is its compiler's choice, not the text's.
 _FLAGS = (
@@ -26,7 +27,6 @@ _FLAGS = (
     "-fvisibility=hidden",
 )  # fmt: skip
 _RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "launch")
-_CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")
 _MESSAGE_BYTES = 1024
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
@@ -86,7 +86,7 @@ def emulate(
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
     """
     _check_shape(entry, grid, block, cluster, shared_bytes)
-    library = compile_shared(host_text(source, entry), _FLAGS, settings().cache_dir / "emulator")
+    library = compile_shared(host_text(source, entry), _FLAGS, cache_folder("emulator"))
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     launch = _Launch(
         entry.encode(), grid, block, cluster, shared_bytes,
@@ -101,8 +101,8 @@ def emulate(
 @lru_cache(maxsize=64)
 def host_text(source: EmulatedSource, entry: str) -> str:
     """The C++ that :func:`emulate` compiles: runtime, host primitives, the emitted text, and the entry."""
-    runtime = [(_templates() / "emulator" / f"{name}.hpp").read_text() for name in _RUNTIME]
-    types, *primitives = primitive_closure(source.text, _host_body).values()
+    runtime = [(templates() / "emulator" / f"{name}.hpp").read_text() for name in _RUNTIME]
+    types, *primitives = closure(source.text, _primitive_names(), _host_body).values()
     main = (
         'extern "C" __attribute__((visibility("default"))) i32 fg_emulate(const emulator::Launch* launch) {\n'
         f"  return emulator::run(*launch, [](const emulator::Launch& each) {{ emulator::call({entry}, each); }});\n"
@@ -163,41 +163,17 @@ def _check_shape(entry: str, grid: int, block: int, cluster: int, shared_bytes: 
         raise EmulationError(f"{entry}: a grid of {grid} blocks does not divide into clusters of {cluster}")
 
 
-@lru_cache(maxsize=1)
-def _templates() -> Path:
-    package = Path(__file__).resolve().parents[1]
-    shipped = package / "templates"
-    return shipped if shipped.is_dir() else package.parent / "templates"
-
-
 def _host_body(name: str) -> str:
-    host = _templates() / "emulator" / "primitives" / f"{name}.hpp"
+    host = templates() / "emulator" / "primitives" / f"{name}.hpp"
     if host.exists():
         return host.read_text()
-    device = _templates() / "cuda" / "primitives" / f"{name}.cuh"
+    device = templates() / "cuda" / "primitives" / f"{name}.cuh"
     if not device.exists() or _DEVICE_ONLY.search(body := device.read_text()):
         raise EmulationError(f"the primitive {name} has no host version", mend=f"write {host}")
     return body
 
 
-def primitive_closure(text: str, body_of: Callable[[str], str]) -> dict[str, str]:
-    """Name and body of ``types`` and of all primitives that the text mentions, each after those that it mentions."""
-    known = _primitive_names()
-    bodies = {"types": body_of("types")}
-
-    def visit(mentioning: str) -> None:
-        for name in sorted(known.intersection(_CALLED.findall(mentioning)) - bodies.keys() - under_way):
-            under_way.add(name)
-            body = body_of(name)
-            visit(body)
-            bodies[name] = body
-
-    under_way: set[str] = set()
-    visit(text)
-    return bodies
-
-
 @lru_cache(maxsize=1)
 def _primitive_names() -> frozenset[str]:
-    folders = (_templates() / "cuda" / "primitives", _templates() / "emulator" / "primitives")
+    folders = (templates() / "cuda" / "primitives", templates() / "emulator" / "primitives")
     return frozenset(path.name.partition(".")[0] for folder in folders for path in folder.iterdir())

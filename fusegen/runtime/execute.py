@@ -118,7 +118,7 @@ def _slots(specs: Sequence[BufferSpec], sizes: Mapping[str, int]) -> tuple[list[
 def _library_step(step: LibraryProduct, sizes: Mapping[str, int]) -> Step:
     views = [_strided(operand, sizes) for operand in (step.a, step.b, step.out)]
 
-    def run(buffers: Buffers, scalars: Scalars) -> None:
+    def run(buffers: Buffers, _scalars: Scalars) -> None:
         a, b, out = (view(buffers) for view in views)
         torch.matmul(a, b, out=out)
 
@@ -148,6 +148,10 @@ class Backend:
         raise NotImplementedError
 
 
+def _nothing(buffers: Buffers, scalars: Scalars) -> None:
+    """The step of a launch without blocks: nothing is written."""
+
+
 class CudaBackend(Backend):
     """Launches on a GPU.
 
@@ -164,6 +168,8 @@ class CudaBackend(Backend):
         from fusegen.runtime import cuda
 
         kernel = cuda.CudaKernel(source, launch, self.architecture, self.index).kernel
+        if not launch.grid(sizes):
+            return _nothing
         config = cuda.launch_config(launch.grid(sizes), launch)
         run, stream_of, raw_stream, current_device = cuda.launcher(), cuda.stream_of, cuda.raw_stream, cuda.current_device
         fill = argument_filler(launch, sizes, [self._map(m, launch, buffers, sizes) for m in launch.tensor_maps])
@@ -172,8 +178,9 @@ class CudaBackend(Backend):
         def step(given: Buffers, scalars: Scalars) -> None:
             if current_device() != index:  # the driver launches in the current context only
                 with torch.cuda.device(index):
-                    return step(given, scalars)
-            run(stream_of(raw_stream(index)), config, kernel, *fill(given, scalars))
+                    step(given, scalars)
+            else:
+                run(stream_of(raw_stream(index)), config, kernel, *fill(given, scalars))
 
         return step
 
@@ -231,6 +238,8 @@ class EmulatorBackend(Backend):
     def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
         fill = argument_filler(launch, sizes)
         grid = launch.grid(sizes)
+        if not grid:
+            return _nothing
         pointers = launch.kernel.pointers
 
         def step(given: Buffers, scalars: Scalars) -> None:

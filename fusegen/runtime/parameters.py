@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from fusegen.errors import ArgumentError
+from fusegen.schedule.names import identifier
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Parameters:
         Raises:
             ArgumentError: for ``*args`` and ``**kwargs``, which a kernel cannot have.
         """
+        if not callable(function) or not hasattr(function, "__code__"):
+            raise ArgumentError(f"{function!r} is no Python function", mend="wrap it: def f(x): return ...")
         found = inspect.signature(function).parameters
         for parameter in found.values():
             if parameter.kind in _REFUSED_KINDS:
@@ -52,11 +55,15 @@ class Parameters:
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
-        """Resolved annotations; empty where they cannot be resolved, since they are optional."""
-        try:
-            return typing.get_type_hints(self.function, include_extras=True)
-        except (NameError, TypeError, AttributeError):
-            return {}
+        """Resolved annotations; those that cannot be resolved are left out, since they are optional."""
+        raw = dict(getattr(self.function, "__annotations__", {}))
+        return {name: hint for name in raw if (hint := _resolved(self.function, name, raw[name])) is not None}
+
+    @cached_property
+    def keyword_only(self) -> frozenset[str]:
+        """Parameters that a call must name."""
+        found = inspect.signature(self.function).parameters.items()
+        return frozenset(n for n, p in found if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
     @cached_property
     def static(self) -> frozenset[str]:
@@ -66,23 +73,49 @@ class Parameters:
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
         """Names of dims, from annotations such as ``Annotated[Tensor, "rows cols"]``."""
+        return {n: tuple(map(self._dim_name, dims)) for n, dims in self.dims.items()}
+
+    @cached_property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Dims as the user wrote them: names, or numbers as in ``Annotated[Tensor, "rows 4096"]``."""
         found = {n: _dims(self.annotations.get(n)) for n in self.names}
         return {n: dims for n, dims in found.items() if dims}
+
+    def _dim_name(self, dim: str) -> str:
+        """The name of a dim, which no parameter has and emitted text does not use otherwise."""
+        name = identifier(dim)
+        return f"{name}_size" if name in map(identifier, self.names) else name
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters.
 
         Raises:
-            TypeError: as Python would for such a call.
+            ArgumentError: as Python raises TypeError for such a call.
         """
-        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        try:
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:
+            shown = f"{self.function.__name__}{inspect.signature(self.function)}"
+            raise ArgumentError(f"{self.function.__name__}: {error}", mend=f"call it as {shown}") from None
         bound.apply_defaults()
         return [bound.arguments[name] for name in self.names]
+
+
+def _resolved(function: Callable[..., Any], name: str, annotation: Any) -> Any:
+    """One annotation as a type; None where its names are not known at run time."""
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    try:
+        return typing.get_type_hints(holder, getattr(function, "__globals__", {}), dict(variables), include_extras=True)[name]
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return None
 
 
 def _is_static(annotation: Any) -> bool:
     if annotation in (bool, str):
         return True
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(map(_is_static, typing.get_args(annotation)))
     return typing.get_origin(annotation) is Annotated and _STATIC in annotation.__metadata__
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 
 from fusegen.dtypes import DType, from_torch
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
 from fusegen.schedule.names import plain
@@ -60,14 +61,17 @@ class History:
 
 
 def input_specs(
-    tensors: Mapping[str, torch.Tensor], history: History, dim_names: Mapping[str, Sequence[str]], hidden: frozenset[str] = frozenset()
+    tensors: Mapping[str, torch.Tensor],
+    history: History,
+    dim_names: Mapping[str, Sequence[str]],
+    hidden: frozenset[str] = frozenset(),
 ) -> tuple[tuple[InputSpec, ...], Sizes]:
     """What the compiler is told of some tensors.
 
     Args:
         tensors: by parameter, in order.
         history: of the kernel; updated.
-        dim_names: names of dims where the user gave them.
+        dim_names: names of dims where the user gave them, as identifiers.
         hidden: parameters that the function closes over: weights, all of whose dims are literal.
     """
     builder = _Sizes(history, dim_names)
@@ -84,6 +88,7 @@ class _Sizes:
         self.history = history
         self.dim_names = dim_names
         self.literal_values: set[int] = set()
+        self.required: set[int] = set()  # extents of dims that must be literal, as whatever is as long then is
         self.by_value: dict[tuple[int, bool], str] = {}
         self.sources: dict[str, Place] = {}
         self.hints: dict[str, int] = {}
@@ -93,7 +98,9 @@ class _Sizes:
         """Notes the extents that are literal in this call."""
         for dim, extent in enumerate(tensor.shape):
             place = (name, dim)
-            if is_hidden or place in self.history.literal or (dim == tensor.dim() - 1 and self._stays_literal(place, extent)):
+            if is_hidden or place in self.history.literal:
+                self.required.add(extent)
+            if extent in self.required or (dim == tensor.dim() - 1 and self._stays_literal(place, extent)):
                 self.literal_values.add(extent)
 
     def _stays_literal(self, place: Place, extent: int) -> bool:
@@ -108,7 +115,7 @@ class _Sizes:
 
     def _dim(self, place: Place, extent: int, is_last: bool, is_hidden: bool) -> Dim:
         is_feature = is_last and place in self.history.run_time
-        if extent == 1 or is_hidden or place in self.history.literal:
+        if extent == 1 or is_hidden or place in self.history.literal or (is_last and extent in self.required):
             return extent
         if (is_last and not is_feature) or (extent in self.literal_values and not is_feature):
             return extent
@@ -122,7 +129,7 @@ class _Sizes:
     def _name(self, place: Place) -> str:
         parameter, dim = place
         given = self.dim_names.get(parameter, ())
-        wanted = plain(given[dim]) if dim < len(given) else f"{plain(parameter)}_dim{dim}"
+        wanted = given[dim] if dim < len(given) else f"{plain(parameter)}_dim{dim}"
         return wanted if wanted not in self.sources else f"{plain(parameter)}_dim{dim}"
 
     def sizes(self) -> Sizes:
@@ -140,7 +147,10 @@ def _divisor(extent: int) -> int:
 
 
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bool) -> InputSpec:
-    dtype = from_torch(tensor.dtype)
+    try:
+        dtype = from_torch(tensor.dtype)
+    except UnsupportedError as error:
+        raise ArgumentError(f"the argument {name!r}: {error.what}", mend=error.mend) from None
     strides = _strides(name, tensor, shape)
     return InputSpec(name, dtype, shape, strides, _alignment(tensor, dtype, strides), is_hidden)
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, Modulo, axis_symbol, is_stride, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, Modulo, Stride, axis_symbol, same, simplify_dim
 
 Multiples: TypeAlias = Mapping[str, int]
 
@@ -95,9 +95,7 @@ def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> Pattern:
     return Pattern.GATHER if rest.has(lane_axis) else Pattern.VECTOR
 
 
-def vector_width(
-    offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, axes: Axes, multiples: Multiples
-) -> int:
+def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
     """The widest aligned access of ``lanes`` neighbours whose first one is at a multiple of ``lanes``.
 
     Args:
@@ -123,15 +121,14 @@ def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:
         if factor.is_Integer:
             found *= abs(int(factor))
         elif isinstance(factor, sympy.Symbol):
-            found *= stride_multiple if is_stride(factor) else multiples.get(factor.name, 1)
+            found *= stride_multiple if isinstance(factor, Stride) else multiples.get(factor.name, 1)
     return found
 
 
 def size_names(expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
     """Names of the sizes and strides in some expressions, sorted."""
-    bound = {a.name for a in axes}
-    names: set[str] = set()
+    symbols: set[sympy.Symbol] = set()
     for expression in expressions:
         if not isinstance(expression, int):
-            names |= {s.name for s in expression.free_symbols}
-    return tuple(sorted(names - bound))
+            symbols |= expression.free_symbols
+    return tuple(sorted(s.name for s in symbols - set(axes)))

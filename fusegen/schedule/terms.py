@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+import torch
+
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
@@ -60,6 +62,9 @@ class Term:
     dtype: DType
     payload: object = None
 
+
+_WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
+_NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 Context: TypeAlias = tuple[Bounds, ...]
 LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
@@ -181,7 +186,26 @@ class Evaluator:
         if node.op is Op.CAST:
             return self._cast(node, args[0], location)
         args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
-        return self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+        if node.op.row.result is Result.BOOL:
+            args = self._compared(node, args)
+        computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+        if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
+            return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
+        return computed
+
+    def _compared(self, node: Node, args: list[int]) -> list[int]:
+        """Operands of a comparison: a number takes part in the precision of the 16-bit tensor that it is compared with."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
+        if not common.is_half:
+            return args
+        return [self._rounded(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
+
+    def _rounded(self, position: int, dtype: DType) -> int:
+        term = self.terms.items[position]
+        if term.op is Leaf.CONSTANT and _is_exact(float(str(term.payload)), dtype):
+            return position
+        return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
 
     def _cast(self, node: Node, arg: int, location: Location | None) -> int:
         """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
@@ -233,6 +257,10 @@ def _at_least(index: Index, lower: Dim) -> bool:
 def _upper_only(bounds: Bounds) -> Bounds:
     """Parts are tested in order, so that the lower bound is implied by the parts before."""
     return Bounds(bounds.index, None, bounds.upper)
+
+
+def _is_exact(value: float, dtype: DType) -> bool:
+    return value != value or torch.tensor(value, dtype=dtype.torch).item() == value
 
 
 def operand_types(graph: Graph, node: Node) -> list[DType]:

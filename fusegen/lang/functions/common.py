@@ -35,8 +35,8 @@ def normalize_dim(dim: int, rank: int) -> int:
     Raises:
         ShapeError: when there is no such dim.
     """
-    if not -rank <= dim < max(rank, 1):
-        raise ShapeError(f"dim {dim} of a tensor of {rank} dims")
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise ShapeError(f"dim {dim} of a tensor of {rank} dims", mend="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
 
 
@@ -46,8 +46,10 @@ def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ..
         return tuple(range(rank))
     listed = (dims,) if isinstance(dims, int) else tuple(dims)
     found = tuple(sorted(normalize_dim(d, rank) for d in listed))
+    if not rank:  # torch lets 0 and -1 name a dim of a scalar
+        return ()
     if len(set(found)) != len(found):
-        raise ShapeError(f"dims {listed} name a dim twice")
+        raise ShapeError(f"dims {listed} name a dim twice", mend="name each dim once")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import cast as cast_to
 
 import torch
 
-from fusegen.dtypes import DType, from_torch
+from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
@@ -45,15 +45,17 @@ def torch_arange(
     """torch.arange with literal bounds."""
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if not all(isinstance(b, int) for b in (start, end, step)) or step <= 0:
-        raise TraceError("arange with bounds that are not ints, or a step that is not positive, is not supported")
+        raise TraceError(
+            "arange with bounds that are not ints, or a step that is not positive, is not supported",
+            mend="scale arange(n); for a run-time size use fg.arange(size)",
+        )
     count = max(0, -(-(end - start) // step))
     return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, count), tracer.lift(step)), start), dtype)
 
 
-def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype | None) -> TracedTensor:
+def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TracedTensor:
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
-    scalar = tracer.constant(value, from_torch(dtype) if dtype else DType.FLOAT32 if isinstance(value, float) else None)
-    return tracer.add(Op.EXPAND, scalar, shape=tuple(dim_of(s) for s in sizes))
+    return tracer.add(Op.EXPAND, pointwise.scalar_tensor(tracer, value, dtype), shape=tuple(dim_of(s) for s in sizes))
 
 
 @creates("zeros")
@@ -72,6 +74,8 @@ def ones(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: A
 def full(tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
     """A constant of a literal shape."""
     default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
+    if isinstance(fill_value, TracedTensor):
+        default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
 
 
@@ -86,13 +90,13 @@ def tensor(tracer: Tracer, data: Any, *, dtype: torch.dtype | None = None, devic
 @implements("tril")
 def tril(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
     """The values on and below a diagonal, zero elsewhere."""
-    return pointwise.where(_compared(Op.LE, input, diagonal), input, 0)
+    return cast(pointwise.where(_compared(Op.LE, input, diagonal), input, 0), input.dtype)
 
 
 @implements("triu")
 def triu(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
     """The values on and above a diagonal, zero elsewhere."""
-    return pointwise.where(_compared(Op.GE, input, diagonal), input, 0)
+    return cast(pointwise.where(_compared(Op.GE, input, diagonal), input, 0), input.dtype)
 
 
 def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:

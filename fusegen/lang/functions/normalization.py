@@ -13,6 +13,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
 from fusegen.lang.functions.common import cast, dtype_of, normalize_dim
+from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of
 
@@ -37,6 +38,8 @@ def _along(op: Op, input: TracedTensor, dim: int | None, dtype: torch.dtype | No
     x = cast(input, dtype)
     if not dtype_of(x).is_float:
         raise TraceError(f"{op.row.name} of {dtype_of(x)}", mend="convert to a float dtype first")
+    if not x.ndim:  # of one element, which stands for a row of one
+        return reshaped(x._tracer.add(op, reshaped(x, (1,)), dim=normalize_dim(dim, 0)), ())
     return x._tracer.add(op, x, dim=normalize_dim(dim, x.ndim))
 
 
@@ -76,6 +79,11 @@ def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
     have = x._node.shape
     if not dtype_of(x).is_float:
         raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
-    if not wanted or len(wanted) > len(have) or not all(map(same, wanted, have[len(have) - len(wanted) :])):
-        raise ShapeError(f"{name}: normalized_shape {shape_text(wanted)} for an input of shape {shape_text(have)}")
+    last = have[len(have) - len(wanted) :] if len(wanted) <= len(have) else ()
+    if not wanted or len(wanted) > len(have) or not all(map(same, wanted, last)):
+        x._tracer.require_equal(list(zip(wanted, last, strict=False)))
+        raise ShapeError(
+            f"{name}: normalized_shape {shape_text(wanted)} for an input of shape {shape_text(have)}",
+            mend="give the sizes of the last dims",
+        )
     return len(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,13 @@ from fusegen.errors import TraceError
 from fusegen.ir.ops import Family, Op
 from fusegen.lang.functions.common import cast, dtype_of, tracer_of
 from fusegen.lang.registry import implements
+from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
+
+_OF_NUMBERS = frozenset(
+    {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
+)
+"""Operations that have no meaning for bools; torch refuses most of them as well."""
 
 
 def _register_row(op: Op) -> None:
@@ -29,11 +36,16 @@ def _register_row(op: Op) -> None:
         unknown = set(given) - set(names)
         if unknown or len(operands) != arity:
             raise TraceError(f"{row.name}: {'unexpected argument ' + sorted(unknown)[0] if unknown else 'missing operand'}")
+        if given.get("approximate", "none") not in ("none", "tanh"):
+            raise TraceError(f"{row.name}: approximate={given['approximate']!r}", mend="use 'none' or 'tanh'")
         for name, value in given.items():
             if not isinstance(value, (bool, int, float, str)):
                 raise TraceError(f"{row.name}: {name} must be known while tracing", mend="annotate it with fg.Static[float]")
         tracer = tracer_of(*operands)
-        return tracer.add(op, *(tracer.lift(o) for o in operands), **(defaults | given))
+        lifted = [tracer.lift(o) for o in operands]
+        if op in _OF_NUMBERS and all(dtype_of(x) is DType.BOOL for x in lifted):
+            raise TraceError(f"{row.name} of bool", mend="convert to a number dtype first")
+        return tracer.add(op, *lifted, **(defaults | given))
 
 
 for _op in Op:
@@ -50,13 +62,20 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
 @implements("sub", "subtract")
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
     """input - alpha * other."""
-    return _binary(Op.SUB, input, _scaled(other, alpha, input))
+    return _difference(input, _scaled(other, alpha, input))
 
 
 @implements("rsub")
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
     """other - alpha * input."""
-    return _binary(Op.SUB, other, _scaled(input, alpha, other))
+    return _difference(other, _scaled(input, alpha, other))
+
+
+def _difference(a: Any, b: Any) -> TracedTensor:
+    tracer = tracer_of(a, b)
+    if any(dtype_of(x) is DType.BOOL and not x._node.weak for x in (tracer.lift(a), tracer.lift(b))):
+        raise TraceError("subtraction of bools", mend="use ^ or ~, or convert to a number dtype first")
+    return _binary(Op.SUB, a, b)
 
 
 def _scaled(value: Any, alpha: Any, other: Any) -> Any:
@@ -81,7 +100,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
         raise TraceError(f"div: rounding_mode {rounding_mode!r}", mend="use None, 'floor' or 'trunc'")
     tracer = tracer_of(input, other)
     if not (dtype_of(tracer.lift(input)).is_float or dtype_of(tracer.lift(other)).is_float):
-        raise TraceError("div with rounding_mode='trunc' of integers is not supported")
+        raise TraceError("div with rounding_mode='trunc' of integers is not supported", mend="use rounding_mode='floor'")
     return tracer.add(Op.TRUNC, _binary(Op.DIV, input, other))
 
 
@@ -104,10 +123,24 @@ def masked_fill(input: TracedTensor, mask: Any, value: Any) -> TracedTensor:
 @implements("clamp", "clip")
 def clamp(input: TracedTensor, min: Any = None, max: Any = None) -> TracedTensor:
     """Values below min raised to it, values above max lowered to it."""
+    if min is None and max is None:
+        raise TraceError("clamp without bounds", mend="give min, max or both")
     result = input
     if min is not None:
         result = _binary(Op.MAXIMUM, result, min)
     return result if max is None else _binary(Op.MINIMUM, result, max)
+
+
+@implements("clamp_min")
+def clamp_min(input: TracedTensor, min: Any) -> TracedTensor:
+    """Values below min raised to it."""
+    return clamp(input, min)
+
+
+@implements("clamp_max")
+def clamp_max(input: TracedTensor, max: Any) -> TracedTensor:
+    """Values above max lowered to it."""
+    return clamp(input, None, max)
 
 
 @implements("addcmul")
@@ -126,6 +159,18 @@ def lerp(input: TracedTensor, end: Any, weight: Any) -> TracedTensor:
 def isnan(input: TracedTensor) -> TracedTensor:
     """Whether the value is NaN."""
     return _binary(Op.NE, input, input)
+
+
+@implements("isinf")
+def isinf(input: TracedTensor) -> TracedTensor:
+    """Whether the value is an infinity."""
+    return _binary(Op.EQ, input._tracer.add(Op.ABS, input), math.inf)
+
+
+@implements("isfinite")
+def isfinite(input: TracedTensor) -> TracedTensor:
+    """Whether the value is neither an infinity nor NaN."""
+    return _binary(Op.LT, input._tracer.add(Op.ABS, input), math.inf)
 
 
 @implements("__and__", "bitwise_and", "__rand__")
@@ -188,7 +233,7 @@ def to(input: TracedTensor, *args: Any, **kwargs: Any) -> TracedTensor:
         elif isinstance(value, (TracedTensor, torch.Tensor)):
             result = cast(result, value.dtype)
         elif torch.device(value).type != input.device.type:
-            raise TraceError(f"to: a kernel cannot move a tensor to {value}")
+            raise TraceError(f"to: a kernel cannot move a tensor to {value}", mend="move it before the call")
     return result
 
 
@@ -232,9 +277,16 @@ def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
 @implements("full_like")
 def full_like(input: TracedTensor, fill_value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
     """A constant of the input's shape."""
-    tracer = input._tracer
-    filled = tracer.constant(fill_value, from_torch(dtype or input.dtype))
-    return tracer.add(Op.EXPAND, filled, shape=input._node.shape)
+    filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
+    return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
+
+
+def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
+    """A number, which may be a run-time scalar, as a zero-dimensional tensor."""
+    if isinstance(value, TracedTensor):
+        return cast(value, dtype)
+    kind = from_torch(dtype)
+    return tracer.constant(bool(value) if kind is DType.BOOL else float(value) if kind.is_float else int(value), kind)
 
 
 @implements("zeros_like")

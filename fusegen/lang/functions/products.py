@@ -28,6 +28,7 @@ def matmul(input: Any, mat2: Any = None, *, other: Any = None) -> TracedTensor:
     if b.ndim == 2:  # a weight: its sizes are features, whatever place they stand in
         for size in b._node.shape:
             tracer.require_literal(size)
+    tracer.require_literal_feature(b._node.shape[-1])
     left, right = a.ndim == 1, b.ndim == 1
     result = tracer.add(Op.MATMUL, unsqueeze(a, 0) if left else a, unsqueeze(b, 1) if right else b)
     shape = list(result._node.shape)

@@ -21,6 +21,8 @@ Dims: TypeAlias = int | Sequence[int] | None
 def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object) -> TracedTensor:
     """A reduction over some dims (None is all)."""
     chosen = normalize_dims(dims, x.ndim)
+    if not x.ndim:  # of one element, which stands for a row of one
+        return reshaped(x._tracer.add(op, reshaped(x, (1,)), dims=(0,), **attrs), ())
     kept = x._tracer.add(op, x, dims=chosen, **attrs) if chosen else x
     if keepdim:
         return kept
@@ -33,7 +35,7 @@ def sum(input: TracedTensor, dim: Dims = None, keepdim: bool = False, *, dtype: 
     x = cast(input, dtype)
     if not dtype_of(x).is_float:
         x = cast(x, torch.int64)
-    return reduced(Op.SUM, x, dim, keepdim)
+    return cast(reduced(Op.SUM, x, dim, keepdim), dtype)
 
 
 @implements("mean")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusegen.dtypes import promote
-from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.errors import ShapeError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import normalize_dim, tracer_of
 from fusegen.lang.registry import implements
+from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
 
 
@@ -41,17 +42,29 @@ def _sizes(sizes: Sequence[Any]) -> tuple[Any, ...]:
 @implements("reshape", "view")
 def reshape(input: TracedTensor, *shape: Any) -> TracedTensor:
     """Another shape of the same elements; one size may be -1."""
-    return reshaped(input, _complete(_sizes(shape), input._node.shape))
+    return reshaped(input, _complete(input._tracer, _sizes(shape), input._node.shape))
 
 
-def _complete(sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
+def _require_literal(tracer: Tracer, *dims: Dim) -> None:
+    """Asks for sizes to be literal, where their values are known."""
+    for dim in dims:
+        tracer.require_literal(dim)
+
+
+def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
     given = [dim_of(s) for s in sizes]
     free = [d for d, s in enumerate(given) if s == -1]
     if not free:
         return tuple(given)
-    rest = exact_quotient(product(source), product(s for d, s in enumerate(given) if d not in free))
+    others = product(s for d, s in enumerate(given) if d not in free)
+    rest = exact_quotient(product(source), others)
     if len(free) > 1 or rest is None:
-        raise ShapeError(f"cannot view {shape_text(tuple(source))} as {shape_text(given)}")
+        if len(free) == 1:
+            _require_literal(tracer, product(source), others)
+        raise ShapeError(
+            f"cannot view {shape_text(tuple(source))} as {shape_text(given)}",
+            mend="one size may be -1; the others' product must divide the number of elements",
+        )
     given[free[0]] = rest
     return tuple(given)
 
@@ -68,7 +81,7 @@ def permute(input: TracedTensor, *dims: Any) -> TracedTensor:
     rank = input.ndim
     order = [normalize_dim(d, rank) for d in _sizes(dims)]
     if sorted(order) != list(range(rank)):
-        raise ShapeError(f"permute: {order} is no order of {rank} dims")
+        raise ShapeError(f"permute: {order} is no order of {rank} dims", mend="name each dim once")
     return permuted(input, order)
 
 
@@ -89,12 +102,23 @@ def t(input: TracedTensor) -> TracedTensor:
     return input if input.ndim < 2 else transpose(input, 0, 1)
 
 
+@implements("adjoint")
+def adjoint(input: TracedTensor) -> TracedTensor:
+    """The last two dims exchanged; nothing here is complex."""
+    return transpose(input, -2, -1)
+
+
 @implements("movedim", "moveaxis")
-def movedim(input: TracedTensor, source: int, destination: int) -> TracedTensor:
-    """One dim moved to another place."""
-    order = list(range(input.ndim))
-    order.insert(normalize_dim(destination, input.ndim), order.pop(normalize_dim(source, input.ndim)))
-    return permuted(input, order)
+def movedim(input: TracedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> TracedTensor:
+    """Dims moved to other places; the others keep their order."""
+    sources, places = (
+        [normalize_dim(d, input.ndim) for d in ((dims,) if isinstance(dims, int) else dims)] for dims in (source, destination)
+    )
+    if len(sources) != len(places) or len(set(sources)) != len(sources) or len(set(places)) != len(places):
+        raise ShapeError(f"movedim of {sources} to {places}", mend="name each dim once, and as many places as dims")
+    moved = dict(zip(places, sources, strict=True))
+    others = iter(d for d in range(input.ndim) if d not in sources)
+    return permuted(input, [moved[d] if d in moved else next(others) for d in range(input.ndim)])
 
 
 @implements("unsqueeze")
@@ -123,6 +147,8 @@ def expand(input: TracedTensor, *sizes: Any) -> TracedTensor:
     lead = len(wanted) - input.ndim
     if lead < 0:
         raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
+    if any(s == -1 for s in wanted[:lead]):
+        raise ShapeError("expand: -1 for a new leading dim", mend="give new dims their sizes")
     shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(wanted)]
     return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
 
@@ -146,14 +172,24 @@ def unflatten(input: TracedTensor, dim: int, sizes: Sequence[Any]) -> TracedTens
     """One dim as several."""
     shape = input._node.shape
     place = normalize_dim(dim, input.ndim)
-    inner = _complete(tuple(sizes), (shape[place],))
+    inner = _complete(input._tracer, tuple(sizes), (shape[place],))
     return reshaped(input, (*shape[:place], *inner, *shape[place + 1 :]))
 
 
 @implements("narrow")
 def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTensor:
     """A run of a dim."""
-    return sliced(input, normalize_dim(dim, input.ndim), dim_of(start), dim_of(length))
+    place = normalize_dim(dim, input.ndim)
+    size, count = input._node.shape[place], dim_of(length)
+    first = _from_end(input._tracer, start, size)
+    if not (_holds(input._tracer, count >= 0) and _holds(input._tracer, size - first - count >= 0)):
+        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", mend="stay inside of the dim")
+    return sliced(input, place, first, count)
+
+
+def _holds(tracer: Tracer, relation: Any) -> bool:
+    """Whether a relation of sizes holds; of symbolic ones it becomes a guard."""
+    return relation if isinstance(relation, bool) else tracer.decide(relation)
 
 
 @implements("select")
@@ -161,17 +197,25 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     """One element of a dim, which is taken out."""
     place = normalize_dim(dim, input.ndim)
     shape = input._node.shape
-    one = sliced(input, place, _from_end(index, shape[place]), 1)
+    chosen = _from_end(input._tracer, index, shape[place])
+    if not _holds(input._tracer, chosen < shape[place]):
+        raise ShapeError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
+    one = sliced(input, place, chosen, 1)
     return reshaped(one, (*shape[:place], *shape[place + 1 :]))
 
 
 @implements("chunk")
 def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
-    """A dim in equal parts; the size must be a multiple of their number."""
+    """A dim in equal parts; the last one may be shorter, and there may be fewer, as in torch."""
     size = input._node.shape[normalize_dim(dim, input.ndim)]
     part = exact_quotient(size, chunks)
     if part is None:
-        raise ShapeError(f"chunk: {size} is not known to be a multiple of {chunks}")
+        input._tracer.require_literal(size)
+        whole = literal(size)
+        if whole is None:
+            text = f"chunk: {size} is not known to be a multiple of {chunks}"
+            raise ShapeError(text, mend="give the parts: split(sizes, dim)")
+        part = -(-whole // chunks)
     return split(input, part, dim)
 
 
@@ -180,14 +224,16 @@ def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTen
     """A dim in parts of one size, or of the sizes given."""
     place = normalize_dim(dim, input.ndim)
     size = input._node.shape[place]
-    lengths = [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(size, split_size)
+    lengths = [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(input._tracer, size, split_size)
     starts = [simplify_dim(sum(lengths[:k], start=0)) for k in range(len(lengths))]
-    if not same(simplify_dim(sum(lengths, start=0)), size):
-        raise ShapeError(f"split: {lengths} do not add up to {size}")
+    total = simplify_dim(sum(lengths, start=0))
+    if not same(total, size):
+        input._tracer.require_equal([(total, size)])
+        raise ShapeError(f"split: {lengths} do not add up to {size}", mend="make the parts cover the dim")
     return tuple(sliced(input, place, start, length) for start, length in zip(starts, lengths, strict=True))
 
 
-def _equal_parts(size: Dim, part: Any) -> list[Dim]:
+def _equal_parts(tracer: Tracer, size: Dim, part: Any) -> list[Dim]:
     length = part.expr if isinstance(part, SymbolicSize) else part
     total, step = literal(size), literal(length)
     if total is not None and step is not None:
@@ -195,6 +241,7 @@ def _equal_parts(size: Dim, part: Any) -> list[Dim]:
     count = exact_quotient(size, length)
     number = None if count is None else literal(count)
     if number is None:
+        _require_literal(tracer, size, length)
         raise ShapeError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
     return [length] * number
 
@@ -205,7 +252,8 @@ def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
     place = normalize_dim(dim, input.ndim)
     count = literal(input._node.shape[place])
     if count is None:
-        raise ShapeError(f"unbind: the size {input._node.shape[place]} is not literal")
+        input._tracer.require_literal(input._node.shape[place])
+        raise ShapeError(f"unbind: the size {input._node.shape[place]} is not literal", mend="lower with example tensors")
     return tuple(select(input, place, i) for i in range(count))
 
 
@@ -214,6 +262,8 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
     """Tensors after one another along a dim, in their common dtype."""
     tracer = tracer_of(tensors)
     parts = [tracer.lift(x) for x in tensors]
+    if any(not p.ndim for p in parts):
+        raise ShapeError("cat of a tensor without dims", mend="use torch.stack, or unsqueeze(0)")
     place = normalize_dim(dim, parts[0].ndim)
     return tracer.add(Op.CONCAT, *_common_dtype(parts), dim=place)
 
@@ -238,7 +288,7 @@ def getitem(input: TracedTensor, key: Any) -> TracedTensor:
     _check_keys(keys)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > input.ndim:
-        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims")
+        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
     if Ellipsis not in keys:
         keys.append(Ellipsis)
     gap = keys.index(Ellipsis)
@@ -270,32 +320,50 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     size = x._node.shape[dim]
     step = 1 if key.step is None else int(key.step)
     if step <= 0:
-        raise ShapeError("a slice's step must be positive")
-    start = 0 if key.start is None else _from_end(key.start, size, clip=True)
-    stop = size if key.stop is None else _from_end(key.stop, size, clip=True)
+        raise ShapeError("a slice's step must be positive", mend="torch has no negative steps either")
+    tracer = x._tracer
+    start = 0 if key.start is None else _clipped(tracer, key.start, size)
+    stop = size if key.stop is None else _clipped(tracer, key.stop, size)
     span = simplify_dim(stop - start)
     if step == 1 and same(start, 0) and same(stop, size):
         return x
+    if not _holds(tracer, span > 0):
+        return sliced(x, dim, 0, 0)
     known = literal(span)
     if known is not None:
-        return sliced(x, dim, start, max(0, -(-known // step)), step)
+        return sliced(x, dim, start, -(-known // step), step)
     length = exact_quotient(span, step)
     if length is None:
-        raise ShapeError(f"a slice of the run-time size {size} by a step of {step} is not supported")
+        tracer.require_literal(span)
+        text = f"a slice of the run-time size {size} by a step of {step} is not supported"
+        raise ShapeError(text, mend="lower with example tensors")
     return sliced(x, dim, start, length, step)
 
 
-def _from_end(index: Any, size: Dim, *, clip: bool = False) -> Dim:
-    """An index counted from the front; with clip, as slices do."""
+def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
+    """A border of a slice counted from the front, between 0 and the size; a guard where the size is symbolic."""
     place = dim_of(index)
-    whole, value = literal(size), literal(place)
-    if value is not None and value < 0:
-        place = simplify_dim(size + value)
-        value = literal(place)
-    if whole is not None and value is not None:
-        if not clip and not 0 <= value < whole:
-            raise ShapeError(f"index {index} of a dim of size {size}")
-        return min(max(value, 0), whole)
-    if not same(place, size) and not clip and value is None:
-        raise TraceError(f"index {index} of a run-time size {size}")
+    if _is_negative(tracer, place):
+        place = simplify_dim(size + place)
+        if _is_negative(tracer, place):
+            return 0
+    return place if _holds(tracer, place <= size) else size
+
+
+def _from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
+    """An index counted from the front.
+
+    Raises:
+        ShapeError: it lies before the first element.
+    """
+    place = dim_of(index)
+    if _is_negative(tracer, place):
+        place = simplify_dim(size + place)
+        if _is_negative(tracer, place):
+            raise ShapeError(f"index {index} of a dim of size {size}", mend="stay inside of the dim")
     return place
+
+
+def _is_negative(tracer: Tracer, index: Dim) -> bool:
+    value = literal(index)
+    return not _holds(tracer, index >= 0) if value is None else value < 0

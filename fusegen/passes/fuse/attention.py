@@ -111,7 +111,7 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int) -> tuple[int, ...] 
 def _walk(graph: Graph, root: int, product: int, cone: Cone) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), domain, cone)
+    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), cone)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:

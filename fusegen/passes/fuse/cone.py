@@ -27,12 +27,12 @@ class Cone:
     anchors: dict[int, None] = field(default_factory=dict)
 
 
-def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, domain: Domain, cone: Cone) -> None:
+def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, cone: Cone) -> None:
     """Adds to a cone what ``root`` at ``index`` needs.
 
     Args:
         accepts: whether a reduction or product may be computed inside, read at that index.
-        domain: the iteration space, which says where a reduction's operand is evaluated.
+        cone: gets what is found.
     """
     seen: set[tuple[int, Position]] = set()
 

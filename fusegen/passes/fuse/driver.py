@@ -38,7 +38,7 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         group = _grow(graph, root, target)
         group = _absorb(graph, group, sorted(pending - {root}, reverse=True))
         groups.append(group)
-        done |= {strip_views(graph, o) for o in group.outputs}
+        done |= {root, *(strip_views(graph, o) for o in group.outputs)}
         wanted |= {p for p in group.inputs if not is_stored_elsewhere(graph, p)}
     return _in_order(graph, groups)
 
@@ -57,7 +57,7 @@ def _pointwise_group(graph: Graph, root: int) -> Group:
     domain = Domain(graph.nodes[root].shape)
     cone = Cone()
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda position, at: False, domain, cone)
+    walk(graph, root, axes.symbols, axes, lambda position, at: False, cone)
     return Group(GroupKind.POINTWISE, (root,), tuple(sorted(cone.inputs)), domain)
 
 
@@ -98,7 +98,7 @@ def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | 
         if not _is_over(shape, domain):
             return None
         index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
-        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), domain, cone)
+        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), cone)
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
@@ -129,11 +129,13 @@ def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group
         return _fits_beside_sums(domain) and _is_row_reduction(graph, position, at, domain)
 
     for root in roots:
-        index = broadcast_index(graph.nodes[root].shape, axes.symbols)
-        if graph.nodes[root].family is not Family.REDUCTION or not is_column_aligned(graph, root, index, domain, axes):
+        node = graph.nodes[root]
+        if node.family is not Family.REDUCTION or len(node.shape) != len(domain.shape):
+            return None
+        if not is_column_aligned(graph, root, broadcast_index(node.shape, axes.symbols), domain, axes):
             return None
         operand = graph.nodes[root].args[0]
-        walk(graph, operand, broadcast_index(graph.nodes[operand].shape, axes.symbols), axes, accepts, domain, cone)
+        walk(graph, operand, broadcast_index(graph.nodes[operand].shape, axes.symbols), axes, accepts, cone)
     rows = tuple(sorted(cone.anchors))
     kind = GroupKind.ROW_COLUMN if rows else GroupKind.COLUMN
     return Group(kind, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted({*rows, *roots})))

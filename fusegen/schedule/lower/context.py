@@ -12,12 +12,12 @@ from fusegen.ir.formula import Formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Index, product
+from fusegen.ir.symbolic import Index, product
 from fusegen.passes.fuse import Group
 from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size_names, vector_width
 from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, total_bytes
-from fusegen.schedule.names import Namer, identifier
+from fusegen.schedule.names import Namer, identifier, plain
 from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
@@ -78,9 +78,9 @@ class Context:
         """The kernel's pointer parameters: what it reads, then what it writes."""
         written = dict.fromkeys(writes)
         read = [b for b in dict.fromkeys(reads) if b not in written]
-        return tuple(Pointer(b, identifier(f"{self.buffer_names[b]}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
+        return tuple(Pointer(b, plain(f"{self.buffer_names[b]}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
 
-    def access(self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, axes: Axes, bounds: Sequence[Bounds] = ()) -> Access:
+    def access(self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()) -> Access:
         """An access, with its pattern along an axis and the widest legal vectors."""
         pattern = pattern_of(offset, axis)
         conditional = any(axis is not None and not isinstance(b.index, int) and b.index.has(axis) for b in bounds)
@@ -89,7 +89,7 @@ class Context:
         width = 1
         if pattern is Pattern.VECTOR and axis is not None:
             dtype = self.dtype(buffer)
-            width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, axes, self.multiples)
+            width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: Read) -> str:

@@ -31,9 +31,9 @@ _KINDS: dict[GroupKind, Callable[[Context, int], Lowered]] = {
     GroupKind.ROW: lower_rows,
     GroupKind.COLUMN: lower_rows,
     GroupKind.ROW_COLUMN: lower_rows,
-    GroupKind.CONTRACTION: lower_contraction,
-    GroupKind.ATTENTION: lower_attention,
-    GroupKind.LIBRARY: lower_library,
+    GroupKind.CONTRACTION: lambda context, _: lower_contraction(context),
+    GroupKind.ATTENTION: lambda context, _: lower_attention(context),
+    GroupKind.LIBRARY: lambda context, _: lower_library(context),
 }
 
 

@@ -38,10 +38,11 @@ def _launch(
 ) -> Launch:
     lane_axis = axes.symbols[-1]
     itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
-    plan = pointwise_plan(axes, itemsizes, context.target, context.multiples)
-    reads = {t: context.access(context.read_name(r), r.buffer, r.offset, lane_axis, plan.lanes, axes, r.conditions) for t, r in leaves.reads.items()}
+    offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
+    plan = pointwise_plan(axes, itemsizes, offsets, context.target, context.multiples)
+    reads = {t: context.access(context.read_name(r), r.buffer, r.offset, lane_axis, plan.lanes, r.conditions) for t, r in leaves.reads.items()}
     coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
-    writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes, axes) for b, o in stores)
+    writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
     call = _call(context, evaluator, roots, reads, coordinates, writes)
     expressions = [*(a.offset for a in (*reads.values(), *writes)), *map(bound_index, leaves.coordinates.values()), *axes.extents]
     expressions += [e for r in reads.values() for b in r.conditions for e in (b.index, b.lower or 0, b.upper or 0)]

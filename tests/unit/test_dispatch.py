@@ -1,0 +1,239 @@
+"""From a call to a program: what is guarded, what is shared, what is found again in each call."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import GradientError, TraceError
+from tests.unit.eager import agree, ints, randn
+
+X = randn(6, 8)
+
+
+def variants(kernel: fg.Kernel[..., Any]) -> int:
+    return sum(map(len, kernel._dispatcher._variants.values()))
+
+
+def test_rows_are_a_run_time_size() -> None:
+    kernel = agree(lambda x, w: F.rms_norm(x, (8,), w), *[(randn(n, 8), randn(8)) for n in (2, 3, 17, 100, 2)])
+    assert variants(kernel) == 1
+
+
+def test_a_guard_that_fails_makes_a_variant_and_both_are_kept() -> None:
+    kernel = agree(lambda x: x * 2 if x.shape[0] > 8 else x * 3, *[(randn(n, 4),) for n in (3, 20, 8, 9, 5)])
+    assert variants(kernel) == 2
+
+
+def test_a_size_used_as_a_number_binds_the_variant() -> None:
+    kernel = agree(lambda x: x * int(x.shape[0]), *[(randn(n, 4),) for n in (3, 5, 3, 5)])
+    assert variants(kernel) == 2
+
+
+def test_a_literal_extent_that_changes_becomes_a_bounded_one() -> None:
+    kernel = agree(lambda x: x * 2, *[(randn(3, n),) for n in (64, 72, 88, 104, 120)])
+    assert variants(kernel) == 2
+    assert kernel._dispatcher.history.run_time == {("x", 1)}
+
+
+def test_many_variants_are_warned_of_once() -> None:
+    kernel = fg.kernel(lambda x, n: x * n)
+    kernel.function.__annotations__["n"] = fg.Static[int]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(40):
+            kernel.lower(X, n, target="sm_90a")
+    assert len([w for w in caught if "variants" in str(w.message)]) == 1
+
+
+def test_empty_inputs_go_to_torch() -> None:
+    agree(lambda x, w: ((x + w).sum(0), F.gelu(x)), (X[:0], randn(8)), (X[:, :0], randn(0)))
+
+
+# Settings.
+
+
+def test_what_selects_code() -> None:
+    def function(x: Tensor, flag: bool = True, mode: str = "a", n: fg.Static[int] = 2, m: fg.Static[int] | None = None,
+                 bias: Tensor | None = None) -> Tensor:  # fmt: skip
+        y = x * n if flag else x / n
+        y = y + 1 if mode == "a" else y - 1
+        y = y if m is None else y.reshape(-1, m)
+        return y if bias is None else y + bias
+
+    kernel = fg.kernel(function)
+    for settings in ({}, {"flag": False}, {"mode": "b"}, {"n": 3}, {"m": 4}, {"bias": randn(8)}, {"bias": None}, {"flag": 1}):
+        agree(kernel, (X,), **settings)
+
+
+def test_equal_settings_of_different_types_are_different() -> None:
+    def function(x: Tensor, n: fg.Static[float]) -> Tensor:
+        return x * n
+
+    kernel = fg.kernel(function)
+    for n in (True, 1, 1.0, 2, 2.0, False, 0, 0.0):
+        agree(kernel, (ints(5), n))
+
+
+def test_keyword_only_parameters_and_defaults() -> None:
+    def function(x: Tensor, *, p: float = 2.0, q: float = 3.0) -> Tensor:
+        return x * p + q
+
+    kernel = fg.kernel(function)
+    assert torch.equal(kernel(X), X * 2 + 3)
+    assert torch.equal(kernel(X, q=1.0, p=1.0), X + 1)
+    assert torch.equal(kernel(x=X, p=4.0), X * 4 + 3)
+
+
+# Tensors and settings that a function closes over.
+
+
+def scaled_by(weight: Any) -> tuple[fg.Kernel[..., Any], Callable[[Any], None]]:
+    """A kernel that closes over a variable, and what changes the variable."""
+
+    def change(value: Any) -> None:
+        nonlocal weight
+        weight = value
+
+    return fg.kernel(lambda x: x * weight), change
+
+
+def test_a_closed_over_tensor_is_found_again_in_each_call() -> None:
+    kernel, change = scaled_by(randn(8))
+    agree(kernel, (X,))
+    values = (
+        randn(8) * 5, randn(6, 1), randn(8).half(), randn(16)[::2], 2.0, randn(6, 8), 3, 3.0, randn(()), randn(8), ints(8), randn(1, 8),
+        randn(9)[1:],
+    )  # fmt: skip
+    for value in values:
+        change(value)
+        agree(kernel, (X,), (randn(6, 8),))
+
+
+def test_a_closed_over_tensor_that_is_written_to() -> None:
+    weight = randn(8)
+    kernel = agree(lambda x: x * weight, (X,))
+    weight.mul_(3)
+    agree(kernel, (X,))
+
+
+def test_a_closed_over_tensor_that_comes_to_require_a_gradient() -> None:
+    kernel, change = scaled_by(randn(8))
+    agree(kernel, (X,))
+    change(randn(8).requires_grad_())
+    with pytest.raises(GradientError, match="requires a gradient"):
+        kernel(X)
+    with torch.no_grad():
+        agree(kernel, (X,))
+    with pytest.raises(GradientError, match="requires a gradient"):
+        kernel(X)
+
+
+class Holder:
+    """Something with attributes."""
+
+    def __init__(self) -> None:
+        self.weight = randn(8)
+        self.scale = 2.0
+
+
+HOLDER = Holder()
+SCALE = 2.0
+TABLE = randn(6, 8)
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * TABLE * SCALE
+
+
+def test_attributes_globals_and_functions_that_are_called() -> None:
+    global SCALE, TABLE
+    kernel = fg.kernel(lambda x: helper(x) + HOLDER.weight * HOLDER.scale)
+    for _ in range(3):
+        agree(kernel, (X,))
+        HOLDER.weight, HOLDER.scale, SCALE, TABLE = randn(8), HOLDER.scale + 1, SCALE * 3, randn(6, 8)
+
+
+def test_functions_of_closed_over_tensors_alone_are_part_of_the_kernel() -> None:
+    """Computed once while tracing, they would be stale in the next call."""
+    weight, matrix = randn(8), randn(8, 3)
+    kernel = fg.kernel(lambda x: (x * (1 + weight), x * weight.float().exp(), x @ matrix, (matrix.T * weight).sum(-1) + x.sum()))
+    agree(kernel, (X,))
+    weight.mul_(2)
+    matrix.add_(1)
+    agree(kernel, (X,))
+
+
+def test_modules() -> None:
+    norm, stack = torch.nn.LayerNorm(8).requires_grad_(False), torch.nn.Sequential(torch.nn.LayerNorm(8)).requires_grad_(False)
+    norm.weight.copy_(randn(8))
+    agree(lambda x: norm(x) + F.rms_norm(x, (8,), stack[0].weight), (X,))
+
+
+def test_a_tensor_that_cannot_be_found_again_is_refused() -> None:
+    tensors = [randn(8)]
+    with pytest.raises(TraceError, match="neither a parameter nor") as caught:
+        fg.kernel(lambda x: x * tensors[0])(X)
+    assert "tensors[0]" in (caught.value.where or "")
+
+
+# Kernels that call kernels.
+
+
+@fg.kernel
+def inner(x: Tensor, s: float = 2.0) -> Tensor:
+    return x * s + TABLE
+
+
+def test_a_kernel_inside_of_a_kernel_is_inlined() -> None:
+    kernel = fg.kernel(lambda x: inner(x) * 2 + inner(x, s=3.0) + inner(x, 1))
+    nested = fg.kernel(lambda x: x + inner(TABLE))
+    agree(nested, (X,), (X,))
+    agree(inner, (X,), (TABLE,))
+    agree(nested, (X,))
+    plain = fg.kernel(lambda x: (x * 2.0 + TABLE) * 2 + (x * 3.0 + TABLE) + (x * 1 + TABLE))
+    torch.testing.assert_close(kernel(X), plain.function(X))
+    assert len(kernel.lower(X).program.steps) == 1
+
+
+# Threads.
+
+
+def test_threads_that_call_for_the_first_time_together() -> None:
+    kernel = fg.kernel(lambda x, w: (x * w * 1.234567).softmax(-1))
+    weight = randn(8)
+    failures: list[object] = []
+
+    def call() -> None:
+        for n in (3, 5, 7):
+            x = torch.full((n, 8), 0.5)
+            if not torch.allclose(kernel(x, weight), (x * weight * 1.234567).softmax(-1), atol=1e-5):
+                failures.append(n)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert variants(kernel) == 1
+
+
+def test_inference_mode_and_no_grad() -> None:
+    with torch.inference_mode():
+        agree(lambda x: x * 2, (X + 0,))
+    with torch.no_grad():
+        agree(lambda x: x * 2, (X.clone().requires_grad_(),))
+
+
+def test_scalars_of_any_value() -> None:
+    agree(lambda x, s: x * s, *[(X, s) for s in (math.nan, math.inf, -0.0, 1e300, -1e-300)])

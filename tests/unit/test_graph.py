@@ -1,0 +1,102 @@
+"""The graph: hash-consing, liveness, inference, printing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.dtypes import DType, promote
+from fusegen.errors import ShapeError
+from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
+from fusegen.ir.infer import MismatchError, broadcast
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import size_symbol
+
+N = size_symbol("n")
+
+
+def start() -> tuple[GraphBuilder, int]:
+    builder = GraphBuilder("g")
+    return builder, builder.input(InputSpec("x", DType.BFLOAT16, (N, 8), (8, 1)))
+
+
+def test_equal_nodes_become_one_and_equal_graphs_are_equal() -> None:
+    def build() -> Graph:
+        builder, x = start()
+        a, b = builder.add(Op.EXP, [x]), builder.add(Op.EXP, [x])
+        assert a == b
+        return builder.build([builder.add(Op.ADD, [a, b])])
+
+    assert build() == build() and hash(build()) == hash(build())
+    assert len(build().nodes) == 3
+
+
+def test_constants_that_compare_equal_stay_apart() -> None:
+    builder, _ = start()
+    positions = [builder.constant(v) for v in (0.0, -0.0, 0, False, 1, True, 1.0)]
+    assert len(set(positions)) == len(positions)
+    assert builder.constant(float("nan")) == builder.constant(float("nan"))
+    assert [builder.nodes[p].number for p in positions[2:4]] == [0, False]
+
+
+def test_what_no_result_needs_is_left_out_and_inputs_stay() -> None:
+    builder, x = start()
+    unused = builder.input(InputSpec("y", DType.FLOAT32, (N,), (1,)))
+    builder.add(Op.EXP, [unused])
+    graph = builder.build([builder.add(Op.NEG, [x])])
+    assert [n.op for n in graph.nodes] == [Op.INPUT, Op.INPUT, Op.NEG]
+    assert [s.name for s in graph.inputs] == ["x", "y"]
+
+
+def test_ancestors_and_users() -> None:
+    builder, x = start()
+    a = builder.add(Op.EXP, [x])
+    graph = builder.build([builder.add(Op.ADD, [a, x])])
+    assert graph.users == ((1, 2), (2,), ())
+    assert graph.ancestors[2] == {0, 1} and graph.operands(2) == (graph.nodes[1], graph.nodes[0])
+
+
+def test_shapes_and_dtypes_are_inferred() -> None:
+    builder, x = start()
+    comparison = builder.nodes[builder.add(Op.GT, [x, builder.constant(0)])]
+    assert comparison.dtype is DType.BOOL and comparison.shape == (N, 8) and not comparison.weak
+    total = builder.nodes[builder.add(Op.SUM, [builder.add(Op.GT, [x, x])], dims=(1,))]
+    assert total.dtype is DType.INT64 and total.shape == (N, 1)
+    assert builder.nodes[builder.add(Op.MUL, [builder.constant(2), builder.constant(0.5)])].weak
+
+
+def test_sizes_that_do_not_fit_say_which() -> None:
+    with pytest.raises(MismatchError) as caught:
+        broadcast([(N, 8), (6, 8)])
+    assert caught.value.sizes == ((N, 6),) and isinstance(caught.value, ShapeError)
+    assert broadcast([(N, 1), (8,), ()]) == (N, 8)
+
+
+F16, BF16, F32, F64, I8, I64, BOOL = (getattr(DType, n) for n in "FLOAT16 BFLOAT16 FLOAT32 FLOAT64 INT8 INT64 BOOL".split())
+
+
+@pytest.mark.parametrize("a", list(DType))
+@pytest.mark.parametrize("b", list(DType))
+def test_promotion_is_torch_s(a: DType, b: DType) -> None:
+    tensors, scalars = [torch.ones(2, dtype=d.torch) for d in (a, b)], [torch.ones((), dtype=d.torch) for d in (a, b)]
+    assert promote([a, b], [False, False]).torch is torch.result_type(*tensors)
+    assert promote([a, b], [False, False], [False, True]).torch is torch.result_type(tensors[0], scalars[1])
+    assert promote([a, b], [False, False], [True, True]).torch is torch.result_type(*scalars)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize(("number", "kind"), [(True, BOOL), (2, I64), (2.5, F32), (2.5, F64)])
+def test_numbers_promote_as_in_torch(dtype: DType, number: float, kind: DType) -> None:
+    for tensor in (torch.ones(2, dtype=dtype.torch), torch.ones((), dtype=dtype.torch)):
+        assert promote([dtype, kind], [False, True], [not tensor.dim(), True]).torch is torch.result_type(tensor, number)
+
+
+def test_the_text_of_a_graph_names_the_user_s_lines() -> None:
+    def function(x, scale):  # type: ignore[no-untyped-def]
+        y = x.exp() * scale  # first
+        return y.sum(-1)
+
+    text = str(fg.kernel(function).lower(torch.ones(4, 8), 2.0, target="cpu").traced)
+    assert text.startswith("function(x: f32[x_dim0, 8], scale: f32)")
+    assert "# line 1: y = x.exp() * scale  # first" in text and "sum(" in text

@@ -1,0 +1,128 @@
+"""Index maps of views: chains of random views, element by element, against torch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import sympy
+import torch
+from torch import Tensor
+
+from fusegen.dtypes import DType
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
+from fusegen.ir.index_map import broadcast_index, identity_axes, reshape_blocks, sources
+from fusegen.ir.ops import Op
+from fusegen.ir.strided import contiguous_strides, strided_view
+from fusegen.ir.symbolic import size_symbol
+
+N, M = size_symbol("n"), size_symbol("m")
+
+
+def read(graph: Graph, position: int, index: tuple[int, ...], x: Tensor) -> float:
+    """The element of a node, by following index maps down to the input."""
+    node = graph.nodes[position]
+    if node.op is Op.INPUT:
+        return float(x[index])
+    axes = identity_axes(node.shape)
+    values = {s.name: i for s, i in zip(axes.symbols, index, strict=True)}
+    for source in sources(graph, position, axes.symbols, axes):
+        bounds = source.bounds
+        if bounds is not None:
+            place, lower, upper = (formula(e)(values) for e in (bounds.index, bounds.lower or 0, bounds.upper))  # type: ignore[arg-type]
+            if not lower <= place < upper:
+                continue
+        return read(graph, source.arg, tuple(formula(i)(values) for i in source.index), x)
+    raise AssertionError("no operand holds the element")
+
+
+def random_view(builder: GraphBuilder, position: int, value: Tensor, random_: random.Random) -> tuple[int, Tensor]:
+    """One more view of a node, and what torch makes of it."""
+    shape, rank = tuple(value.shape), value.dim()
+    kind = random_.choice(["permute", "reshape", "slice", "expand", "concat"])
+    if kind == "permute":
+        dims = random_.sample(range(rank), rank)
+        return builder.add(Op.PERMUTE, [position], dims=tuple(dims)), value.permute(dims)
+    if kind == "reshape":
+        new = random_shape(value.numel(), random_)
+        return builder.add(Op.RESHAPE, [position], shape=new), value.reshape(new)
+    dim = random_.randrange(rank)
+    if kind == "slice":
+        step, start = random_.randint(1, 2), random_.randrange(shape[dim])
+        length = random_.randint(1, -(-(shape[dim] - start) // step))
+        moved = value[(slice(None),) * dim + (slice(start, start + (length - 1) * step + 1, step),)]
+        return builder.add(Op.SLICE, [position], dim=dim, start=start, length=length, step=step), moved
+    if kind == "expand":
+        one = builder.add(Op.RESHAPE, [position], shape=(*shape[:dim], 1, *shape[dim:]))
+        new = (*shape[:dim], 2, *shape[dim:])
+        return builder.add(Op.EXPAND, [one], shape=new), value.unsqueeze(dim).expand(new)
+    part = builder.add(Op.SLICE, [position], dim=dim, start=0, length=1, step=1)
+    return builder.add(Op.CONCAT, [position, part, position], dim=dim), torch.cat([value, value.narrow(dim, 0, 1), value], dim)
+
+
+def random_shape(count: int, random_: random.Random) -> tuple[int, ...]:
+    shape: list[int] = []
+    while count > 1 and len(shape) < 3:
+        factor = random_.choice([d for d in range(1, count + 1) if count % d == 0])
+        shape.append(factor)
+        count //= factor
+    return (*shape, count)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_chains_of_views(seed: int) -> None:
+    random_ = random.Random(seed)
+    value = x = torch.arange(24.0).reshape(2, 3, 4)
+    builder = GraphBuilder("views")
+    position = builder.input(InputSpec("x", DType.FLOAT32, (2, 3, 4), (12, 4, 1)))
+    for _ in range(4):
+        if value.numel() < 300:
+            position, value = random_view(builder, position, value, random_)
+    graph = builder.build([position])
+    indices = [tuple(i) for i in torch.ones_like(value).nonzero().tolist()]
+    for index in random_.sample(indices, min(len(indices), 12)):
+        assert read(graph, graph.outputs[0], index, x) == float(value[index])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_strided_view_is_torch_s_or_none(seed: int) -> None:
+    random_ = random.Random(1000 + seed)
+    value = x = torch.arange(24.0).reshape(2, 3, 4)
+    builder = GraphBuilder("views")
+    position = builder.input(InputSpec("x", DType.FLOAT32, (2, 3, 4), (12, 4, 1)))
+    for _ in range(3):
+        position, value = random_view(builder, position, value, random_)
+    graph = builder.build([position])
+    view = strided_view(graph, graph.outputs[0])
+    if view is not None:
+        assert torch.equal(x.as_strided([int(s) for s in view.shape], [int(s) for s in view.strides], int(view.offset)), value)
+
+
+def test_reshapes_fall_into_the_smallest_blocks() -> None:
+    assert reshape_blocks((N, 6, 4), (N, 24)) == (((0,), (0,)), ((1, 2), (1,)))
+    assert reshape_blocks((N, M, 4), (N * M, 2, 2)) == (((0, 1), (0,)), ((2,), (1, 2)))
+    assert reshape_blocks((4, N), (2, 2, N)) == (((0,), (0, 1)), ((1,), (2,)))
+    assert reshape_blocks((6, 4), (8, 3)) == (((0, 1), (0, 1)),)
+
+
+def test_broadcasts_read_extents_of_one_at_zero() -> None:
+    i, j = identity_axes((N, 4)).symbols
+    assert broadcast_index((1, 4), (i, j)) == (0, j)
+    assert broadcast_index((4,), (i, j)) == (j,)
+    assert broadcast_index((), (i, j)) == ()
+
+
+def test_row_major_strides() -> None:
+    assert contiguous_strides((N, M, 4)) == (4 * M, 4, 1)
+    assert contiguous_strides(()) == ()
+
+
+def test_halves_that_are_put_together_again_are_known_by_their_bounds() -> None:
+    builder = GraphBuilder("halves")
+    x = builder.input(InputSpec("x", DType.FLOAT32, (N, 8), (sympy.Integer(8), 1)))
+    low, high = (builder.add(Op.SLICE, [x], dim=1, start=s, length=4, step=1) for s in (0, 4))
+    both = builder.add(Op.CONCAT, [high, low], dim=1)
+    axes = identity_axes((N, 8))
+    found = sources(builder.build([both]), 3, axes.symbols, axes)
+    assert [(s.bounds.lower, s.bounds.upper) for s in found if s.bounds] == [(0, 4), (4, 8)]

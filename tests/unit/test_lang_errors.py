@@ -1,0 +1,175 @@
+"""A user's mistakes: each is one of our errors, which names the line and a mend; never an accident of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError, FusegenError, GradientError, ShapeError, TraceError, UnsupportedError
+from tests.unit.eager import randn, refused
+
+X, V = randn(6, 8), randn(8)
+
+SHAPES: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: x[:, 9], "index 9"),
+    (lambda x: x[7] + 1, "index 7"),
+    (lambda x: x[-7] + 1, "index -7"),
+    (lambda x: x[0, 0, 0], "3 indices"),
+    (lambda x: x[:, ::-1], "step must be positive"),
+    (lambda x: x.narrow(1, 5, 10) * 1, "narrow"),
+    (lambda x: x.narrow(0, 5, 10) * 1, "narrow"),
+    (lambda x: x[0].expand(1), "cannot expand"),
+    (lambda x: x.expand(-1, 6, 8), "-1 for a new leading dim"),
+    (lambda x: x.expand(5, 8), "do not broadcast"),
+    (lambda x: x.reshape(5, -1), "cannot view"),
+    (lambda x: x.reshape(7, 9), "cannot view"),
+    (lambda x: x.unsqueeze(5), "dim 5"),
+    (lambda x: x.sum(3), "dim 3"),
+    (lambda x: x.sum((0, 0)), "twice"),
+    (lambda x: torch.cat([x, x[0]]), "cat of"),
+    (lambda x: torch.cat([x, x[:, :2]]), "cat of"),
+    (lambda x: torch.cat([x.sum(), x.sum()]), "without dims"),
+    (lambda x: x.split([1, 2], -1), "do not add up"),
+    (lambda x: x + x[:, :3], "do not broadcast"),
+    (lambda x: x @ x, "matmul of"),
+    (lambda x: F.layer_norm(x, (7,)), "normalized_shape"),
+    (lambda x: x[None].t(), "t() of a tensor of 3 dims"),
+    (lambda x: x.permute(0, 0), "no order"),
+]
+VALUES: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
+    (lambda x: x or x, "branch on a tensor's value"),
+    (lambda x: x * x.sum().item(), "value is needed"),
+    (lambda x: x * float(x.sum()), "value is needed"),
+    (lambda x: x.numpy(), "value is needed"),
+    (lambda x: x * range(x.sum())[0], "value is needed"),  # type: ignore[call-overload]
+    (lambda x: x + "a", "a str cannot take part"),
+    (lambda x: x + None, "a NoneType cannot take part"),
+    (lambda x: x + [1, 2], "a list cannot take part"),
+    (lambda x: x * 1j, "a complex cannot take part"),
+    (lambda x: x.long() + 2**70, "does not fit 64 bits"),
+    (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
+    (lambda x: x.reshape(x.sum(), -1), "used as a size"),
+    (lambda x: x.int().mean(), "mean of"),
+    (lambda x: x.int().softmax(-1), "softmax of"),
+    (lambda x: (x > 0) - (x > 1), "subtraction of bools"),
+    (lambda x: -(x > 0), "neg of bool"),
+    (lambda x: (x > 0).amax(), "amax of bool"),
+    (lambda x: x.int() & 3, "bitwise"),
+    (lambda x: x.clamp(), "clamp without bounds"),
+    (lambda x: F.gelu(x, approximate="other"), "approximate='other'"),
+    (lambda x: F.softmax(x, dim=None, _stacklevel=0), "without dim"),
+    (lambda x: F.dropout(x, 0.5), "dropout"),
+    (lambda x: x.to("cuda"), "cannot move"),
+    (lambda x: x + torch.arange(0, 4, 0.5), "arange"),
+    (lambda x: x + torch.tensor([1.0] * 8), "torch.tensor of a list"),
+    (lambda x: x[:, 0] + torch.arange(x.shape[0]), "cannot take"),
+    (lambda x: torch.where(x, x, x), "not bool"),
+    (lambda x: len(x.sum()), "iteration over a scalar"),
+]
+UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: torch.fft.fft(x), "fft"),
+    (lambda x: x.cumsum(-1), "cumsum"),
+    (lambda x: x.add_(1), "add_"),
+    (lambda x: x.__setitem__(0, 1), "writing into a tensor"),
+    (lambda x: x[x > 0], "indexing by a TracedTensor"),
+    (lambda x: x[[0, 1]], "indexing by a list"),
+    (lambda x: x[True], "indexing by a bool"),
+    (lambda x: x.max(dim=1).values, "with indices"),
+    (lambda x: x.data * 2, "Tensor.data"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), SHAPES, ids=[s for _, s in SHAPES])
+def test_shapes_that_do_not_fit(function: Callable[..., Any], says: str) -> None:
+    refused(function, X, error=ShapeError, says=says, line="lambda")
+
+
+@pytest.mark.parametrize(("function", "says"), VALUES, ids=[s for _, s in VALUES])
+def test_what_cannot_be_known_or_means_nothing(function: Callable[..., Any], says: str) -> None:
+    refused(function, X, error=TraceError, says=says, line="lambda")
+
+
+@pytest.mark.parametrize(("function", "says"), UNSUPPORTED, ids=[s for _, s in UNSUPPORTED])
+def test_what_is_not_supported(function: Callable[..., Any], says: str) -> None:
+    refused(function, X, error=UnsupportedError, says=says, line="lambda")
+
+
+def test_the_line_inside_of_a_longer_function_is_named() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y + y[:, :3]  # the culprit
+        return z * 3
+
+    refused(function, X, error=ShapeError, says="do not broadcast", line="# the culprit")
+
+
+@pytest.mark.parametrize(("returned", "says"), [(None, "returns None"), (3, "returns a number"), ((X,), "tuple"), ({"a": 1}, "a dict")])
+def test_results_that_are_no_tensors(returned: Any, says: str) -> None:
+    refused(lambda x: (returned, x) if isinstance(returned, tuple) else returned, X, error=TraceError, says=says)
+
+
+def test_a_misspelt_function_is_answered_with_close_ones() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        fg.kernel(lambda x: torch.logaddexp2(x, x))(X)
+    assert "close to it" in (caught.value.mend or "")
+
+
+def test_errors_of_the_user_s_own_pass_through() -> None:
+    def function(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fg.kernel(function)(X)
+
+
+# Arguments.
+
+KERNEL = fg.kernel(lambda x, w: x + w)
+ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
+    (([1], V), ArgumentError, "'x' is a list"),
+    ((X, {}), ArgumentError, "'w' is a dict"),
+    ((X, [V]), ArgumentError, "'w' is a list"),
+    ((X,), ArgumentError, "missing a required argument: 'w'"),
+    ((X, V, V), ArgumentError, "too many positional arguments"),
+    ((1, 2), ArgumentError, "no argument is a tensor"),
+    ((None, V), TraceError, "NoneType"),
+    ((X, "a"), TraceError, "a str"),
+    ((X.to(torch.complex64), V), ArgumentError, "complex64"),
+    ((X.to(torch.float8_e4m3fn), V), ArgumentError, "float8_e4m3fn"),
+    ((X.to("meta"), V.to("meta")), ArgumentError, "meta tensor"),
+    ((X, V.to("meta")), ArgumentError, "'w' is on meta, but 'x' is on cpu"),
+    ((X.to_sparse(), V), ArgumentError, "sparse"),
+    ((X.clone().requires_grad_(), V), GradientError, "requires a gradient"),
+    ((X, 2**70), ArgumentError, "does not fit 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "says"), ARGUMENTS, ids=[s for _, _, s in ARGUMENTS])
+def test_arguments(arguments: tuple[Any, ...], error: type[FusegenError], says: str) -> None:
+    refused(KERNEL, *arguments, error=error, says=says)
+
+
+@pytest.mark.parametrize("declared", [torch.relu, 5, torch.nn.Linear(2, 2)], ids=["built-in", "number", "module"])
+def test_what_is_no_function_cannot_be_declared(declared: Any) -> None:
+    with pytest.raises(ArgumentError, match="no Python function"):
+        fg.kernel(declared)
+
+
+@pytest.mark.parametrize("function", [lambda *xs: xs[0], lambda **xs: xs], ids=["*xs", "**xs"])
+def test_parameters_without_names_cannot_be_declared(function: Callable[..., Any]) -> None:
+    with pytest.raises(ArgumentError, match="cannot take"):
+        fg.kernel(function)
+
+
+def test_run_time_scalars_cannot_select_code() -> None:
+    says = "branch on a tensor's value"
+    refused(lambda x, s: x if s > 1 else -x, X, 2.0, error=TraceError, says=says, line="lambda")
+    refused(lambda x, n: x.reshape(n, -1), X, 2, error=TraceError, says="used as a size", line="lambda")
+    refused(lambda x, s: F.leaky_relu(x, s), X, 0.1, error=TraceError, says="must be known while tracing", line="lambda")

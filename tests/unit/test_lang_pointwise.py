@@ -1,0 +1,200 @@
+"""Pointwise functions as torch defines them: promotion, signs, NaN, infinities, wrapping integers, run-time scalars."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from tests.unit.eager import agree, ints, randn
+
+HARD = [-math.inf, -200.0, -30.0, -2.5, -1.0, -1e-6, -0.0, 0.0, 1e-6, 0.5, 1.5, 30.0, 200.0, math.nan]
+VALUES = {
+    "bool": torch.tensor([1, 0, 1, 0, 0, 1, 1]).bool(),
+    "i8": torch.tensor([-128, -5, -1, 0, 1, 3, 127], dtype=torch.int8),
+    "u8": torch.tensor([0, 1, 2, 100, 200, 254, 255], dtype=torch.uint8),
+    "i32": torch.tensor([-(2**31), -7, -1, 0, 2, 9, 2**31 - 1], dtype=torch.int32),
+    "i64": torch.tensor([-(2**63), -7, -1, 0, 2, 9, 2**63 - 1]),
+    "f16": torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan]).half(),
+    "bf16": torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan]).bfloat16(),
+    "f32": torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan]),
+    "f64": torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan]).double(),
+}
+# An integer that 16 bits hold only as an infinity compares differently in torch, which rounds it first.
+PAIRS = [p for p in combinations(VALUES, 2) if not (p[1] == "f16" and p[0] in ("i32", "i64"))]
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_promotion_of_two_tensors(a: str, b: str) -> None:
+    agree(lambda x, y: (x + y, x * y, x == y, x < y, torch.maximum(x, y)), (VALUES[a], VALUES[b]))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_numbers_change_the_category_and_never_the_width(name: str) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        results = (x + 1, x * 2.5, x + True, x == 1, x > 0.5, 2.0 * x, x / 2, 1 / x)
+        return results if x.dtype is torch.bool else (*results, 3 - x)
+
+    agree(function, (VALUES[name],))
+
+
+@pytest.mark.parametrize(("tensor", "scalar"), [
+    (torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.int8, torch.int64), (torch.int8, torch.float64),
+    (torch.bool, torch.int32), (torch.float16, torch.int64),
+])  # fmt: skip
+def test_zero_dimensional_tensors_change_the_category_only(tensor: torch.dtype, scalar: torch.dtype) -> None:
+    x, s = (randn(5) * 3).to(tensor), torch.tensor(2, dtype=scalar)
+    agree(lambda x, s: (x * s, s + x, x < s, torch.where(x > 0, x, s), s * s, s * 2), (x, s))
+
+
+def test_zero_dimensional_results_and_constants_take_part_in_the_same_way() -> None:
+    agree(lambda x: (x.bfloat16() * x.sum(), x.half() + torch.tensor(0.1), x ** torch.tensor(2.0, dtype=torch.float64)), (randn(4, 8),))
+
+
+@pytest.mark.parametrize("name", [n for n in VALUES if n != "bool"])
+def test_unary_functions(name: str) -> None:
+    agree(
+        lambda x: (-x, abs(x), torch.sign(x), torch.floor(x), torch.ceil(x), torch.trunc(x), torch.round(x), x.square(), x.relu()),
+        (VALUES[name],),
+    )
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_functions_that_make_floats(name: str) -> None:
+    agree(
+        lambda x: (x.exp(), x.sqrt(), x.log(), x.tanh(), x.sigmoid(), x.rsqrt(), x.reciprocal(), x.erf(), x.log1p(), x.expm1()),
+        (VALUES[name],),
+    )
+
+
+def test_activations_at_hard_values() -> None:
+    agree(
+        lambda x: (
+            F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), F.softplus(x), F.softplus(x, 2.0, 5.0), F.leaky_relu(x, 0.2), F.elu(x),
+            F.mish(x), F.hardsigmoid(x), F.hardswish(x), F.logsigmoid(x), F.relu6(x), F.relu(x), torch.isnan(x), torch.isinf(x),
+            torch.isfinite(x),
+        ),
+        (torch.tensor(HARD),),
+    )  # fmt: skip
+
+
+def test_clamp_propagates_nan_and_takes_tensors_and_one_bound() -> None:
+    agree(
+        lambda x: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(max=-0.5), x.clamp(1, -1), x.clamp(min=x * 0), x.clamp_min(2), x.clamp_max(2)),
+        (torch.tensor(HARD),),
+    )
+    agree(lambda x: (x.clamp(0, 5), x.clamp(0.5, 2.5)), (ints(20),))
+
+
+def test_signs_of_zero_survive() -> None:
+    agree(lambda x: (1 / (x * 0.0), 1 / -x, 1 / (0.0 - x), 1 / (-(-x))), (torch.tensor([-1.0, 1.0, -0.0, 0.0]),))
+
+
+@pytest.mark.parametrize("name", ["i8", "u8", "i32", "f32", "f64"])
+def test_division_has_the_signs_of_python(name: str) -> None:
+    x = VALUES[name]
+    agree(lambda x, y: (x // y, x % y, torch.floor_divide(x, y), torch.remainder(x, y), x / y), (x.flip(0), torch.where(x == 0, 1, x)))
+    agree(lambda x: (x // 3, x % 3, x // 2.5, x % 2.5), (x,))
+    if name != "u8":
+        agree(lambda x, y: (x // -3, x % -3, 7 // y, -7 % y), (x, torch.where(x == 0, 1, x)))
+    if name.startswith("f"):
+        agree(lambda x: (torch.div(x, 1.5, rounding_mode="floor"), torch.div(x, 1.5, rounding_mode="trunc")), (x,))
+
+
+@pytest.mark.parametrize("name", ["i8", "u8", "i32", "bf16", "f32", "f64"])
+def test_powers(name: str) -> None:
+    agree(lambda x: (x**2, x**3, x**0, x**1, x**2.0, x**0.5, x**-1.0, x**1.5), (VALUES[name],))
+
+
+def test_powers_of_numbers_and_of_tensors() -> None:
+    agree(lambda i, j, x: (2**i, 2.0**i, j**i, x**i, x**x), (ints(9, low=0, high=5), ints(9), randn(9).abs()))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_integers_wrap_at_every_operation(dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max, 100, 1]).to(dtype)
+    agree(lambda x, y: ((x + y) // 2, (x - y).float(), (x * y) % 7, (-x).float(), abs(x).float(), (x + 100) > 0), (x, x.flip(0)))
+
+
+def test_the_ends_of_int64_are_constants() -> None:
+    agree(
+        lambda x: (torch.maximum(x, torch.full_like(x, -(2**63))), x > -(2**63), x.masked_fill(x > 0, torch.iinfo(torch.int64).max)),
+        (ints(9).long(),),
+    )
+
+
+def test_casts_wrap_round_and_decide() -> None:
+    x = torch.tensor([-300.7, -1.5, -0.0, 0.0, 0.4, 1.5, 127.9, 300.2, math.nan])
+    agree(lambda x: (x.bool(), x.half(), x.bfloat16().float(), x.double(), x.to(torch.float32), x.type_as(x.half())), (x,))
+    agree(lambda x: (x.int(), x.long(), x.to(torch.int16), x.bool(), x.to(torch.int8), x.to(torch.uint8)), (ints(30, low=-999, high=999),))
+
+
+def test_bools() -> None:
+    a, b = randn(6, 8) > 0, randn(6, 8) > 0
+    agree(lambda a, b: (a & b, a | b, a ^ b, ~a, a + b, a * b, a < b, a == b, a.logical_not(), torch.where(a, b, ~b), a.sum(0)), (a, b))
+
+
+def test_where_and_masks() -> None:
+    x = randn(6, 8)
+    agree(
+        lambda x: (torch.where(x > 0, 1.0, 0.0), torch.where(x > 0, 1, 0), torch.where(x > 0, True, False), torch.where(x > 0, x.int(), 0.5),
+                   x.masked_fill(x > 0, -math.inf), x.half().masked_fill(x > 0, 3), x.int().masked_fill(x > 0, -1)),
+        (x,),
+    )  # fmt: skip
+    agree(lambda x, m: (torch.tril(m), torch.triu(m, 1), torch.tril(x, -1), torch.triu(x, 2)), (x, x > 0))
+
+
+def test_a_comparison_happens_in_the_precision_of_the_tensor() -> None:
+    agree(lambda x, s: (x == 0.1, x < 0.1, x >= 0.1, x == s), (torch.tensor([0.1, 0.2, 0.0]).bfloat16(), 0.1))
+
+
+def test_a_power_of_two_that_is_moved_changes_no_type() -> None:
+    i, j = ints(20) * 100000, ints(20) * 1000
+    agree(lambda i, j: ((2.0 * i) * (0.5 * j), (2.0 * i) * (2.0 * j)), (i, j))
+    agree(lambda x: (x * 2.0**-100) * (x * 2.0**-100) * 2.0**100 * 2.0**100, (randn(9),))
+
+
+def test_run_time_scalars_in_every_position() -> None:
+    x = randn(6, 8)
+
+    def function(x: Tensor, s: float) -> tuple[Tensor, ...]:
+        return (
+            x * s, s - x, x / s, s / x, x.abs() ** s, s ** x, x % s, x // s, x < s, s < x, torch.where(x > s, x, s), x.clamp(s), x.clamp(max=s),
+            x.masked_fill(x > 0, s), torch.add(x, x, alpha=s), torch.lerp(x, x * 2, s), torch.full_like(x, s), abs(-s) * x, x + s**2,
+        )  # fmt: skip
+
+    agree(function, (x, 0.75), (x, 1.5), (x, 2), (x, 3))
+    agree(lambda x, s: (x * s, x + s, x // s, x % s, s - x, x == s), (ints(20), 3), (ints(20), 2.5), (ints(20).to(torch.int8), 7))
+    agree(lambda x, s: x * s, (x, math.nan), (x, math.inf), (x, -0.0), (x, True), (x, np.float64(2)), (x, np.float32(2)))
+
+
+def test_a_float_scalar_keeps_the_precision_of_float64_tensors() -> None:
+    agree(lambda x, s: (x * s, x * (1 - s) + s**2), (randn(9).double(), 0.1))
+
+
+def test_one_compiled_form_serves_all_values_of_a_scalar() -> None:
+    kernel = fg.kernel(lambda x, s: x * s)
+    for value in (1.0, 2.0, 3.5):
+        kernel(torch.ones(4), value)
+    assert len(kernel._dispatcher._variants) == 1
+
+
+@pytest.mark.parametrize("value", [True, 3, 1e16, 2.5])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_filled_tensors(value: Any, dtype: torch.dtype) -> None:
+    agree(lambda x: (torch.full_like(x, value), torch.full((3,), value, dtype=dtype)), (ints(4).to(dtype),))
+
+
+def test_tensors_made_of_nothing() -> None:
+    agree(
+        lambda x: (x + torch.arange(8), x[:, :2] + torch.arange(1, 3), x * torch.arange(0, 16, 2, dtype=torch.float64), torch.ones_like(x),
+                   torch.zeros(3), torch.full((2, 2), 3), torch.zeros(x.shape) + x, torch.zeros_like(x, dtype=torch.int32)),
+        (randn(6, 8),),
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Symbolic integers: what simplification may do, checked against plain integers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import sympy
+
+from fusegen.ir.formula import ceil_div, formula, integer_text, relation_text
+from fusegen.ir.symbolic import (
+    Axes,
+    FloorDiv,
+    Modulo,
+    axis_symbol,
+    delinearize,
+    exact_quotient,
+    linearize,
+    literal,
+    product,
+    same,
+    simplify_dim,
+    size_symbol,
+    stride_symbol,
+)
+
+N, M = size_symbol("n"), size_symbol("m")
+I, J, K = (axis_symbol(name) for name in "ijk")
+AXES = Axes((I, J, K), (N, 6, 4))
+
+
+def test_sizes_are_the_same_for_all_values_or_not_at_all() -> None:
+    assert same(N * 4, 4 * N) and same((N + 1) * 2, 2 * N + 2) and same(3, sympy.Integer(3))
+    assert not same(N, M) and not same(N, 4) and not same(N * M, N + M)
+
+
+@pytest.mark.parametrize(("a", "b", "quotient"), [
+    (12, 4, 3), (12, 5, None), (5, 0, None), (8 * N, 4, 2 * N), (N * M, N, M), (N, 2, None), (N * M + N, N, M + 1), (N, N * M, None), (6 * N, 4, None),
+])  # fmt: skip
+def test_exact_quotients(a: object, b: object, quotient: object) -> None:
+    assert exact_quotient(a, b) == quotient  # type: ignore[arg-type]
+
+
+def test_literals() -> None:
+    assert literal(3) == 3 and literal(sympy.Integer(3)) == 3 and literal(N) is None
+    assert simplify_dim(N - N + 4) == 4 and isinstance(simplify_dim(N - N + 4), int)
+    assert product([]) == 1 and product([2, N]) == 2 * N
+
+
+def test_a_reshape_and_its_inverse_disappear() -> None:
+    linear = linearize((I, J, K), (N, 6, 4))
+    assert delinearize(linear, (N, 6, 4), AXES) == (I, J, K)
+    assert delinearize(linear, (N * 6, 4), AXES) == (simplify_dim(I * 6 + J), K)
+    assert delinearize(linear, (N, 24), AXES) == (I, simplify_dim(J * 4 + K))
+
+
+def test_an_axis_below_the_divisor_is_its_own_remainder() -> None:
+    assert AXES.floor_div(J, 6) == 0 and AXES.modulo(J, 6) == J
+    assert AXES.floor_div(J + 1, 6) != 0, "j + 1 may be 6"
+    assert AXES.floor_div(I * M + J, M) != I, "j may be beyond m"
+
+
+def test_below_claims_nothing_that_is_not_certain() -> None:
+    assert AXES.below(J, 6) and AXES.below(I * 6 + J, N * 6) and AXES.below(Modulo(I, sympy.Integer(3)), 3)
+    assert not AXES.below(J, 5) and not AXES.below(I, M) and not AXES.below(I * M, N)
+
+
+def random_expression(random_: random.Random) -> sympy.Expr:
+    return sum((random_.choice([1, 2, 3, 4, 6, 8, 24]) * s for s in random_.sample([I, J, K], random_.randint(1, 3))), random_.randint(0, 9) * sympy.Integer(1))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_division_agrees_with_integers(seed: int) -> None:
+    random_ = random.Random(seed)
+    axes = Axes((I, J, K), (5, 6, 4))
+    a, b = random_expression(random_), random_.choice([1, 2, 3, 4, 6, 8, 12, 24, 30])
+    for whole in (False, True):
+        simplified = axes.floor_div(a, b) if whole else axes.modulo(a, b)
+        text = integer_text(simplified)
+        for i in range(5):
+            for j in range(6):
+                for k in range(4):
+                    value = int(a.subs({I: i, J: j, K: k}))
+                    assert formula(simplified)({"i": i, "j": j, "k": k}) == (value // b if whole else value % b), text
+
+
+def test_formulas_print_the_same_for_equal_expressions() -> None:
+    assert integer_text((N + M) * 2) == integer_text(2 * M + 2 * N)
+    assert integer_text(FloorDiv(N, sympy.Integer(2)) * 3 + 1, "/") == "(n / 2) * 3 + 1"
+    assert formula(N**2 - M)({"n": 5, "m": 3}) == 22
+    assert formula(4 - N)({"n": 6}) == -2
+
+
+def test_ceil_div() -> None:
+    for n in range(1, 20):
+        assert ceil_div(N, 8)({"n": n}) == -(-n // 8) == int(str(ceil_div(n, 8)))
+    assert str(ceil_div(N, 1)) == "n"
+
+
+@pytest.mark.parametrize("relation", [N > 8, sympy.Eq(N, M), sympy.Ne(N, 2 * M), N * 2 <= M + 7, sympy.Not(N < M), FloorDiv(N, sympy.Integer(2)) >= M])
+def test_relations_as_text_mean_the_same(relation: sympy.Basic) -> None:
+    for n in range(1, 9):
+        for m in range(1, 9):
+            assert eval(relation_text(relation), {"n": n, "m": m}) == bool(relation.subs({N: n, M: m}))
+
+
+def test_strides_may_be_zero_and_sizes_may_not() -> None:
+    assert N.is_positive and stride_symbol("x_stride0").is_positive is None
