@@ -1,6 +1,6 @@
 """Attention with a bias of one's own on the scores, written as torch writes it: nothing here says how to stream it.
 
-    python examples/attention_bias.py
+python examples/attention_bias.py
 """
 
 import torch

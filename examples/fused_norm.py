@@ -1,7 +1,7 @@
 """The residual stream of a Llama-like model: an addition and a norm, two results, one pass over memory.
 
-    python examples/fused_norm.py
-    fusegen explain examples/fused_norm.py:add_rms_norm --shape x=4096x4096 residual=4096x4096 weight=4096
+python examples/fused_norm.py
+fusegen explain examples/fused_norm.py:add_rms_norm --shape x=4096x4096 residual=4096x4096 weight=4096
 """
 
 import torch

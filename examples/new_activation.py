@@ -1,7 +1,7 @@
 """A researcher's activation, as one kernel: the line below is all that it takes.
 
-    python examples/new_activation.py
-    fusegen show examples/new_activation.py:snish --shape x=4096x4096:f32
+python examples/new_activation.py
+fusegen show examples/new_activation.py:snish --shape x=4096x4096:f32
 """
 
 import torch

@@ -43,7 +43,6 @@ def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
         reason = f": {step.reason}" if step.reason else ""
         return [f"torch.matmul (library){reason}", _traffic(step.traffic.read, step.traffic.written, sizes)]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
-    layout += f", cluster {step.cluster}" if step.cluster > 1 else ""
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     lines = [f"{step.kernel.name}: {_kind(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
     return lines + ([step.group.reason] if step.group.reason else [])

@@ -27,7 +27,6 @@ class Target:
         backend: the emitted language.
         processors: streaming multiprocessors of the representative part (sizes persistent grids).
         shared_bytes: shared memory that one block can have.
-        clusters: whether blocks can form clusters and read each other's shared memory.
         wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
     """
 
@@ -35,7 +34,6 @@ class Target:
     backend: Backend
     processors: int = 1
     shared_bytes: int = 0
-    clusters: bool = False
     wgmma: bool = False
 
 
@@ -46,9 +44,9 @@ _CUDA = (
     Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912),
     Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376),
     Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376),
-    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, clusters=True, wgmma=True),
-    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, clusters=True),
-    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, clusters=True),
+    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True),
+    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448),
+    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376),
 )
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
 _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}

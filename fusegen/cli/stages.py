@@ -77,7 +77,6 @@ def _step(step: Step, sizes: Mapping[str, int]) -> str:
 
 def _layout(launch: Launch, sizes: Mapping[str, int]) -> str:
     text = f"grid {launch.grid(sizes)}, block {launch.block}"
-    text += f", cluster {launch.cluster}" if launch.cluster > 1 else ""
     return text + (f", {human_bytes(launch.shared_bytes)} shared" if launch.shared_bytes else "")
 
 

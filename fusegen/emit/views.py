@@ -133,7 +133,9 @@ def call_view(call: Call, uniform: frozenset[str], coordinates: Sequence[Coordin
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
-def _argument(argument: Argument, uniform: frozenset[str], values: Mapping[str, Index | Bounds], lane_axis: sympy.Symbol | None) -> str:
+def _argument(
+    argument: Argument, uniform: frozenset[str], values: Mapping[str, Index | Bounds], lane_axis: sympy.Symbol | None
+) -> str:
     if argument.kind == "coordinate":
         return coordinate_text(values[argument.name], {} if lane_axis is None else {lane_axis: lane_axis + LANE})
     if argument.kind == "scalar" or argument.name in uniform:

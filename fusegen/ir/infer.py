@@ -15,6 +15,7 @@ from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 
 Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
 
+
 class MismatchError(ShapeError):
     """Sizes that are not known to be equal, though they may be for some values of their symbols.
 

@@ -119,7 +119,11 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def _slice(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
-    return x.narrow(dim, start, (length - 1) * step + 1)[(slice(None),) * dim + (slice(None, None, step),)] if length else x.narrow(dim, 0, 0)
+    return (
+        x.narrow(dim, start, (length - 1) * step + 1)[(slice(None),) * dim + (slice(None, None, step),)]
+        if length
+        else x.narrow(dim, 0, 0)
+    )
 
 
 def _concat(*tensors: Tensor, dim: int) -> Tensor:
@@ -215,4 +219,3 @@ RULES: dict[Op, Rule] = {
     Op.RMS_NORM: _rms_norm,
 }
 """One rule an operation, leaves aside."""
-

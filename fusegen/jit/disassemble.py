@@ -34,7 +34,9 @@ def sass(cubin: bytes) -> str:
     """
     tool = find_nvdisasm()
     if tool is None:
-        raise ToolNotFoundError("nvdisasm is not on this machine", mend="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
+        raise ToolNotFoundError(
+            "nvdisasm is not on this machine", mend="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
+        )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

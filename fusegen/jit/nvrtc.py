@@ -6,6 +6,7 @@ digest of the text without comments, the architecture, the flags and NVRTC's ver
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,7 +53,8 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
 
 def forget(source: Source, architecture: str) -> None:
     """Removes a cached binary, for one that turned out to be damaged."""
-    _cache().pop(_key(source, architecture), None)
+    with contextlib.suppress(KeyError):
+        del _cache()[_key(source, architecture)]
 
 
 def compile_ptx(source: Source, architecture: str) -> str:

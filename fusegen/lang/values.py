@@ -213,7 +213,9 @@ class TracedTensor:
         if method is None or name.startswith("__"):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
-            raise UnsupportedError(f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes")
+            raise UnsupportedError(
+                f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes"
+            )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> Any:

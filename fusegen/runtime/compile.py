@@ -122,4 +122,3 @@ def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Ca
         return function(*positional, **{n: named[n] for n in parameters if kinds[n] is inspect.Parameter.KEYWORD_ONLY})
 
     return call
-

@@ -59,11 +59,9 @@ def _load(source: Source, architecture: str) -> Any:
 
 
 def launch_config(grid: int, launch: Launch) -> Any:
-    """cuda.core's launch configuration; its grid counts clusters where there are any."""
+    """cuda.core's launch configuration."""
     from cuda.core import LaunchConfig
 
-    if launch.cluster > 1:
-        return LaunchConfig(grid=grid // launch.cluster, cluster=launch.cluster, block=launch.block, shmem_size=launch.shared_bytes)
     return LaunchConfig(grid=grid, block=launch.block, shmem_size=launch.shared_bytes)
 
 

@@ -88,7 +88,10 @@ class Dispatcher:
         values = args if is_plain else self.parameters.bind(args, kwargs)
         try:
             bound = self._bound.get(self._key(values))
-        except (TypeError, RuntimeError):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
+        except (
+            TypeError,
+            RuntimeError,
+        ):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
             bound = None
         if bound is None or is_tracing():
             if is_tracing():
@@ -358,4 +361,3 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def _emulated() -> Target:
     """What the emulator runs: Hopper's kernels but for tensor cores and the copy engine, which need hardware."""
     return replace(targets.target("sm_90a"), wgmma=False)
-

@@ -248,7 +248,6 @@ class EmulatorBackend(Backend):
                 source.entry,
                 grid=grid,
                 block=launch.block,
-                cluster=launch.cluster,
                 shared_bytes=launch.shared_bytes,
                 arguments=fill(given, scalars),
                 buffers=[Buffer.of(p.name, given[p.buffer], writable=p.writable) for p in pointers],

@@ -106,9 +106,8 @@ class Launch:
         kernel: what is launched.
         group: what it computes.
         tensor_maps: its first parameters.
-        grid: number of blocks (a multiple of the cluster).
+        grid: number of blocks.
         block: threads of a block.
-        cluster: blocks of a cluster.
         shared_bytes: dynamic shared memory of a block.
         traffic: bytes moved.
         extra: formulas of sizes that come before the kernel's own size parameters.
@@ -119,7 +118,6 @@ class Launch:
     tensor_maps: tuple[TensorMapSpec, ...]
     grid: Formula
     block: int
-    cluster: int
     shared_bytes: int
     traffic: Traffic
     extra: tuple[Formula, ...] = ()

@@ -50,7 +50,8 @@ LIBRARY_CALLS = ("remainder_floor", "floor_divide")  # fmod, and integer divisio
 CHAIN = """
 FG_INLINE float gelu_KIND(float x) { return 0.5f * x * (1.0f + erf_f32(x * 0.70710678f)); }
 FG_INLINE float chain_KIND(bool keep, float x, float y) { return (keep ? gelu_KIND(x) * 1.25f : 0.0f) + tanh_f32(y); }
-extern "C" void t_chain_KIND(const bool* __restrict keep, const KIND* __restrict x, const KIND* __restrict y, KIND* __restrict out, i64 n) {
+extern "C" void t_chain_KIND(const bool* __restrict keep, const KIND* __restrict x, const KIND* __restrict y,
+                             KIND* __restrict out, i64 n) {
     #pragma omp simd
     for (i64 i = 0; i < n; ++i) narrow(chain_KIND(widen(keep[i]), widen(x[i]), widen(y[i])), out[i]);
 }
@@ -165,7 +166,7 @@ def float_samples() -> Tensor:
 
 
 def ulp_error(got: Tensor, want: Tensor) -> Tensor:
-    """|got - want| in float32 units in the last place of the float64 `want`; infinite where NaN, infinity or a zero's sign differ."""
+    """|got - want| in float32 units in the last place of the float64 `want`; infinite where NaN, inf or a zero's sign differ."""
     exponent = want.abs().clamp(2.0**-126, 2.0**127).frexp().exponent
     error = (got.double() - want).abs() / torch.exp2(exponent.double() - 24)
     rounded = want.float()
@@ -178,7 +179,9 @@ def ulp_error(got: Tensor, want: Tensor) -> Tensor:
 def assert_ulp(got: Tensor, want: Tensor, bound: float, *inputs: Tensor) -> None:
     error = ulp_error(got, want)
     at = int(error.argmax())
-    assert error[at] <= bound, f"{float(error[at])} ulp at {[float(x[at]) for x in inputs]}: {float(got[at])}, not {float(want[at])}"
+    assert error[at] <= bound, (
+        f"{float(error[at])} ulp at {[float(x[at]) for x in inputs]}: {float(got[at])}, not {float(want[at])}"
+    )
 
 
 def assert_same(got: Tensor, want: Tensor) -> None:
@@ -234,7 +237,9 @@ def test_sixteen_bit_floats(cpu: Built, name: str, dtype: torch.dtype) -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     assert_same(cpu(f"t_widen_{name}", every, out=torch.float32), every.float())
     middles = (every.float() + torch.cat([every[1:], every[:1]]).float()) / 2  # ties
-    x = torch.cat([float_samples(), every.float(), middles, middles.nextafter(torch.zeros(())), middles.nextafter(torch.tensor(INF))])
+    x = torch.cat(
+        [float_samples(), every.float(), middles, middles.nextafter(torch.zeros(())), middles.nextafter(torch.tensor(INF))]
+    )
     assert_same(cpu(f"t_narrow_float_{name}", x, out=dtype), x.to(dtype))
     assert_same(cpu(f"t_narrow_double_{name}", x.double(), out=dtype), x.double().to(dtype))
     assert_same(cpu(f"t_round_{name}", x), x.to(dtype).float())

@@ -20,9 +20,7 @@ def launch() -> Launch:
     return _launch
 
 
-def _launch(
-    text: str, arguments: Mapping[str, Tensor | int | float], *, grid: int = 1, block: int = 32, **shape: Any
-) -> None:
+def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: int = 1, block: int = 32, **shape: Any) -> None:
     entry = re.findall(r"\bfg_\w+", text)[0]
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     emulate(

@@ -68,9 +68,7 @@ def kernel(body: str) -> str:
     return f'extern "C" __global__ void fg_k(const float* x, float* out) {{ auto p = shared_array<float>(0); {body} }}'
 
 
-def expect(
-    launch: Launch, message: str, body: str, *, x: Tensor | None = None, out: Tensor | None = None, **shape: int
-) -> None:
+def expect(launch: Launch, message: str, body: str, *, x: Tensor | None = None, out: Tensor | None = None, **shape: int) -> None:
     """The kernel with this body fails with this message, which also names kernel, block and thread."""
     x, out = torch.zeros(64) if x is None else x, torch.zeros(64) if out is None else out
     with pytest.raises(EmulationError, match=rf"fg_k: block \d+, thread \d+: .*{message}"):
@@ -111,34 +109,26 @@ def test_missing_barrier_after_the_writes(launch: Launch) -> None:
 
 def test_missing_barrier_after_the_reads(launch: Launch) -> None:
     text = BLOCK_SUM.replace("block_sync();  // after the reads", "")
-    with pytest.raises(
-        EmulationError, match=r"race: writes .* which thread \d+ of block 0 read with no block_sync between"
-    ):
+    with pytest.raises(EmulationError, match=r"race: writes .* which thread \d+ of block 0 read with no block_sync between"):
         launch(text, {"x": torch.ones(256), "out": torch.empty(2), "rounds": 2}, block=128, shared_bytes=16)
 
 
 def test_missing_cluster_barrier_after_the_writes(launch: Launch) -> None:
     text = CLUSTER_SUM.replace("cluster_sync();  // after the writes", "block_sync();")
     with pytest.raises(EmulationError, match=r"(wrote with no cluster_sync between|uninitialised)"):
-        launch(
-            text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72
-        )
+        launch(text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72)
 
 
 def test_missing_cluster_barrier_before_the_exit(launch: Launch) -> None:
     text = CLUSTER_SUM.replace("cluster_sync();  // before the exit", "")
     with pytest.raises(EmulationError, match=r"a cluster_sync is missing after the last cluster_load|which has ended"):
-        launch(
-            text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72
-        )
+        launch(text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72)
 
 
 def test_a_block_barrier_does_not_order_remote_reads(launch: Launch) -> None:
     body = """shared_store(p, thread_id(), 1.0f); cluster_sync(); cluster_load(p, 0, 1); block_sync();
               shared_store(p, thread_id(), 2.0f); cluster_sync();"""
-    expect(
-        launch, "race: writes byte 0 .* read with no cluster_sync between", body, grid=2, cluster=2, shared_bytes=128
-    )
+    expect(launch, "race: writes byte 0 .* read with no cluster_sync between", body, grid=2, cluster=2, shared_bytes=128)
 
 
 def test_out_of_bounds_tail(launch: Launch) -> None:
@@ -149,9 +139,7 @@ def test_out_of_bounds_tail(launch: Launch) -> None:
 
 def test_running_from_one_buffer_into_the_next(launch: Launch) -> None:
     both = torch.zeros(64)
-    expect(
-        launch, "out of bounds: reads 4 bytes at byte 128 of x", "load(x, thread_id() + 1);", x=both[:32], out=both[32:]
-    )
+    expect(launch, "out of bounds: reads 4 bytes at byte 128 of x", "load(x, thread_id() + 1);", x=both[:32], out=both[32:])
 
 
 def test_pointer_outside_of_all_buffers(launch: Launch) -> None:
@@ -169,9 +157,7 @@ def test_misaligned_vector(launch: Launch) -> None:
 
 
 def test_write_to_an_input(launch: Launch) -> None:
-    expect(
-        launch, "writes 4 bytes at byte 0 of x, which is read-only", "store(const_cast<float*>(x), thread_id(), 1.0f);"
-    )
+    expect(launch, "writes 4 bytes at byte 0 of x, which is read-only", "store(const_cast<float*>(x), thread_id(), 1.0f);")
 
 
 def test_uninitialised_shared_memory(launch: Launch) -> None:
@@ -237,11 +223,11 @@ def test_a_shuffle_orders_nothing(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("if (thread_id() < 16) block_sync();", "waits for ever at block_sync: 16 of 32 threads came; thread 16 of block 0 has ended"),
-        ("if (thread_id() < 16) block_sync(); else shuffle_xor(1.0f, 1);", "16 of 32 threads came; thread 16 .* waits at shuffle_xor"),
+        ("if (thread_id() < 16) block_sync();", "at block_sync: 16 of 32 threads came; thread 16 of block 0 has ended"),
+        ("if (thread_id() < 16) block_sync(); else shuffle_xor(1.0f, 1);", "16 of 32 threads came; thread 16 .* at shuffle_xor"),
         ("if (lane_id() != 3) shuffle_xor(1.0f, 1);", "waits for ever at shuffle_xor: 31 of 32 threads came"),
-        ("if (block_id() + thread_id() == 0) block_sync(); else cluster_sync();", "waits for ever at block_sync: 1 of 32 threads came"),
-        ("if (block_id() * 32 + thread_id() == 63) block_sync(); cluster_sync();", "waits for ever at cluster_sync: 63 of 64 threads came"),
+        ("if (block_id() + thread_id() == 0) block_sync(); else cluster_sync();", "at block_sync: 1 of 32 threads came"),
+        ("if (block_id() * 32 + thread_id() == 63) block_sync(); cluster_sync();", "at cluster_sync: 63 of 64 threads came"),
     ],
 )  # fmt: skip
 def test_divergent_barrier(launch: Launch, body: str, message: str) -> None:
@@ -249,9 +235,7 @@ def test_divergent_barrier(launch: Launch, body: str, message: str) -> None:
 
 
 def test_a_thread_that_ended_counts_as_arrived_at_cluster_barriers(launch: Launch) -> None:
-    launch(
-        kernel("if (block_id() == 1) cluster_sync();"), {"x": torch.ones(1), "out": torch.ones(1)}, grid=2, cluster=2
-    )
+    launch(kernel("if (block_id() == 1) cluster_sync();"), {"x": torch.ones(1), "out": torch.ones(1)}, grid=2, cluster=2)
 
 
 def test_shuffle_in_a_warp_that_is_not_full(launch: Launch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.jit.host import compile_shared
 from fusegen.emit.primitives import closure, names
+from fusegen.jit.host import compile_shared
 from fusegen.runtime.emulator import EmulatedSource, host_text
 
 Launch = Callable[..., None]
@@ -105,9 +105,7 @@ SPECIAL = [
 @pytest.mark.parametrize("name", sorted(USES))
 def test_has_a_file_and_compiles_for_the_host(name: str, tmp_path: Path) -> None:
     assert (DEVICE / f"{name}.cuh").exists()
-    assert compile_shared(
-        host_text(EmulatedSource(USE % USES[name]), "fg_use"), ("-std=c++17", "-O0", "-w"), tmp_path
-    ).exists()
+    assert compile_shared(host_text(EmulatedSource(USE % USES[name]), "fg_use"), ("-std=c++17", "-O0", "-w"), tmp_path).exists()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -199,9 +197,7 @@ def test_floor_semantics_of_integers(launch: Launch) -> None:
     pairs = torch.cartesian_prod(values, values)
     a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
     for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
-        assert torch.equal(
-            run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want
-        )
+        assert torch.equal(run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want)
 
 
 def test_integer_division_never_traps(launch: Launch) -> None:
@@ -213,9 +209,7 @@ def test_integer_division_never_traps(launch: Launch) -> None:
 
 @pytest.mark.parametrize(("name", "want"), [("maximum", torch.maximum), ("minimum", torch.minimum)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_extrema_propagate_nan(
-    launch: Launch, name: str, want: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype
-) -> None:
+def test_extrema_propagate_nan(launch: Launch, name: str, want: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
     values = torch.tensor(SPECIAL if dtype.is_floating_point else [0, 1, -1, 2**62], dtype=dtype)
     pairs = torch.cartesian_prod(values, values)
     a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
@@ -232,9 +226,7 @@ def test_sign_is_torchs(launch: Launch, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("round_bf16", torch.bfloat16), ("round_f16", torch.float16)])
 def test_rounding_through_a_type(launch: Launch, name: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.randn(500) * 100, torch.tensor(SPECIAL)])
-    assert_same_bits(
-        run_map(launch, f"store(out, i, {name}(load(x0, i)));", torch.empty_like(x), x), x.to(dtype).float()
-    )
+    assert_same_bits(run_map(launch, f"store(out, i, {name}(load(x0, i)));", torch.empty_like(x), x), x.to(dtype).float())
 
 
 @pytest.mark.parametrize(

@@ -37,17 +37,20 @@ def test_gpt2s_activation_is_eight_launches() -> None:
     assert cost.read == (8 + 2) * 8 * 16 * 4  # two of the eight read two tensors
 
 
-@pytest.mark.parametrize(("function", "operations"), [
-    (lambda x: F.linear(x, x, x[0]), ("addmm",)),
-    (lambda x: F.rms_norm(x, (4,)), ("rms_norm",)),
-    (lambda x: F.layer_norm(x, (4,)), ("native_layer_norm",)),
-    (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), ("scaled_dot_product_attention",)),
-    (lambda x: x.mT.reshape(16).unsqueeze(1) + 1, ("clone", "add")),
-    (lambda x: x.view(2, 8).expand(2, 8)[:, ::2], ()),
-    (lambda x: torch.where(x > 0, x, -torch.inf), ("gt", "where")),
-    (lambda x: x + torch.arange(4), ("arange", "add")),
-    (lambda x: x + torch.ones(4, device="cpu"), ("ones", "add")),
-])
+@pytest.mark.parametrize(
+    ("function", "operations"),
+    [
+        (lambda x: F.linear(x, x, x[0]), ("addmm",)),
+        (lambda x: F.rms_norm(x, (4,)), ("rms_norm",)),
+        (lambda x: F.layer_norm(x, (4,)), ("native_layer_norm",)),
+        (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), ("scaled_dot_product_attention",)),
+        (lambda x: x.mT.reshape(16).unsqueeze(1) + 1, ("clone", "add")),
+        (lambda x: x.view(2, 8).expand(2, 8)[:, ::2], ()),
+        (lambda x: torch.where(x > 0, x, -torch.inf), ("gt", "where")),
+        (lambda x: x + torch.arange(4), ("arange", "add")),
+        (lambda x: x + torch.ones(4, device="cpu"), ("ones", "add")),
+    ],
+)
 def test_launches(function: Any, operations: tuple[str, ...]) -> None:
     cost = eager_cost(function, {"x": meta(4, 4, dtype=torch.float32)})
     assert cost is not None
@@ -101,14 +104,18 @@ def _tiny(spec: str, *sizes: int) -> Case:
     return replace(case, sizes=sizes, cpu_sizes=sizes)
 
 
-@pytest.mark.parametrize("case", [
-    _tiny("gelu_new", 2, 4, 32),
-    _tiny("layer_norm_backward", 8, 32),
-    _tiny("linear_bias_gelu", 8, 16, 32),
-    _tiny("attention", 1, 2, 16, 8),
-    _tiny("attention_causal", 1, 2, 16, 8),
-    _tiny("attention_alibi", 1, 2, 16, 8),
-], ids=lambda case: case.spec)
+@pytest.mark.parametrize(
+    "case",
+    [
+        _tiny("gelu_new", 2, 4, 32),
+        _tiny("layer_norm_backward", 8, 32),
+        _tiny("linear_bias_gelu", 8, 16, 32),
+        _tiny("attention", 1, 2, 16, 8),
+        _tiny("attention_causal", 1, 2, 16, 8),
+        _tiny("attention_alibi", 1, 2, 16, 8),
+    ],
+    ids=lambda case: case.spec,
+)
 def test_a_case_is_measured_and_agrees_with_eager(case: Case) -> None:
     row = run_case(case, HOST, quick=True)
     assert row.error is None
@@ -194,10 +201,19 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
         assert field in stored["environment"]
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", "{}", "null", "{", '{"format": 99, "rows": []}', '{"format": 1, "rows": 3, "latency": [], "environment": {}}',
-    '{"format": 1, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        "{",
+        '{"format": 99, "rows": []}',
+        '{"format": 1, "rows": 3, "latency": [], "environment": {}}',
+        '{"format": 1, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
+    ],
+)
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)

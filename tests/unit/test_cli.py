@@ -224,37 +224,40 @@ def test_a_file_with_one_kernel_needs_no_name(run: Run, tmp_path: Path) -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize(("words", "parts"), [
-    ((), ("COMMAND", "--help")),
-    (("shwo", "gelu"), ("'shwo'", "fusegen show")),
-    (("zzz",), ("'zzz'", "list")),
-    (("show",), ("NAME", "show --help")),
-    (("show", "gleu"), ("'gleu'", "gelu")),
-    (("explain", "qqqqqqqq"), ("fusegen list",)),
-    (("show", ""), ("no kernel",)),
-    (("show", ":"), ("no kernel",)),
-    (("show", "gelu", "--stage", "asm"), ("--stage", "'asm'", "cuda")),
-    (("show", "gelu", "--target", "sm_42"), ("sm_42", "sm_90a")),
-    (("show", "gelu", "--target", ""), ("unknown target",)),
-    (("show", "gelu", "--dtype", "bf17"), ("bf17", "bf16")),
-    (("show", "gelu", "--shape", "x=3xx4"), ("x=3xx4", "--shape x=")),
-    (("show", "gelu", "--shape", "x=-3"), ("x=-3",)),
-    (("show", "gelu", "--shape", "x=3:int9"), ("int9",)),
-    (("show", "gelu", "--shape", "x=0x4"), ("empty",)),
-    (("show", "gelu", "--shape", "x=9999999999x9999999999"), ("does not exist",)),
-    (("show", "gelu", "--shape", "y=4"), ("'y' is no parameter", "x")),
-    (("show", "gelu", "--arg", "y=4"), ("y=4", "x")),
-    (("show", "gelu", "--arg", "x"), ("'x'",)),
-    (("show", "no/such.py:f"), ("no file", "path/to/file.py:kernel")),
-    (("show", "no_such_module_at_all:f"), ("ModuleNotFoundError",)),
-    (("show", "os:path"), ("no kernel 'path'", "@fusegen.kernel")),
-    (("show", "os:getcwd"), ("not a kernel", "@fusegen.kernel")),
-    (("bench", "gleu", "--device", "cpu"), ("gelu",)),
-    (("bench", "add_rms_norm", "--device", "cpu"), ("no cases", "rms_norm")),
-    (("bench", "--show", "no/such.json"), ("cannot read", "--out")),
-    (("bench", "--device", "tpu"), ("tpu",)),
-    (("--nonsense",), ("--help",)),
-])
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ((), ("COMMAND", "--help")),
+        (("shwo", "gelu"), ("'shwo'", "fusegen show")),
+        (("zzz",), ("'zzz'", "list")),
+        (("show",), ("NAME", "show --help")),
+        (("show", "gleu"), ("'gleu'", "gelu")),
+        (("explain", "qqqqqqqq"), ("fusegen list",)),
+        (("show", ""), ("no kernel",)),
+        (("show", ":"), ("no kernel",)),
+        (("show", "gelu", "--stage", "asm"), ("--stage", "'asm'", "cuda")),
+        (("show", "gelu", "--target", "sm_42"), ("sm_42", "sm_90a")),
+        (("show", "gelu", "--target", ""), ("unknown target",)),
+        (("show", "gelu", "--dtype", "bf17"), ("bf17", "bf16")),
+        (("show", "gelu", "--shape", "x=3xx4"), ("x=3xx4", "--shape x=")),
+        (("show", "gelu", "--shape", "x=-3"), ("x=-3",)),
+        (("show", "gelu", "--shape", "x=3:int9"), ("int9",)),
+        (("show", "gelu", "--shape", "x=0x4"), ("empty",)),
+        (("show", "gelu", "--shape", "x=9999999999x9999999999"), ("does not exist",)),
+        (("show", "gelu", "--shape", "y=4"), ("'y' is no parameter", "x")),
+        (("show", "gelu", "--arg", "y=4"), ("y=4", "x")),
+        (("show", "gelu", "--arg", "x"), ("'x'",)),
+        (("show", "no/such.py:f"), ("no file", "path/to/file.py:kernel")),
+        (("show", "no_such_module_at_all:f"), ("ModuleNotFoundError",)),
+        (("show", "os:path"), ("no kernel 'path'", "@fusegen.kernel")),
+        (("show", "os:getcwd"), ("not a kernel", "@fusegen.kernel")),
+        (("bench", "gleu", "--device", "cpu"), ("gelu",)),
+        (("bench", "add_rms_norm", "--device", "cpu"), ("no cases", "rms_norm")),
+        (("bench", "--show", "no/such.json"), ("cannot read", "--out")),
+        (("bench", "--device", "tpu"), ("tpu",)),
+        (("--nonsense",), ("--help",)),
+    ],
+)
 def test_mistakes(run: Run, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
     refused(run(*words), *parts)
 
@@ -269,15 +272,18 @@ def test_mistakes_in_a_users_file(run: Run, user_file: str) -> None:
     refused(run("show", f"{user_file}:wrong", "--shape", "x=4"), "ZeroDivisionError", "mine.py:28", code=1)
 
 
-@pytest.mark.parametrize(("text", "part"), [
-    ("import no_such_module_at_all\n", "ModuleNotFoundError"),
-    ("def f(:\n", "SyntaxError"),
-    ("raise ValueError('two\\nlines')\n", "two lines"),
-    ("raise SystemExit(3)\n", "SystemExit"),
-    ("import sys\nsys.exit('bye')\n", "bye"),
-    ("import fusegen as fg\n@fg.kernel\ndef f(*xs):\n    return xs\n", "cannot take *xs"),
-    ("", "no kernel"),
-])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("import no_such_module_at_all\n", "ModuleNotFoundError"),
+        ("def f(:\n", "SyntaxError"),
+        ("raise ValueError('two\\nlines')\n", "two lines"),
+        ("raise SystemExit(3)\n", "SystemExit"),
+        ("import sys\nsys.exit('bye')\n", "bye"),
+        ("import fusegen as fg\n@fg.kernel\ndef f(*xs):\n    return xs\n", "cannot take *xs"),
+        ("", "no kernel"),
+    ],
+)
 def test_files_that_do_not_import(run: Run, tmp_path: Path, text: str, part: str) -> None:
     path = tmp_path / "broken.py"
     path.write_text(text)
@@ -301,12 +307,15 @@ def _fails_with(error: BaseException) -> Command:
     return Command("", show.add_arguments, fail)
 
 
-@pytest.mark.parametrize(("error", "part"), [
-    (KeyboardInterrupt(), "interrupted"),
-    (RuntimeError("one\ntwo"), "RuntimeError: one two"),
-    (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
-    (MemoryError(), "MemoryError"),
-])
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError("one\ntwo"), "RuntimeError: one two"),
+        (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
 def test_failures_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, part: str) -> None:
     monkeypatch.setitem(COMMANDS, "show", _fails_with(error))
     refused(run("show", "gelu"), part, code=1)

@@ -63,8 +63,14 @@ def test_empty_inputs_go_to_torch() -> None:
 
 
 def test_what_selects_code() -> None:
-    def function(x: Tensor, flag: bool = True, mode: str = "a", n: fg.Static[int] = 2, m: fg.Static[int] | None = None,
-                 bias: Tensor | None = None) -> Tensor:  # fmt: skip
+    def function(
+        x: Tensor,
+        flag: bool = True,
+        mode: str = "a",
+        n: fg.Static[int] = 2,
+        m: fg.Static[int] | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         y = x * n if flag else x / n
         y = y + 1 if mode == "a" else y - 1
         y = y if m is None else y.reshape(-1, m)
@@ -111,9 +117,20 @@ def test_a_closed_over_tensor_is_found_again_in_each_call() -> None:
     kernel, change = scaled_by(randn(8))
     agree(kernel, (X,))
     values = (
-        randn(8) * 5, randn(6, 1), randn(8).half(), randn(16)[::2], 2.0, randn(6, 8), 3, 3.0, randn(()), randn(8), ints(8), randn(1, 8),
+        randn(8) * 5,
+        randn(6, 1),
+        randn(8).half(),
+        randn(16)[::2],
+        2.0,
+        randn(6, 8),
+        3,
+        3.0,
+        randn(()),
+        randn(8),
+        ints(8),
+        randn(1, 8),
         randn(9)[1:],
-    )  # fmt: skip
+    )
     for value in values:
         change(value)
         agree(kernel, (X,), (randn(6, 8),))

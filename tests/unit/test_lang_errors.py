@@ -51,7 +51,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x * range(x.sum())[0], "value is needed"),  # type: ignore[call-overload]
     (lambda x: x + "a", "a str cannot take part"),
     (lambda x: x + None, "a NoneType cannot take part"),
-    (lambda x: x + [1, 2], "a list cannot take part"),
+    (lambda x: x * [1, 2], "a list cannot take part"),
     (lambda x: x * 1j, "a complex cannot take part"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
     (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
@@ -110,7 +110,9 @@ def test_the_line_inside_of_a_longer_function_is_named() -> None:
     refused(function, X, error=ShapeError, says="do not broadcast", line="# the culprit")
 
 
-@pytest.mark.parametrize(("returned", "says"), [(None, "returns None"), (3, "returns a number"), ((X,), "tuple"), ({"a": 1}, "a dict")])
+@pytest.mark.parametrize(
+    ("returned", "says"), [(None, "returns None"), (3, "returns a number"), ((X,), "tuple"), ({"a": 1}, "a dict")]
+)
 def test_results_that_are_no_tensors(returned: Any, says: str) -> None:
     refused(lambda x: (returned, x) if isinstance(returned, tuple) else returned, X, error=TraceError, says=says)
 
@@ -123,7 +125,7 @@ def test_a_misspelt_function_is_answered_with_close_ones() -> None:
 
 def test_errors_of_the_user_s_own_pass_through() -> None:
     def function(x: Tensor) -> Tensor:
-        raise KeyError("mine")
+        raise KeyError("mine", x.ndim)
 
     with pytest.raises(KeyError, match="mine"):
         fg.kernel(function)(X)

@@ -15,16 +15,44 @@ X, X3, X4 = randn(6, 8), randn(4, 6, 8), randn(2, 3, 4, 8)
 
 
 def test_any_dims_kept_or_not() -> None:
-    agree(lambda x: (x.sum(0), x.sum(1), x.sum((0, 1)), x.sum(-1, keepdim=True), x.sum((0, 2)), x.sum((1, 2)), x.sum(), x.sum([0, -1], True)), (X3,))
-    agree(lambda x: (x.sum((0, 2)), x.sum((1, 3)), x.mean((1, 2)), x.amax((0, 1), keepdim=True), x.sum((0, 2, 3)), x.sum(()), x.sum(axis=1)), (X4,))
+    agree(
+        lambda x: (
+            x.sum(0),
+            x.sum(1),
+            x.sum((0, 1)),
+            x.sum(-1, keepdim=True),
+            x.sum((0, 2)),
+            x.sum((1, 2)),
+            x.sum(),
+            x.sum([0, -1], True),
+        ),
+        (X3,),
+    )
+    agree(
+        lambda x: (
+            x.sum((0, 2)),
+            x.sum((1, 3)),
+            x.mean((1, 2)),
+            x.amax((0, 1), keepdim=True),
+            x.sum((0, 2, 3)),
+            x.sum(()),
+            x.sum(axis=1),
+        ),
+        (X4,),
+    )
 
 
 def test_reductions_over_different_dims_in_one_result() -> None:
     agree(
-        lambda x: ((x - x.mean(0, keepdim=True)) / (x.var(1, keepdim=True) + 1), (x / x.sum(0)).sum(-1), x.softmax(-1).sum(0).softmax(-1),
-                   (x - x.mean()).pow(2).mean().sqrt() * x, x.sum(-1).sum(-1)),
+        lambda x: (
+            (x - x.mean(0, keepdim=True)) / (x.var(1, keepdim=True) + 1),
+            (x / x.sum(0)).sum(-1),
+            x.softmax(-1).sum(0).softmax(-1),
+            (x - x.mean()).pow(2).mean().sqrt() * x,
+            x.sum(-1).sum(-1),
+        ),
         (X.abs() + 1,),
-    )  # fmt: skip
+    )
 
 
 def test_reductions_of_what_is_broadcast() -> None:
@@ -33,25 +61,52 @@ def test_reductions_of_what_is_broadcast() -> None:
 
 def test_reductions_of_views() -> None:
     agree(
-        lambda x: (x.T.mean(-1), x[:, 1:].mean(-1), x[1:].mean(0), x[:, ::2].sum(-1), x.reshape(-1, 2, 4).mean(-1),
-                   torch.cat([x, x[:, :3]], -1).sum(-1), torch.cat([x, x[:, :3]], -1).softmax(-1)),
+        lambda x: (
+            x.T.mean(-1),
+            x[:, 1:].mean(-1),
+            x[1:].mean(0),
+            x[:, ::2].sum(-1),
+            x.reshape(-1, 2, 4).mean(-1),
+            torch.cat([x, x[:, :3]], -1).sum(-1),
+            torch.cat([x, x[:, :3]], -1).softmax(-1),
+        ),
         (X,),
-    )  # fmt: skip
-    agree(lambda x: (x.permute(0, 2, 1).softmax(-1), F.layer_norm(x.mT, (x.shape[1],)), x.softmax(1), x.softmax(0) * x.softmax(-1)), (X3,))
+    )
+    agree(
+        lambda x: (x.permute(0, 2, 1).softmax(-1), F.layer_norm(x.mT, (x.shape[1],)), x.softmax(1), x.softmax(0) * x.softmax(-1)),
+        (X3,),
+    )
 
 
 def test_dims_of_size_one() -> None:
-    agree(lambda x: (x.sum(0), x.softmax(-1), x.mean(), x.amax(1), x.var(1, correction=0)), (randn(1, 1),), (randn(1, 5),), (randn(4, 1),))
+    agree(
+        lambda x: (x.sum(0), x.softmax(-1), x.mean(), x.amax(1), x.var(1, correction=0)),
+        (randn(1, 1),),
+        (randn(1, 5),),
+        (randn(4, 1),),
+    )
     agree(lambda x: (x.sum(1), x.sum((0, 1)), x.sum(1, keepdim=True) + x), (randn(4, 1, 9),), (randn(1, 1, 9),))
 
 
 def test_tensors_without_dims() -> None:
-    agree(lambda x: (x.sum(), x.mean(), x.amax(), x.softmax(0), x.var(unbiased=False), x.logsumexp(0), x.sum(-1)), (torch.tensor(1.5),))
+    agree(
+        lambda x: (x.sum(), x.mean(), x.amax(), x.softmax(0), x.var(unbiased=False), x.logsumexp(0), x.sum(-1)),
+        (torch.tensor(1.5),),
+    )
 
 
 def test_variance() -> None:
     agree(
-        lambda x: (x.var(), x.var(0), x.var(-1, correction=0), x.var(1, unbiased=False), x.std(-1), x.var((0, 1), keepdim=True), x.std(0)), (X,)
+        lambda x: (
+            x.var(),
+            x.var(0),
+            x.var(-1, correction=0),
+            x.var(1, unbiased=False),
+            x.std(-1),
+            x.var((0, 1), keepdim=True),
+            x.std(0),
+        ),
+        (X,),
     )
 
 
@@ -62,12 +117,28 @@ def test_variance_does_not_cancel() -> None:
 def test_infinities_and_nan() -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor([[-inf] * 3, [0, inf, 1], [1, 2, nan], [-inf, 0, 1], [inf, -inf, 0], [inf, inf, inf]])
-    agree(lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), x.amax(-1), x.amin(-1), x.sum(-1), x.mean(-1), x.amax(), x.amin(0)), (x,))
+    agree(
+        lambda x: (
+            x.softmax(-1),
+            x.log_softmax(-1),
+            x.logsumexp(-1),
+            x.amax(-1),
+            x.amin(-1),
+            x.sum(-1),
+            x.mean(-1),
+            x.amax(),
+            x.amin(0),
+        ),
+        (x,),
+    )
 
 
 def test_integers_and_bools_sum_in_64_bits() -> None:
-    agree(lambda x: (x.sum(0), x.sum(-1), x.sum(dtype=torch.float64), x.sum(dtype=torch.int32), x.amax(0), x.amin(1), x.amax()),
-          (torch.full((30, 40), 100, dtype=torch.int8),), (ints(5, 6),))  # fmt: skip
+    agree(
+        lambda x: (x.sum(0), x.sum(-1), x.sum(dtype=torch.float64), x.sum(dtype=torch.int32), x.amax(0), x.amin(1), x.amax()),
+        (torch.full((30, 40), 100, dtype=torch.int8),),
+        (ints(5, 6),),
+    )
     agree(lambda x: ((x > 0).sum(0), (x > 0).sum(1), (x > 0).sum(), (x > 0).sum(dtype=torch.float32)), (X,))
     agree(lambda x: (x.amax(), x.amin()), (torch.full((5,), -(2**63)),), (torch.full((5,), 2**63 - 1),))
 
@@ -88,7 +159,18 @@ def test_columns() -> None:
 
 
 def test_statistics_and_views_of_them_as_results() -> None:
-    agree(lambda x: (x.sum(0), x.sum(0)[None], x.sum(0).reshape(2, 4), x.sum(1), x.sum(1, keepdim=True), x.sum(1) * 2, x.mean(1).unsqueeze(0)), (X,))
+    agree(
+        lambda x: (
+            x.sum(0),
+            x.sum(0)[None],
+            x.sum(0).reshape(2, 4),
+            x.sum(1),
+            x.sum(1, keepdim=True),
+            x.sum(1) * 2,
+            x.mean(1).unsqueeze(0),
+        ),
+        (X,),
+    )
 
     def softmaxes(x: Tensor) -> tuple[Tensor, ...]:
         y = x.softmax(-1)
@@ -98,7 +180,15 @@ def test_statistics_and_views_of_them_as_results() -> None:
 
 
 def test_norms() -> None:
-    agree(lambda x, w: (F.rms_norm(x, (8,), w, 1e-6), F.rms_norm(x, (8,)), F.layer_norm(x, (8,), None, w), F.layer_norm(x, x.shape[1:])), (X, randn(8)))
+    agree(
+        lambda x, w: (
+            F.rms_norm(x, (8,), w, 1e-6),
+            F.rms_norm(x, (8,)),
+            F.layer_norm(x, (8,), None, w),
+            F.layer_norm(x, x.shape[1:]),
+        ),
+        (X, randn(8)),
+    )
     agree(lambda x, w: (F.layer_norm(x, (6, 8), w), F.rms_norm(x, (6, 8), w)), (X3, randn(6, 8)))
 
 

@@ -46,7 +46,11 @@ def test_concatenation_of_unequal_parts() -> None:
         lambda a, b: (torch.cat([a, b * 2, a[:, :1]], 1), torch.cat([a, b], -1).exp(), torch.cat([a, a], -1), torch.cat([a])),
         (X, randn(6, 3)),
     )
-    agree(lambda a, b: (torch.cat([a, b]), torch.cat([a, b, -a]).exp(), torch.cat([b[1:], a[:2]])), (X, randn(3, 8)), (randn(2, 8), randn(2, 8)))
+    agree(
+        lambda a, b: (torch.cat([a, b]), torch.cat([a, b, -a]).exp(), torch.cat([b[1:], a[:2]])),
+        (X, randn(3, 8)),
+        (randn(2, 8), randn(2, 8)),
+    )
 
 
 def test_concatenation_takes_the_common_dtype() -> None:
@@ -56,11 +60,17 @@ def test_concatenation_takes_the_common_dtype() -> None:
 @pytest.mark.parametrize(("left", "right"), [(64, 32), (8, 8), (5, 11), (1, 63)])
 def test_concatenation_under_vectors(left: int, right: int) -> None:
     a, b = randn(6, left, dtype=torch.bfloat16), randn(6, right, dtype=torch.bfloat16)
-    agree(lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)), (a, b))
+    agree(
+        lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)),
+        (a, b),
+    )
 
 
 def test_stacks() -> None:
-    agree(lambda a, b: (torch.stack([a, b]), torch.stack([a, b], -1), torch.stack((a, b, a), 1), torch.stack([a.sum(), b.mean()])), (X, X * 2))
+    agree(
+        lambda a, b: (torch.stack([a, b]), torch.stack([a, b], -1), torch.stack((a, b, a), 1), torch.stack([a.sum(), b.mean()])),
+        (X, X * 2),
+    )
 
 
 def test_rotations_of_halves_and_of_pairs() -> None:
@@ -80,10 +90,19 @@ def test_expansion_and_reshapes_of_what_was_expanded() -> None:
 
 def test_reshapes_that_merge_and_that_do_not() -> None:
     agree(
-        lambda x: (x.permute(0, 2, 1).reshape(4, 48), x.permute(2, 0, 1).reshape(-1, 6) + 1, x.flatten(), x.flatten(1), x.reshape(-1, 16),
-                   x.unflatten(-1, (2, 4)), x.unflatten(0, (2, -1)), x.transpose(0, 1).reshape(24, 8), x.view(2, -1, 3, 8).sum(1)),
+        lambda x: (
+            x.permute(0, 2, 1).reshape(4, 48),
+            x.permute(2, 0, 1).reshape(-1, 6) + 1,
+            x.flatten(),
+            x.flatten(1),
+            x.reshape(-1, 16),
+            x.unflatten(-1, (2, 4)),
+            x.unflatten(0, (2, -1)),
+            x.transpose(0, 1).reshape(24, 8),
+            x.view(2, -1, 3, 8).sum(1),
+        ),
         (X3,),
-    )  # fmt: skip
+    )
 
 
 def test_orders_of_dims() -> None:
@@ -92,14 +111,24 @@ def test_orders_of_dims() -> None:
 
 
 def test_dims_of_size_one() -> None:
-    agree(lambda x: (x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((0, 1)), x.unsqueeze(-1), x.unsqueeze(1)), (randn(1, 1, 5),), (randn(4, 1, 5),))
+    agree(
+        lambda x: (x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((0, 1)), x.unsqueeze(-1), x.unsqueeze(1)),
+        (randn(1, 1, 5),),
+        (randn(4, 1, 5),),
+    )
     agree(lambda a, b, c: (a + b * c, b.expand(4, 6, 8) + a), (randn(4, 1, 8), randn(1, 6, 1), randn(8)))
     agree(lambda a, b: a + b, (randn(1), randn(4, 5)), (randn(3, 1), randn(1, 5)), (randn(1, 1), randn(1)), (randn(()), randn(2)))
 
 
 def test_reshapes_with_sizes_from_shapes_and_from_numbers() -> None:
     agree(
-        lambda x: (x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2), x.view(2, -1), x.reshape(x.shape[:-1] + (2, -1)), x.reshape(x.numel())),
+        lambda x: (
+            x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2),
+            x.view(2, -1),
+            x.reshape(x.shape[:-1] + (2, -1)),  # noqa: RUF005 - as users write it
+            x.reshape((*x.shape[:-1], -1, 2)),
+            x.reshape(x.numel()),
+        ),
         *[(randn(n, m),) for n in (4, 6) for m in (4, 6)],
     )
     agree(lambda x: x.reshape(-1, x.shape[-1]).softmax(-1), (randn(2, 3, 4),), (randn(3, 3, 5),))
@@ -217,7 +246,23 @@ def test_branches_and_loops_over_sizes() -> None:
 def test_sizes_in_arithmetic() -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         n, m = x.shape
-        return (x.sum(0) / n, x * n, x - n, n - x, x.sum() / x.numel(), x * (1.0 / n), x * 2.0 * n, x / len(x), n**2 + x, x * m**-0.5,
-                x * (n / 2), x * int(n), x * n % 3, x * m * n, x * (-n), x * math.sqrt(m))  # fmt: skip
+        return (
+            x.sum(0) / n,
+            x * n,
+            x - n,
+            n - x,
+            x.sum() / x.numel(),
+            x * (1.0 / n),
+            x * 2.0 * n,
+            x / len(x),
+            n**2 + x,
+            x * m**-0.5,
+            x * (n / 2),
+            x * int(n),
+            x * n % 3,
+            x * m * n,
+            x * (-n),
+            x * math.sqrt(m),
+        )
 
     agree(function, *[(randn(n, m),) for n in (4, 5) for m in (4, 6, 9)])

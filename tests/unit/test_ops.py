@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusegen.dtypes import DType, from_torch
 from fusegen.ir.infer import Operand, result_dtype
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.dtypes import DType, from_torch
 from fusegen.lang import functions, registry
 from fusegen.passes.expand import EXPANSIONS
 

@@ -11,7 +11,11 @@ from fusegen.ir.reference import evaluate, widen
 
 def test_it_computes_in_float64_from_the_values_as_they_are() -> None:
     x, w = torch.randn(3, 8).bfloat16(), torch.randn(8).bfloat16()
-    graph = fg.kernel(lambda x, w: (F.layer_norm(x, (8,), w), F.gelu(x), x.softmax(-1), x > 0, x.int().sum())).lower(x, w, target="cpu").traced
+    graph = (
+        fg.kernel(lambda x, w: (F.layer_norm(x, (8,), w), F.gelu(x), x.softmax(-1), x > 0, x.int().sum()))
+        .lower(x, w, target="cpu")
+        .traced
+    )
     normed, activated, soft, positive, total = evaluate(graph, {"x": x, "w": w})
     wide = x.double()
     assert normed.dtype is torch.float64 and torch.equal(normed, F.layer_norm(wide, (8,), w.double()))
@@ -21,7 +25,9 @@ def test_it_computes_in_float64_from_the_values_as_they_are() -> None:
 
 def test_sizes_scalars_and_views_take_their_values() -> None:
     x = torch.randn(4, 6)
-    graph = fg.kernel(lambda x, s: (x.reshape(-1, 3) * s + x.shape[0], torch.cat([x[1:], x[:1, :]])) ).lower(x, 2.5, target="cpu").traced
+    graph = (
+        fg.kernel(lambda x, s: (x.reshape(-1, 3) * s + x.shape[0], torch.cat([x[1:], x[:1, :]]))).lower(x, 2.5, target="cpu").traced
+    )
     scaled, rolled = evaluate(graph, {"x": x}, {"s": 2.5})
     assert torch.equal(scaled, x.double().reshape(-1, 3) * 2.5 + 4) and torch.equal(rolled, x.double().roll(-1, 0))
 

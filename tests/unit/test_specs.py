@@ -64,18 +64,21 @@ def test_lowers(name: str, target: str) -> None:
         assert low.explain()
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("gelu_new", "pointwise"),
-    ("bias_gelu_residual", "pointwise"),
-    ("layer_norm_gelu_residual", "row reduction"),
-    ("add_rms_norm", "row reduction"),
-    ("layer_norm_backward", "row and column reduction"),
-    ("linear_bias_gelu", "product with epilogue"),
-    ("linear_rotary", "product with epilogue"),
-    ("attention", "attention"),
-    ("attention_causal", "attention"),
-    ("attention_alibi", "attention"),
-])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gelu_new", "pointwise"),
+        ("bias_gelu_residual", "pointwise"),
+        ("layer_norm_gelu_residual", "row reduction"),
+        ("add_rms_norm", "row reduction"),
+        ("layer_norm_backward", "row and column reduction"),
+        ("linear_bias_gelu", "product with epilogue"),
+        ("linear_rotary", "product with epilogue"),
+        ("attention", "attention"),
+        ("attention_causal", "attention"),
+        ("attention_alibi", "attention"),
+    ],
+)
 def test_is_one_group_on_hopper(name: str, kind: str) -> None:
     spec = SPECS[name]
     low = spec.fresh().lower(**spec.example(torch.bfloat16), target="sm_90a")

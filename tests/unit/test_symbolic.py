@@ -25,8 +25,8 @@ from fusegen.ir.symbolic import (
 )
 
 N, M = size_symbol("n"), size_symbol("m")
-I, J, K = (axis_symbol(name) for name in "ijk")
-AXES = Axes((I, J, K), (N, 6, 4))
+A, B, C = (axis_symbol(name) for name in "ijk")
+AXES = Axes((A, B, C), (N, 6, 4))
 
 
 def test_sizes_are_the_same_for_all_values_or_not_at_all() -> None:
@@ -34,9 +34,20 @@ def test_sizes_are_the_same_for_all_values_or_not_at_all() -> None:
     assert not same(N, M) and not same(N, 4) and not same(N * M, N + M)
 
 
-@pytest.mark.parametrize(("a", "b", "quotient"), [
-    (12, 4, 3), (12, 5, None), (5, 0, None), (8 * N, 4, 2 * N), (N * M, N, M), (N, 2, None), (N * M + N, N, M + 1), (N, N * M, None), (6 * N, 4, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("a", "b", "quotient"),
+    [
+        (12, 4, 3),
+        (12, 5, None),
+        (5, 0, None),
+        (8 * N, 4, 2 * N),
+        (N * M, N, M),
+        (N, 2, None),
+        (N * M + N, N, M + 1),
+        (N, N * M, None),
+        (6 * N, 4, None),
+    ],
+)
 def test_exact_quotients(a: object, b: object, quotient: object) -> None:
     assert exact_quotient(a, b) == quotient  # type: ignore[arg-type]
 
@@ -48,31 +59,34 @@ def test_literals() -> None:
 
 
 def test_a_reshape_and_its_inverse_disappear() -> None:
-    linear = linearize((I, J, K), (N, 6, 4))
-    assert delinearize(linear, (N, 6, 4), AXES) == (I, J, K)
-    assert delinearize(linear, (N * 6, 4), AXES) == (simplify_dim(I * 6 + J), K)
-    assert delinearize(linear, (N, 24), AXES) == (I, simplify_dim(J * 4 + K))
+    linear = linearize((A, B, C), (N, 6, 4))
+    assert delinearize(linear, (N, 6, 4), AXES) == (A, B, C)
+    assert delinearize(linear, (N * 6, 4), AXES) == (simplify_dim(A * 6 + B), C)
+    assert delinearize(linear, (N, 24), AXES) == (A, simplify_dim(B * 4 + C))
 
 
 def test_an_axis_below_the_divisor_is_its_own_remainder() -> None:
-    assert AXES.floor_div(J, 6) == 0 and AXES.modulo(J, 6) == J
-    assert AXES.floor_div(J + 1, 6) != 0, "j + 1 may be 6"
-    assert AXES.floor_div(I * M + J, M) != I, "j may be beyond m"
+    assert AXES.floor_div(B, 6) == 0 and AXES.modulo(B, 6) == B
+    assert AXES.floor_div(B + 1, 6) != 0, "j + 1 may be 6"
+    assert AXES.floor_div(A * M + B, M) != A, "j may be beyond m"
 
 
 def test_below_claims_nothing_that_is_not_certain() -> None:
-    assert AXES.below(J, 6) and AXES.below(I * 6 + J, N * 6) and AXES.below(Modulo(I, sympy.Integer(3)), 3)
-    assert not AXES.below(J, 5) and not AXES.below(I, M) and not AXES.below(I * M, N)
+    assert AXES.below(B, 6) and AXES.below(A * 6 + B, N * 6) and AXES.below(Modulo(A, sympy.Integer(3)), 3)
+    assert not AXES.below(B, 5) and not AXES.below(A, M) and not AXES.below(A * M, N)
 
 
 def random_expression(random_: random.Random) -> sympy.Expr:
-    return sum((random_.choice([1, 2, 3, 4, 6, 8, 24]) * s for s in random_.sample([I, J, K], random_.randint(1, 3))), random_.randint(0, 9) * sympy.Integer(1))
+    return sum(
+        (random_.choice([1, 2, 3, 4, 6, 8, 24]) * s for s in random_.sample([A, B, C], random_.randint(1, 3))),
+        random_.randint(0, 9) * sympy.Integer(1),
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_division_agrees_with_integers(seed: int) -> None:
     random_ = random.Random(seed)
-    axes = Axes((I, J, K), (5, 6, 4))
+    axes = Axes((A, B, C), (5, 6, 4))
     a, b = random_expression(random_), random_.choice([1, 2, 3, 4, 6, 8, 12, 24, 30])
     for whole in (False, True):
         simplified = axes.floor_div(a, b) if whole else axes.modulo(a, b)
@@ -80,7 +94,7 @@ def test_division_agrees_with_integers(seed: int) -> None:
         for i in range(5):
             for j in range(6):
                 for k in range(4):
-                    value = int(a.subs({I: i, J: j, K: k}))
+                    value = int(a.subs({A: i, B: j, C: k}))
                     assert formula(simplified)({"i": i, "j": j, "k": k}) == (value // b if whole else value % b), text
 
 
@@ -97,7 +111,9 @@ def test_ceil_div() -> None:
     assert str(ceil_div(N, 1)) == "n"
 
 
-@pytest.mark.parametrize("relation", [N > 8, sympy.Eq(N, M), sympy.Ne(N, 2 * M), N * 2 <= M + 7, sympy.Not(N < M), FloorDiv(N, sympy.Integer(2)) >= M])
+@pytest.mark.parametrize(
+    "relation", [N > 8, sympy.Eq(N, M), sympy.Ne(N, 2 * M), N * 2 <= M + 7, sympy.Not(N < M), FloorDiv(N, sympy.Integer(2)) >= M]
+)
 def test_relations_as_text_mean_the_same(relation: sympy.Basic) -> None:
     for n in range(1, 9):
         for m in range(1, 9):

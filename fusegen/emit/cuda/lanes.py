@@ -229,4 +229,3 @@ def _in_lanes(expression: sympy.Expr, pair: sympy.Symbol, lane: sympy.Symbol) ->
 
 def _variable(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
-

@@ -71,7 +71,9 @@ def ones(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: A
 
 
 @creates("full")
-def full(tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def full(
+    tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None
+) -> TracedTensor:
     """A constant of a literal shape."""
     default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
     if isinstance(fill_value, TracedTensor):

@@ -299,4 +299,3 @@ def zeros_like(input: TracedTensor, *, dtype: torch.dtype | None = None, device:
 def ones_like(input: TracedTensor, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
     """Ones of the input's shape."""
     return full_like(input, 1, dtype=dtype)
-

@@ -224,7 +224,9 @@ def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTen
     """A dim in parts of one size, or of the sizes given."""
     place = normalize_dim(dim, input.ndim)
     size = input._node.shape[place]
-    lengths = [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(input._tracer, size, split_size)
+    lengths = (
+        [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(input._tracer, size, split_size)
+    )
     starts = [simplify_dim(sum(lengths[:k], start=0)) for k in range(len(lengths))]
     total = simplify_dim(sum(lengths, start=0))
     if not same(total, size):

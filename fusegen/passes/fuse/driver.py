@@ -113,10 +113,7 @@ def _is_over(shape: Shape, domain: Domain) -> bool:
     if len(shape) != len(domain.shape):
         return False
     whole = all(same(a, b) for a, b in zip(shape, domain.shape, strict=True))
-    per_row = all(
-        same(a, 1 if d in domain.columns else b)
-        for d, (a, b) in enumerate(zip(shape, domain.shape, strict=True))
-    )
+    per_row = all(same(a, 1 if d in domain.columns else b) for d, (a, b) in enumerate(zip(shape, domain.shape, strict=True)))
     return whole or per_row
 
 

@@ -84,9 +84,7 @@ def lower_attention(context: Context) -> tuple[Sequence[Step], Sequence[BufferSp
     return [_launch(context, kernel, operands, plan), *placement.copies], placement.added
 
 
-def _score(
-    context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan
-) -> tuple[LaneFunction, tuple[Function, ...]]:
+def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, tuple[Function, ...]]:
     """What a query and two keys score, in units that the weights know."""
     graph = context.graph
     evaluator = Evaluator(graph, axes, context.stored, accumulator_of(recurrence.score_product, axes))
@@ -158,7 +156,6 @@ def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan:
         ),
         grid=_grid(batches, heads, queries, plan, context.target.processors),
         block=plan.threads,
-        cluster=1,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
         extra=tuple(map(formula, (batches, heads, queries, keys))),

@@ -25,7 +25,12 @@ def partials_buffer(context: Context, node: int, plan: RowPlan, column_axes: Axe
 
 
 def combine_partials(
-    context: Context, nodes: Sequence[int], workspace: Sequence[BufferSpec], stores: Sequence[Store], column_axes: Axes, plan: RowPlan
+    context: Context,
+    nodes: Sequence[int],
+    workspace: Sequence[BufferSpec],
+    stores: Sequence[Store],
+    column_axes: Axes,
+    plan: RowPlan,
 ) -> Launch:
     """The launch that combines partial sums into the results.
 
@@ -37,7 +42,9 @@ def combine_partials(
     names = Namer()
     lane = column_axes.symbols[-1]
     reductions = [
-        Reduction(names.take(f"{context.graph.nodes[n].op.row.name}_{n}"), context.graph.nodes[n].op, context.graph.nodes[n].dtype.compute)
+        Reduction(
+            names.take(f"{context.graph.nodes[n].op.row.name}_{n}"), context.graph.nodes[n].op, context.graph.nodes[n].dtype.compute
+        )
         for n in nodes
     ]
     position: Index = PARTIAL
@@ -58,7 +65,7 @@ def combine_partials(
     threads = plan_of_columns.columns * plan_of_columns.rows
     grid = ceil_div(product(column_axes.extents), plan_of_columns.columns)
     shared = len(reductions) * threads * 8
-    return Launch(kernel, context.group, (), grid, threads, 1, shared, _traffic(workspace, nodes, context))
+    return Launch(kernel, context.group, (), grid, threads, shared, _traffic(workspace, nodes, context))
 
 
 def _traffic(workspace: Sequence[BufferSpec], nodes: Sequence[int], context: Context) -> Traffic:

@@ -80,7 +80,9 @@ class Context:
         read = [b for b in dict.fromkeys(reads) if b not in written]
         return tuple(Pointer(b, plain(f"{self.buffer_names[b]}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
 
-    def access(self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()) -> Access:
+    def access(
+        self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
+    ) -> Access:
         """An access, with its pattern along an axis and the widest legal vectors."""
         pattern = pattern_of(offset, axis)
         conditional = any(axis is not None and not isinstance(b.index, int) and b.index.has(axis) for b in bounds)

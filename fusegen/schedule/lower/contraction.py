@@ -66,7 +66,6 @@ def lower_contraction(context: Context) -> tuple[Sequence[Step], Sequence[Buffer
         tensor_maps=(*_operand_maps(operands, plan), _result_map(context, placement.buffer, rows, columns)),
         grid=_grid(rows, columns, plan, context.target.processors),
         block=plan.threads,
-        cluster=1,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
         extra=(formula(rows), formula(columns), formula(depth)),

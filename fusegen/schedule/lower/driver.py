@@ -68,5 +68,3 @@ def _workspace(graph: Graph, memory: Memory, buffers: list[BufferSpec]) -> Formu
 
 def _bytes(spec: BufferSpec) -> str:
     return " * ".join([f"({f})" for f in spec.shape] + [str(spec.dtype.itemsize)])
-
-

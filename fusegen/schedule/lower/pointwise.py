@@ -30,7 +30,9 @@ def lower_pointwise(context: Context) -> Launch:
     merged, replaced = merge_axes(axes, [*leaves.expressions(), *(offset for _, offset in stores)], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
-    return _launch(context, evaluator, roots, leaves.moved(replaced), [(b, substitute(o, dict(replaced))) for b, o in stores], merged)
+    return _launch(
+        context, evaluator, roots, leaves.moved(replaced), [(b, substitute(o, dict(replaced))) for b, o in stores], merged
+    )
 
 
 def _launch(
@@ -40,7 +42,10 @@ def _launch(
     itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
     offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
     plan = pointwise_plan(axes, itemsizes, offsets, context.target, context.multiples)
-    reads = {t: context.access(context.read_name(r), r.buffer, r.offset, lane_axis, plan.lanes, r.conditions) for t, r in leaves.reads.items()}
+    reads = {
+        t: context.access(context.read_name(r), r.buffer, r.offset, lane_axis, plan.lanes, r.conditions)
+        for t, r in leaves.reads.items()
+    }
     coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
     writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
     call = _call(context, evaluator, roots, reads, coordinates, writes)
@@ -55,7 +60,7 @@ def _launch(
         wide=context.wide,
     )
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
-    return Launch(kernel, context.group, (), grid, plan.threads, 1, 0, context.traffic())
+    return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic())
 
 
 def _call(
@@ -75,5 +80,3 @@ def _call(
     named = [(w.name, root) for w, root in zip(writes, roots, strict=True)]
     function, used = cut(terms, context.name, named, given, fast=context.fast)
     return Call(function, tuple(Argument(kinds[t], given[t].name) for t in used))
-
-

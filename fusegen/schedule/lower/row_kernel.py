@@ -94,7 +94,7 @@ class RowKernelBuilder:
             wide=self.context.wide,
         )
         shared = self._shared_bytes(phases)
-        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, 1, shared, self.context.traffic())
+        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, shared, self.context.traffic())
 
     def reduction(self, node: int) -> Reduction:
         """The reduction of a node, with a name of its own."""
@@ -208,7 +208,9 @@ class RowKernelBuilder:
         if not roots:
             return None
         computed_here = {t for _, t in roots}
-        given = [t for t in (*phase.given, *phase.row_given, *self._row_leaves()) if t not in computed_here or self._is_given(t, phase)]
+        given = [
+            t for t in (*phase.given, *phase.row_given, *self._row_leaves()) if t not in computed_here or self._is_given(t, phase)
+        ]
         name = self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
         return self._call(name, roots, list(dict.fromkeys(given)))
 

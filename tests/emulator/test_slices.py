@@ -1,0 +1,205 @@
+"""The first three slices in the emulator, which runs the emitted CUDA text and checks every access: pointwise chains, norms in
+every layout of a row, LayerNorm backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import EmulationError
+from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
+from fusegen.schedule.kernel import PointwiseBody, RowBody
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.settings import settings
+from tests.unit.eager import agree, randn
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors go through the emulator."""
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    settings.cache_clear()
+    yield
+    monkeypatch.delenv("FUSEGEN_EMULATE")
+    settings.cache_clear()
+
+
+def row_plan(kernel: fg.Kernel[..., Any], *arguments: Any) -> RowPlan:
+    body = kernel.lower(*arguments, target="sm_90a").program.launches[0].kernel.body
+    assert isinstance(body, RowBody)
+    return body.plan
+
+
+# Slice 1: pointwise chains.
+
+
+def gelu_bias_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return F.gelu(x + bias, approximate="tanh") + residual
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
+def test_a_chain_in_every_dtype(dtype: torch.dtype) -> None:
+    agree(gelu_bias_residual, (randn(3, 64, dtype=dtype), randn(64, dtype=dtype), randn(3, 64, dtype=dtype)))
+
+
+def test_a_chain_with_tails_and_broadcasts_and_mixed_dtypes() -> None:
+    kernel = fg.kernel(gelu_bias_residual)
+    agree(kernel, (randn(3, 7), randn(7), randn(3, 7)), (randn(1, 1), randn(1), randn(1, 1)), (randn(259), randn(259), randn(259)))
+    agree(
+        kernel, (randn(2, 3, 8, dtype=BF16), randn(8), randn(3, 1, dtype=F16)), (randn(4, 1), randn(1, 8, dtype=BF16), randn(4, 8))
+    )
+
+
+def test_a_chain_on_strided_and_unaligned_inputs() -> None:
+    base = randn(40, 64, dtype=BF16)
+    kernel = fg.kernel(gelu_bias_residual)
+    agree(
+        kernel,
+        (base.T[:, :6], base[0, :6], base.flatten()[1 : 1 + 64 * 6].view(64, 6)),
+        (base[:, ::2], base[3, 1:33], base[:1, :32]),
+    )
+    agree(kernel, (base[:, :1].expand(40, 8), base[0, 3:11], base[:, 5:13]))
+
+
+def test_views_in_a_chain() -> None:
+    def rotary(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = y[..., 0::2], y[..., 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+
+    def halves(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = q.shape[-1] // 2
+        return q * cos + torch.cat((-q[..., h:], q[..., :h]), -1) * sin
+
+    agree(rotary, (randn(3, 64, dtype=BF16), randn(3, 32, dtype=BF16), randn(3, 32, dtype=BF16)))
+    agree(halves, (randn(2, 3, 64, dtype=BF16), randn(3, 64), randn(3, 64)), (randn(2, 3, 10), randn(3, 10), randn(3, 10)))
+    agree(lambda x, y: (torch.cat([x, y[1:]], 0).T + 1, x[:, 1:] * 2, x.permute(1, 0).reshape(-1)), (randn(5, 9), randn(4, 9)))
+
+
+def test_integers_bools_and_scalars() -> None:
+    x = torch.randint(-9, 9, (5, 13), dtype=torch.int32)
+    agree(lambda x, s: (x // 3 + x % 5, (x > 2) & (x < s), x * s, (x.to(torch.int8) * 100).float()), (x, 4), (x, 2.5))
+
+
+# Slice 2: layer_norm, gelu and a residual, in every layout of a row.
+
+
+def norm_gelu_residual(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b)) + r
+
+
+def norm_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(randn(*s, dtype=dtype) for s in ((rows, columns), (columns,), (columns,), (rows, columns)))
+
+
+LAYOUTS: dict[str, tuple[tuple[int, int], torch.dtype, Callable[[RowPlan], bool]]] = {
+    "several-rows-a-block": ((19, 256), BF16, lambda p: p.rows > 1 and p.warps == 1),
+    "one-lane-a-thread": ((9, 33), F32, lambda p: p.lanes == 1),
+    "half-empty-warp": ((3, 24), BF16, lambda p: not p.exact),
+    "several-warps": ((2, 2048), BF16, lambda p: p.warps > 1 and p.persistence is Persistence.REGISTERS),
+    "several-warps-with-a-tail": ((2, 5000), F32, lambda p: p.warps > 1 and not p.exact),
+    "looped": ((1, 200_000), F32, lambda p: p.persistence is Persistence.LOOPED),
+    "doubles": ((2, 100), F64, lambda p: p.lanes <= 2),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_norm_in_every_layout(name: str) -> None:
+    (rows, columns), dtype, holds = LAYOUTS[name]
+    inputs = norm_inputs(rows, columns, dtype)
+    kernel = fg.kernel(norm_gelu_residual)
+    plan = row_plan(kernel, *inputs)
+    assert holds(plan), plan
+    agree(kernel, inputs)
+
+
+def test_layouts_cover_every_way_in_which_a_row_persists() -> None:
+    kernel = fg.kernel(norm_gelu_residual)
+    lengths = (64, 1024, 8192, 16384, 24576, 32768, 65536, 200_000)
+    seen = {row_plan(kernel, *norm_inputs(2, n, dtype)).persistence for n in lengths for dtype in (BF16, F32)}
+    assert seen == set(Persistence)
+
+
+def staged_length() -> int:
+    """The shortest row that is kept elsewhere than in registers, and not looped over."""
+    kernel = fg.kernel(lambda x: x.softmax(-1))
+    others = set(Persistence) - {Persistence.REGISTERS, Persistence.LOOPED}
+    return next(
+        (
+            n
+            for n in range(8192, 120_000, 1024)
+            if row_plan(kernel, torch.empty(2, n, device="meta", dtype=BF16)).persistence in others
+        ),
+        0,
+    )
+
+
+def test_a_row_that_is_staged() -> None:
+    length = staged_length()
+    assert length, "no length is staged"
+    agree(lambda x: x.softmax(-1), (randn(2, length, dtype=BF16),))
+
+
+def test_norm_of_a_length_known_by_its_bound_only() -> None:
+    agree(fg.kernel(lambda x: F.rms_norm(x, (x.shape[-1],))), *[(randn(3, n, dtype=BF16),) for n in (64, 72, 96, 100, 37)])
+
+
+def test_norm_of_a_view_and_over_two_dims() -> None:
+    agree(lambda x: (F.layer_norm(x.mT, (x.shape[1],)), x.softmax(1), x.amax((1, 2)), x.mean((0, 2))), (randn(3, 5, 16),))
+    agree(lambda x: F.layer_norm(x, x.shape[1:]), (randn(3, 5, 16),))
+
+
+# Slice 3: LayerNorm backward.
+
+
+def backward(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(-1, keepdim=True)
+    centered = x - mean
+    rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5)
+    normalized, g = centered * rstd, dy * w
+    dx = rstd * (g - normalized * (g * normalized).mean(-1, keepdim=True) - g.mean(-1, keepdim=True))
+    return dx, (dy * normalized).sum(0), dy.sum(0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "dtype"), [(5, 64, F32), (70, 40, F32), (3, 1024, F32), (2, 1000, F64)])
+def test_layer_norm_backward(rows: int, columns: int, dtype: torch.dtype) -> None:
+    agree(backward, (randn(rows, columns, dtype=dtype), randn(rows, columns, dtype=dtype), randn(columns, dtype=dtype)))
+
+
+def test_layer_norm_backward_in_16_bits_is_computed_wide() -> None:
+    x, dy, w = randn(9, 64, dtype=BF16), randn(9, 64, dtype=BF16), randn(64, dtype=BF16)
+    wide = [t.to(BF16) for t in backward(x.double(), dy.double(), w.double())]
+    for ours, wanted in zip(fg.kernel(backward)(x, dy, w), wide, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=2**-7, atol=2**-7)
+
+
+def test_column_sums_alone_and_beside_rows() -> None:
+    agree(lambda x: (x.sum(0), (x * x).sum((0, 1)), x.amax((0, 1))), (randn(3, 5, 64),), (randn(2, 9, 7),))
+    agree(lambda x: (x.sum(0), x.sum(-1), x * 2), (randn(33, 100),), (randn(1, 5),))
+    agree(lambda x: (x.sum(0), (x > 0).sum(0)), (torch.randint(-9, 9, (40, 33), dtype=torch.int8),))
+
+
+# The checks are awake.
+
+
+def test_the_emulator_sees_a_store_beyond_the_end() -> None:
+    """The same text on a buffer that is one element too short."""
+    x = randn(64)
+    low = fg.kernel(lambda x: x * 2).lower(x, target="sm_90a")
+    (launch,), (source,) = low.program.launches, low.sources
+    assert isinstance(launch.kernel.body, PointwiseBody)
+    out = torch.empty(64)
+    names = [p.name for p in launch.kernel.pointers]
+    with pytest.raises(EmulationError, match="out_ptr"):
+        emulate(
+            EmulatedSource(source.kernel_text), source.entry, grid=1, block=launch.block,
+            arguments=[x.data_ptr(), out.data_ptr()],
+            buffers=[Buffer.of(names[0], x, writable=False), Buffer.of(names[1], out[:63], writable=True)],
+        )  # fmt: skip

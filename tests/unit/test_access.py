@@ -1,0 +1,100 @@
+"""Accesses: which axes merge, what lanes do, and how wide a vector may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sympy
+import torch
+
+import fusegen as fg
+from fusegen.ir.symbolic import Axes, FloorDiv, axis_symbol, size_symbol, stride_symbol
+from fusegen.schedule.access import Access, Pattern, divisor, merge_axes, pattern_of, size_names, vector_width
+from fusegen.schedule.kernel import PointwiseBody
+
+N = size_symbol("n")
+ROW, LANE = axis_symbol("i0"), axis_symbol("i1")
+S = stride_symbol("x_stride0")
+AXES = Axes((ROW, LANE), (N, 64))
+
+
+def test_contiguous_axes_merge_into_one_position() -> None:
+    merged, replaced = merge_axes(AXES, [ROW * 64 + LANE], "position")
+    assert merged.extents == (64 * N,) and [s.name for s in merged.symbols] == ["position"]
+    assert replaced[ROW] == 0
+
+
+@pytest.mark.parametrize("other", [LANE, ROW * S + LANE, ROW + LANE * N, FloorDiv(LANE, sympy.Integer(2)) + ROW * 64])
+def test_axes_that_one_expression_tells_apart_do_not_merge(other: sympy.Expr) -> None:
+    merged, replaced = merge_axes(AXES, [ROW * 64 + LANE, other], "position")
+    assert merged == AXES and not replaced
+
+
+def test_patterns() -> None:
+    assert pattern_of(ROW * 64 + LANE, LANE) is Pattern.VECTOR
+    assert pattern_of(ROW * 64, LANE) is Pattern.UNIFORM and pattern_of(LANE, None) is Pattern.UNIFORM
+    for gathered in (LANE * 2, LANE * S, FloorDiv(LANE, sympy.Integer(2)), -LANE):
+        assert pattern_of(gathered + ROW, LANE) is Pattern.GATHER
+
+
+@pytest.mark.parametrize(
+    ("offset", "alignment", "itemsize", "width"),
+    [
+        (ROW * 64 + LANE, 16, 2, 8),
+        (ROW * 64 + LANE, 4, 2, 2),
+        (ROW * 64 + LANE, 2, 2, 1),
+        (ROW * 64 + LANE + 1, 16, 2, 1),
+        (ROW * 64 + LANE + 4, 16, 2, 4),
+        (ROW * 12 + LANE, 16, 2, 4),
+        (ROW * S + LANE, 16, 2, 8),
+        (ROW * S + LANE, 8, 2, 4),
+        (ROW * N + LANE, 16, 2, 1),
+        (ROW * 64 + LANE, 16, 4, 4),
+    ],
+)
+def test_vector_widths(offset: sympy.Expr, alignment: int, itemsize: int, width: int) -> None:
+    assert vector_width(offset, LANE, 8, alignment, itemsize, {}) == width
+
+
+def test_known_multiples_of_sizes_widen_vectors() -> None:
+    assert vector_width(ROW * N + LANE, LANE, 8, 16, 2, {"n": 4}) == 4
+    assert divisor(N * 6, {"n": 4}) == 24 and divisor(0, {}) > 1 << 20 and divisor(N + 1, {"n": 4}) == 1
+
+
+def test_size_names_leave_axes_out() -> None:
+    assert size_names([ROW * S + LANE, N * 2, 7], AXES.symbols) == ("n", "x_stride0")
+
+
+def reads(function: Callable[..., Any], *tensors: torch.Tensor) -> dict[str, Access]:
+    low = fg.kernel(function).lower(*tensors, target="sm_90a")
+    body = low.program.launches[0].kernel.body
+    assert isinstance(body, PointwiseBody)
+    return {a.name: a for a in body.reads}
+
+
+BF = torch.bfloat16
+
+
+def test_reads_of_a_chain_with_broadcasts() -> None:
+    found = reads(lambda x, b, c: x + b * c, torch.empty(4, 64, dtype=BF), torch.empty(64, dtype=BF), torch.empty(4, 1, dtype=BF))
+    assert [(found[n].pattern, found[n].width) for n in "xb"] == [(Pattern.VECTOR, 8)] * 2
+    assert found[next(n for n in found if n.startswith("c"))].pattern is Pattern.UNIFORM
+
+
+def test_an_unaligned_input_is_read_narrower_and_the_others_are_not() -> None:
+    base = torch.empty(4 * 64 + 8, dtype=BF)
+    found = reads(lambda x, y: x + y, base[1 : 1 + 256].view(4, 64), torch.empty(4, 64, dtype=BF))
+    assert (found["x"].width, found["y"].width) == (1, 8)
+    assert reads(lambda x, y: x + y, base[2 : 2 + 256].view(4, 64), torch.empty(4, 64, dtype=BF))["x"].width == 2
+
+
+def test_a_transposed_input_is_gathered() -> None:
+    found = reads(lambda x, y: x + y, torch.empty(64, 32).T, torch.empty(32, 64))
+    assert found["x"].pattern is Pattern.GATHER and found["y"].pattern is Pattern.VECTOR
+
+
+def test_reads_under_a_condition_that_lanes_differ_in_are_gathered() -> None:
+    found = reads(lambda x, y: torch.cat([x, y], -1) * 2, torch.empty(4, 61), torch.empty(4, 67))
+    assert all(a.conditions and a.pattern is Pattern.GATHER for a in found.values())

@@ -1,0 +1,92 @@
+"""What becomes one kernel, and what cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.passes.fuse import Group, GroupKind
+
+P, R, C, RC = GroupKind.POINTWISE, GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN
+
+
+def groups(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Group, ...]:
+    return fg.kernel(function).lower(*(torch.empty(*s, device="meta") for s in shapes), target="sm_90a").groups
+
+
+def backward(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    centered = x - x.mean(-1, keepdim=True)
+    rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5)
+    normalized, g = centered * rstd, dy * w
+    dx = rstd * (g - normalized * (g * normalized).mean(-1, keepdim=True) - g.mean(-1, keepdim=True))
+    return dx, (dy * normalized).sum(0), dy.sum(0)
+
+
+CASES: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[GroupKind]]] = [
+    (lambda x, b: F.gelu(x + b) * 2, ((4, 64), (64,)), [P]),
+    (lambda x: (x.exp(), x * 2, x.exp() + 1), ((4, 64),), [P]),
+    (lambda x: (x.T.exp(), x * 2), ((4, 64),), [P, P]),
+    (lambda x: torch.cat([x[:, 32:], -x[:, :32]], -1) * 2, ((4, 64),), [P]),
+    (lambda x: x.softmax(-1), ((4, 64),), [R]),
+    (lambda x, w: (F.gelu(F.layer_norm(x, (64,), w)) + x, x + 1), ((4, 64), (64,)), [R]),
+    (lambda x, r, w: (F.rms_norm(x + r, (64,), w), x + r), ((4, 64), (4, 64), (64,)), [R]),
+    (lambda x: (x.sum(-1), x.amax(-1), x * 2), ((4, 64),), [R]),
+    (lambda x: x.softmax(-1).softmax(-1), ((4, 64),), [R]),
+    (lambda x: (x.sum(0), (x * x).sum(0)), ((4, 64),), [C]),
+    (lambda x: (x.sum(0), x.sum(-1)), ((4, 64),), [RC]),
+    (backward, ((4, 64), (4, 64), (64,)), [RC]),
+    (lambda x: x - x.mean(0), ((4, 64),), None),  # type: ignore[list-item]
+    (lambda x: x.softmax(-1).sum(0).exp(), ((4, 64),), [RC, P]),
+    (lambda x: x.softmax(1), ((4, 6, 64),), [R]),
+    (lambda x: x.softmax(-1).reshape(-1), ((4, 64),), [R]),
+    (lambda x: x.softmax(-1).permute(1, 0), ((4, 64),), [R]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_kinds_of_groups(number: int) -> None:
+    function, shapes, kinds = CASES[number]
+    found = groups(function, *shapes)
+    if kinds is None:  # a column statistic must be whole before the first row can use it
+        assert len(found) >= 1 and found[-1].outputs
+    else:
+        assert [g.kind for g in found] == kinds
+
+
+def test_groups_run_after_those_whose_results_they_read() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        a = x.sum(0)
+        b = (x / a).sum(-1)
+        return (x * b[:, None]).amax(0), a, b
+
+    low = fg.kernel(function).lower(torch.empty(4, 64, device="meta"), target="sm_90a")
+    written = {p for p, node in low.graph if node.op.row.name == "input"}
+    for group in low.groups:
+        assert set(group.inputs) <= written
+        written |= set(group.outputs)
+
+
+def test_every_result_is_written_by_exactly_one_group() -> None:
+    found = groups(lambda x: (x.exp(), x.exp().T, x.softmax(-1), x.sum(0), x), (4, 64))
+    outputs = [p for g in found for p in g.outputs]
+    assert len(outputs) == len(set(outputs))
+
+
+def test_long_rows_are_not_summed_over_columns_in_registers() -> None:
+    found = groups(lambda x: (x.softmax(-1).sum(0), x.sum(-1)), (4, 100000))
+    assert all(g.kind is not RC for g in found)
+
+
+def test_what_a_row_kernel_reads_it_reads_once() -> None:
+    low = fg.kernel(lambda x, w: F.layer_norm(x, (1024,), w) + x).lower(
+        *(torch.empty(*s, device="meta") for s in ((4, 1024), (1024,))), target="sm_90a"
+    )
+    (launch,) = low.program.launches
+    loads = [a.name for phase in launch.kernel.body.phases for a in (*phase.reads, *phase.late)]  # type: ignore[union-attr]
+    assert len(loads) == len(set(loads)) == 2

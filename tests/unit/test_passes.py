@@ -1,0 +1,120 @@
+"""Passes: expansion to primitives and simplification keep every value; each rule applies where it may and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen as fg
+from fusegen.errors import VerificationError
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.ir.reference import evaluate
+from fusegen.passes.algebra import Value
+from fusegen.passes.pipeline import Pass, apply, run_passes
+from fusegen.passes.simplify import RULES
+from tests.unit.eager import randn
+
+X = randn(4, 8)
+
+
+def traced(function: Callable[..., Any], x: torch.Tensor = X) -> Graph:
+    return fg.kernel(function).lower(x, target="sm_90a").traced
+
+
+def count(graph: Graph, op: Op) -> int:
+    return sum(node.op is op for node in graph.nodes)
+
+
+COMPOSITIONS = [
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    F.silu,
+    F.relu,
+    lambda x: F.softplus(x, 2.0, 3.0),
+    F.leaky_relu,
+    F.elu,
+    F.mish,
+    F.hardsigmoid,
+    F.hardswish,
+    F.logsigmoid,
+    torch.reciprocal,
+    torch.square,
+    lambda x: x.mean(0),
+    lambda x: x.var(-1),
+    lambda x: x.std(0),
+    lambda x: x.logsumexp(-1),
+    lambda x: x.softmax(0),
+    lambda x: x.log_softmax(-1),
+    lambda x: F.layer_norm(x, (8,)),
+    lambda x: F.rms_norm(x, (8,)),
+    lambda x: x**3 + x**-2 + x.abs() ** 0.5,
+    lambda x: 1 / torch.sqrt(x.abs()) - -x,
+    lambda x: (2 * x) * (0.5 * x) + (4 * x) * (x * 8),
+    lambda x: 0.5 * x * (1 + torch.tanh(x)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(COMPOSITIONS)))
+def test_passes_keep_values_and_leave_primitives(number: int) -> None:
+    before = traced(lambda x: COMPOSITIONS[number](x))
+    after = run_passes(before)
+    assert all(node.op.is_primitive for node in after.nodes)
+    x = torch.cat([X.double(), torch.tensor([[0.0, -1e-3, 1e-3, 5, -5, 20, -20, 1]]).double()])
+    torch.testing.assert_close(evaluate(after, {"x": x}), evaluate(before, {"x": x}), rtol=1e-9, atol=1e-12)
+
+
+def test_passes_change_nothing_when_they_run_again() -> None:
+    once = run_passes(traced(lambda x: F.gelu(F.layer_norm(x, (8,)), approximate="tanh")))
+    assert run_passes(once) == once
+
+
+RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
+    "pow-of-literal": (lambda x: x**3, Op.POW, 0),
+    "one-plus-tanh": (lambda x: 1 + torch.tanh(x), Op.TANH, 0),
+    "times-one": (lambda x: x * 1.0 + x, Op.MUL, 0),
+    "gather-powers-of-two": (lambda x: (2 * x) * (0.5 * x.exp()), Op.MUL, 1),
+    "double-negation": (lambda x: x.neg().neg() + x, Op.NEG, 0),
+    "reciprocal-sqrt": (lambda x: 1 / torch.sqrt(x), Op.DIV, 0),
+}
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+def test_each_rule_applies(name: str) -> None:
+    function, op, left = RULE_CASES[name]
+    assert count(run_passes(traced(function)), op) == left
+
+
+KEPT: list[tuple[Callable[..., Any], Op, int]] = [
+    (lambda x: x**5, Op.POW, 1),
+    (lambda x: x.int() ** 2, Op.POW, 1),
+    (lambda x: 2 + torch.tanh(x), Op.TANH, 1),
+    (lambda x: x.int() * 1.0, Op.MUL, 1),
+    (lambda x: (2.0 * x.int()) * (0.5 * x.long()), Op.MUL, 3),
+    (lambda x: (x * 2.0**-100) * (x.exp() * 2.0**-100), Op.MUL, 3),
+    (lambda x: (3 * x) * (x / 3), Op.MUL, 2),
+    (lambda x: 2 / torch.sqrt(x), Op.SQRT, 1),
+]
+
+
+@pytest.mark.parametrize("number", range(len(KEPT)))
+def test_no_rule_applies_where_it_would_change_a_type_or_an_accuracy(number: int) -> None:
+    function, op, left = KEPT[number]
+    assert count(run_passes(traced(function)), op) == left
+
+
+def test_a_pass_that_changes_a_type_is_caught() -> None:
+    def wrong(value: Value) -> Value:
+        return value.apply(Op.GT, 0) if value.node.op is Op.EXP else value
+
+    with pytest.raises(VerificationError, match="wrong-pass changed"):
+        apply(Pass("wrong-pass", wrong), traced(lambda x: x.exp()))
+
+
+def test_new_nodes_inherit_the_place_of_the_old() -> None:
+    after = run_passes(traced(lambda x: F.gelu(x)))
+    assert all("F.gelu(x)" in loc.text for node, loc in zip(after.nodes, after.locations, strict=True) if node.args and loc)
