@@ -70,7 +70,8 @@ def kernel(function: Callable[P, R]) -> Kernel[P, R]:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
     Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
-    annotated ``fg.Static[T]`` select code.
+    annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
+    as a dim, a size, a branch.
     """
     return Kernel(function)
 

@@ -14,12 +14,21 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import Node
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here
 
 if TYPE_CHECKING:
     from fusegen.lang.tracer import Tracer
+
+
+class NeedsStatic(Exception):
+    """Run-time scalars are used where only a number will do; whoever traces starts again with their values."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        super().__init__(", ".join(names))
 
 
 class SymbolicSize:
@@ -130,11 +139,8 @@ def dim_of(value: object) -> Dim:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, TracedTensor):
-        raise TraceError(
-            "a run-time scalar is used as a size",
-            where=here(),
-            mend="annotate the parameter with fg.Static[int], so that its value selects the code",
-        )
+        value.require_static()
+        raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
     raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")
 
 
@@ -234,7 +240,22 @@ class TracedTensor:
 
     # What needs a value.
 
+    def require_static(self) -> None:
+        """Asks for the run-time scalars that this value is made of to select code instead; a tensor is left as it is.
+
+        Raises:
+            NeedsStatic: the value is made of run-time scalars alone.
+        """
+        if self._node.weak:
+            builder = self._tracer.builder
+            below = [self._position]
+            for position in below:
+                below += builder.nodes[position].args
+            names = sorted(str(builder.nodes[p].attr("name")) for p in set(below) if builder.nodes[p].op is Op.SCALAR)
+            raise NeedsStatic(tuple(names))
+
     def __bool__(self) -> NoReturn:
+        self.require_static()
         raise TraceError(
             "a branch on a tensor's value cannot be traced",
             where=here(),
@@ -242,11 +263,8 @@ class TracedTensor:
         )
 
     def __float__(self) -> NoReturn:
-        raise TraceError(
-            "a tensor's value is needed while tracing, when there is none",
-            where=here(),
-            mend="keep it a tensor; for a scalar that selects code, annotate the parameter with fg.Static[float]",
-        )
+        self.require_static()
+        raise TraceError("a tensor's value is needed while tracing, when there is none", where=here(), mend="keep it a tensor")
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.graph import InputSpec
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.values import NeedsStatic, TracedTensor
 from fusegen.runtime import hidden
 from fusegen.runtime.compile import Request, Variant, compile_variant
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
@@ -72,7 +72,10 @@ class Dispatcher:
     @cached_property
     def _static(self) -> tuple[bool, ...]:
         """For each parameter, whether its value selects code; looked at late, when all annotations can be resolved."""
-        return tuple(name in self.parameters.static for name in self.parameters.names)
+        return tuple(self._is_static(name) for name in self.parameters.names)
+
+    def _is_static(self, name: str) -> bool:
+        return name in self.parameters.static or name in self.history.static
 
     # Calls.
 
@@ -191,6 +194,14 @@ class Dispatcher:
                     return self._match(request, values) or self._compile(request)
                 except NeedsLiteral as need:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
+                except NeedsStatic as need:
+                    self._make_static(need.names)
+
+    def _make_static(self, names: Iterable[str]) -> None:
+        """From now on the values of these scalars select code: what was bound without them is forgotten."""
+        self.history.static.update(names)
+        self.__dict__.pop("_static", None)
+        self._bound.clear()
 
     def _match(self, request: Request, values: Values) -> Variant | None:
         for variant in self._variants.get(self._variant_key(request), ()):
@@ -217,7 +228,7 @@ class Dispatcher:
 
     def _compile(self, request: Request) -> Variant:
         variant = compile_variant(request, self._hidden_spec, self.parameters.names)
-        self._settings = hidden.settings_of(self.function)
+        self._settings = hidden.settings_of(self.function) + hidden.aliases(self.function, (t for _, t in variant.hidden))
         self._variants.setdefault(self._variant_key(request), []).append(variant)
         count = sum(map(len, self._variants.values()))
         if count >= _MANY_VARIANTS and not self._warned:
@@ -230,7 +241,7 @@ class Dispatcher:
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
         double = any(t.dtype is torch.float64 for t in tensors.values())
-        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if n not in self.parameters.static and _is_scalar(v)}
+        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if not self._is_static(n) and _is_scalar(v)}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ Accessor: TypeAlias = Callable[[], Any]
 
 _DEEPEST = 3  # attributes and calls from the function to a tensor
 _SETTINGS = (bool, int, float, str, type(None), torch.dtype)
+_CONTAINERS = (list, tuple, dict, set, frozenset)  # of settings; each is looked at whole
 
 
 def find(function: Callable[..., Any], tensor: torch.Tensor) -> tuple[str, Accessor]:
@@ -36,12 +37,29 @@ def find(function: Callable[..., Any], tensor: torch.Tensor) -> tuple[str, Acces
 
 
 def settings_of(function: Callable[..., Any]) -> tuple[Accessor, ...]:
-    """Variables of the function, and of those that it calls, that hold a plain value."""
-    return tuple(accessor for _, accessor, value in _reachable(function) if isinstance(value, _SETTINGS))
+    """Variables of the function, and of those that it calls, that hold a plain value or a container."""
+    return tuple(accessor for _, accessor, value in _reachable(function) if isinstance(value, _SETTINGS + _CONTAINERS))
+
+
+def aliases(function: Callable[..., Any], tensors: Iterable[torch.Tensor]) -> tuple[Accessor, ...]:
+    """For variables that hold one closed-over tensor, which a variant knows under one name: whether they still do."""
+    holders: dict[int, list[Accessor]] = {id(tensor): [] for tensor in tensors}
+    for _, accessor, value in _reachable(function):
+        if id(value) in holders:
+            holders[id(value)].append(accessor)
+    return tuple(_same(found[0], other) for found in holders.values() for other in found[1:])
+
+
+def _same(one: Accessor, other: Accessor) -> Accessor:
+    return lambda: one() is other()
 
 
 def setting(value: Any) -> object:
-    """What a variable's value means for the choice of code: itself when it is a plain value."""
+    """What a variable's value means for the choice of code: a plain value itself, a container its elements."""
+    if isinstance(value, dict):
+        return (dict, tuple((setting(key), setting(element)) for key, element in value.items()))
+    if isinstance(value, _CONTAINERS):
+        return (type(value), tuple(setting(element) for element in value))
     return (type(value), value) if isinstance(value, _SETTINGS) else None
 
 

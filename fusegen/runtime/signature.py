@@ -53,11 +53,13 @@ class History:
         extents: the first value of each last dim.
         run_time: last dims that had several values.
         literal: leading dims that must be literal.
+        static: scalars whose values select code, though nothing but their use says so.
     """
 
     extents: dict[Place, int] = field(default_factory=dict)
     run_time: set[Place] = field(default_factory=set)
     literal: set[Place] = field(default_factory=set)
+    static: set[str] = field(default_factory=set)
 
 
 def input_specs(

@@ -48,13 +48,14 @@ LIBRARY_CALLS = ("remainder_floor", "floor_divide")  # fmod, and integer divisio
 
 # a chain of the user's math, in functions of its own, over a bool and two floats
 CHAIN = """
+#define OUT KIND* __restrict
 FG_INLINE float gelu_KIND(float x) { return 0.5f * x * (1.0f + erf_f32(x * 0.70710678f)); }
 FG_INLINE float chain_KIND(bool keep, float x, float y) { return (keep ? gelu_KIND(x) * 1.25f : 0.0f) + tanh_f32(y); }
-extern "C" void t_chain_KIND(const bool* __restrict keep, const KIND* __restrict x, const KIND* __restrict y,
-                             KIND* __restrict out, i64 n) {
+extern "C" void t_chain_KIND(const bool* __restrict keep, const KIND* __restrict x, const KIND* __restrict y, OUT out, i64 n) {
     #pragma omp simd
     for (i64 i = 0; i < n; ++i) narrow(chain_KIND(widen(keep[i]), widen(x[i]), widen(y[i])), out[i]);
 }
+#undef OUT
 """
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

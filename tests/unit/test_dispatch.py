@@ -136,6 +136,16 @@ def test_a_closed_over_tensor_is_found_again_in_each_call() -> None:
         agree(kernel, (X,), (randn(6, 8),))
 
 
+def test_two_variables_that_hold_one_tensor_and_then_do_not() -> None:
+    one = other = randn(8)
+    kernel = fg.kernel(lambda x: x * one + other)
+    agree(kernel, (X,))
+    other = randn(8)
+    agree(kernel, (X,))
+    one = other
+    agree(kernel, (X,))
+
+
 def test_a_closed_over_tensor_that_is_written_to() -> None:
     weight = randn(8)
     kernel = agree(lambda x: x * weight, (X,))
@@ -254,3 +264,27 @@ def test_inference_mode_and_no_grad() -> None:
 
 def test_scalars_of_any_value() -> None:
     agree(lambda x, s: x * s, *[(X, s) for s in (math.nan, math.inf, -0.0, 1e300, -1e-300)])
+
+
+def test_a_scalar_whose_value_is_needed_selects_code_by_itself() -> None:
+    @fg.kernel
+    def normalized(x: Tensor, groups: int = 2, eps: float = 1e-5, factor: float = 2.0) -> Tensor:
+        y = F.layer_norm(x.reshape(x.shape[0], groups, -1), (x.shape[-1] // groups,), eps=eps).flatten(1)
+        return y * factor if factor > 1 else y
+
+    x = torch.randn(4, 8)
+    for options in ({}, {"groups": 4}, {"eps": 0.1}, {"factor": 0.5}, {}):
+        torch.testing.assert_close(normalized(x, **options), normalized.function(x, **options))
+
+
+def test_a_container_that_changes_selects_code() -> None:
+    factors, named = [2.0, 3.0], {"shift": 1.0}
+
+    @fg.kernel
+    def affine(x: Tensor) -> Tensor:
+        return x * factors[1] + named["shift"]
+
+    x = torch.ones(4)
+    assert affine(x).tolist() == [4.0] * 4
+    factors[1], named["shift"] = 5.0, 2.0
+    assert affine(x).tolist() == [7.0] * 4

@@ -64,7 +64,7 @@ def session(path: Path, text: str) -> str:
     return _STEP.sub(step, text)
 
 
-def measured(folder: str = "bench") -> str:
+def measured(folder: str = "docs/bench") -> str:
     """The stored runs of ``fusegen bench`` as tables."""
     stored = sorted((ROOT / folder).glob("*.json"))
     return "\n\n".join(map(_measured, stored)) or "No run is stored yet."
@@ -72,7 +72,7 @@ def measured(folder: str = "bench") -> str:
 
 def _measured(path: Path) -> str:
     found = record.read(path)
-    tables = [table.rows_table(found), *([table.latency_table(found)] if found.latency else [])]
+    tables = [*([table.rows_table(found)] if found.rows else []), *([table.latency_table(found)] if found.latency else [])]
     source = f"[`{path.relative_to(ROOT).as_posix()}`]({path.relative_to(ROOT).as_posix()})"
     return "\n\n".join([f"{source}: {table.heading(found.environment)}", *map(_markdown, tables)])
 

@@ -168,10 +168,3 @@ def test_what_is_no_function_cannot_be_declared(declared: Any) -> None:
 def test_parameters_without_names_cannot_be_declared(function: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match="cannot take"):
         fg.kernel(function)
-
-
-def test_run_time_scalars_cannot_select_code() -> None:
-    says = "branch on a tensor's value"
-    refused(lambda x, s: x if s > 1 else -x, X, 2.0, error=TraceError, says=says, line="lambda")
-    refused(lambda x, n: x.reshape(n, -1), X, 2, error=TraceError, says="used as a size", line="lambda")
-    refused(lambda x, s: F.leaky_relu(x, s), X, 0.1, error=TraceError, says="must be known while tracing", line="lambda")

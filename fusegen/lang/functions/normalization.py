@@ -69,9 +69,11 @@ def _default_eps(dtype: DType) -> float:
 
 
 def _number(eps: object) -> float:
+    if isinstance(eps, TracedTensor):
+        eps.require_static()
     if isinstance(eps, (int, float)):
         return float(eps)
-    raise TraceError("eps must be a number while tracing", mend="annotate the parameter with fg.Static[float]")
+    raise TraceError(f"eps is a {type(eps).__name__}", mend="pass a number")
 
 
 def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:

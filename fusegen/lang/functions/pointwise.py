@@ -39,8 +39,10 @@ def _register_row(op: Op) -> None:
         if given.get("approximate", "none") not in ("none", "tanh"):
             raise TraceError(f"{row.name}: approximate={given['approximate']!r}", mend="use 'none' or 'tanh'")
         for name, value in given.items():
+            if isinstance(value, TracedTensor):
+                value.require_static()
             if not isinstance(value, (bool, int, float, str)):
-                raise TraceError(f"{row.name}: {name} must be known while tracing", mend="annotate it with fg.Static[float]")
+                raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", mend="pass a number")
         tracer = tracer_of(*operands)
         lifted = [tracer.lift(o) for o in operands]
         if op in _OF_NUMBERS and all(dtype_of(x) is DType.BOOL for x in lifted):

@@ -1,0 +1,358 @@
+// attention_causal_1: row reduction, emitted by fusegen for sm_80.
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+// A TMA descriptor as the driver encodes it; passed to a kernel by value.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// Barrier of all threads of the block; orders their memory accesses.
+__device__ __forceinline__ void block_sync() {
+  __syncthreads();
+}
+
+// a / b within two units in the last place, over the full range.
+__device__ __forceinline__ float fast_divide(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// e^x within about 2 + |1.2 x| units in the last place.
+__device__ __forceinline__ float fast_exp(float x) {
+  float result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
+
+// Index of this thread in its warp.
+__device__ __forceinline__ i32 lane_id() {
+  return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+template <typename T>
+__device__ __forceinline__ T load(const T* base, i64 i) {
+  const T* from = base + i;
+  if constexpr (sizeof(T) == 8) {
+    u64 bits;
+    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
+    return bit_cast<T>(bits);
+  } else if constexpr (sizeof(T) == 4) {
+    u32 bits;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
+    return bit_cast<T>(bits);
+  } else if constexpr (sizeof(T) == 2) {
+    u16 bits;
+    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
+    return bit_cast<T>(bits);
+  } else {
+    u16 bits;
+    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
+    return bit_cast<T>(static_cast<u8>(bits));
+  }
+}
+
+// The larger of two values; NaN if either is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ double maximum(double a, double b) {
+  return a > b || a != a ? a : b;
+}
+__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
+  return a > b ? a : b;
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+__device__ __forceinline__ void narrow(float value, f16& out) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
+__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
+__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
+// Through float, as torch does; the second rounding is part of its semantics.
+__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
+__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
+__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
+__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
+__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
+__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
+__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
+__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
+
+// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
+}
+template <int N>
+__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
+    memcpy(&dst[k], &pair, sizeof(pair));
+  }
+  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+}
+template <int N>
+__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
+    memcpy(&dst[k], &pair, sizeof(pair));
+  }
+  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+}
+
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
+// Element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ T shared_load(const T* array, i32 i) {
+  return array[i];
+}
+
+// Sets element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
+  array[i] = value;
+}
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+// One element to global memory.
+template <typename T>
+__device__ __forceinline__ void store(T* base, i64 i, T value) {
+  T* to = base + i;
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
+  } else if constexpr (sizeof(T) == 2) {
+    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
+  } else {
+    u16 bits = bit_cast<u8>(value);
+    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
+  }
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Index of this thread's warp in its block.
+__device__ __forceinline__ i32 warp_id() {
+  return static_cast<i32>(threadIdx.x >> 5);
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ float widen(f16 x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+  return result;
+}
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ i64 widen(i8 x) { return x; }
+__device__ __forceinline__ i64 widen(u8 x) { return x; }
+__device__ __forceinline__ i64 widen(i16 x) { return x; }
+__device__ __forceinline__ i64 widen(i32 x) { return x; }
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+__device__ __forceinline__ bool widen(bool x) { return x; }
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
+template <int N>
+__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    dst[k] = bit_cast<float>(pair << 16);
+    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+__device__ __forceinline__ float attention_causal_1_0(i64 coordinate_2, i64 coordinate, float value_4) {
+    return coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+}
+
+__device__ __forceinline__ float attention_causal_1_1(i64 coordinate_2, float amax_12, i64 coordinate, float value_4) {
+    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_exp(where_1 - amax_12);
+}
+
+__device__ __forceinline__ float attention_causal_1_2(i64 coordinate_2, float amax_12, float sum_15, i64 coordinate, float value_4) {
+    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_divide(fast_exp(where_1 - amax_12), sum_15);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 1;      // neighbours that one access moves
+constexpr i32 THREADS = 1024;   // that share a row
+constexpr i32 WARPS = 32;
+
+// Combines one value of every thread of a row; all of them receive the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+    block_sync();
+    value = amax_f32_identity();
+    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+// Combines one value of every thread of a row; all of them receive the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+    block_sync();
+    value = sum_f32_identity();
+    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1)
+fg_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+    const Index row_count = q_dim0 * q_dim1 * q_dim2;
+    const Index column_count = q_dim2;
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
+    const Index i1 = row / q_dim2;
+    const Index i2 = row - i1 * q_dim2;
+
+    // Phase 1 of 3.
+    float amax_12 = amax_f32_identity();
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
+        float amax_12_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            amax_12_part[v] = attention_causal_1_0(i2, column + v, value_4[v]);
+            amax_12 = amax_f32_combine(amax_12, amax_12_part[v]);
+        }
+    }
+    amax_12 = row_amax_f32(amax_12, shared_array<float>(0));
+
+    // Phase 2 of 3.
+    float sum_15 = sum_f32_identity();
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
+        float sum_15_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            sum_15_part[v] = attention_causal_1_1(i2, amax_12, column + v, value_4[v]);
+            sum_15 = sum_f32_combine(sum_15, sum_15_part[v]);
+        }
+    }
+    sum_15 = row_sum_f32(sum_15, shared_array<float>(512));
+
+    // Phase 3 of 3.
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = attention_causal_1_2(i2, amax_12, sum_15, column + v, value_4[v]);
+        }
+        bf16 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        for (i32 v = 0; v < 1; ++v) store(value_16_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v, result_0_raw[v]);
+    }
+}
