@@ -56,7 +56,6 @@ class DType(Enum):
 
 
 _BY_TORCH = {dtype.torch: dtype for dtype in DType}
-_BY_SHORT = {dtype.short: dtype for dtype in DType}
 _NUMBERS = 2  # the rank of Python numbers in promotion, after tensors with dims and tensors without
 
 
@@ -70,11 +69,6 @@ def from_torch(dtype: torch.dtype) -> DType:
         known = ", ".join(str(d.torch).removeprefix("torch.") for d in DType)
         raise UnsupportedError(f"dtype {dtype} is not supported", mend=f"convert the tensor to one of: {known}")
     return _BY_TORCH[dtype]
-
-
-def from_short(name: str) -> DType:
-    """The element type of a short name such as ``bf16``."""
-    return _BY_SHORT[name]
 
 
 def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool] | None = None) -> DType:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
@@ -91,8 +90,6 @@ COMMON: dict[Op, Form] = {
     Op.FLOOR_DIVIDE: function("floor_divide", 2),
 }
 """Forms that all languages share, for every type."""
-
-Cast: TypeAlias = Callable[[Text, DType, DType, DType], Text]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Function, Kernel, Pointer
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
 from fusegen.schedule.names import identifier
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
@@ -159,11 +159,6 @@ def kernel_parameters(kernel: Kernel) -> list[str]:
 
 def _scalar_type(dtype: DType) -> str:
     return "double" if dtype.is_float else "i64"
-
-
-def functions_of(calls: Sequence[Call | None]) -> list[Function]:
-    """The distinct functions of some calls."""
-    return list(dict.fromkeys(c.function for c in calls if c is not None))
 
 
 def entry(kernel: Kernel) -> str:

@@ -30,10 +30,8 @@ USES = {
     "cluster_size": "store(integers, 0, widen(cluster_size()));",
     "cluster_sync": "cluster_sync();",
     "fast_exp": "store(floats, 0, fast_exp(load(floats, 1)));",
-    "fast_log": "store(floats, 0, fast_log(load(floats, 1)));",
     "fast_reciprocal": "store(floats, 0, fast_reciprocal(load(floats, 1)));",
     "fast_rsqrt": "store(floats, 0, fast_rsqrt(load(floats, 1)));",
-    "fast_tanh": "store(floats, 0, fast_tanh(load(floats, 1)));",
     "floor_divide": "store(floats, 0, floor_divide(load(floats, 1), 3.0f));"
     "store(doubles, 0, floor_divide(load(doubles, 1), 3.0));"
     "store(integers, 0, floor_divide(load(integers, 1), load(integers, 2)));",

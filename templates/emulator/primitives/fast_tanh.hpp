@@ -1,1 +1,0 @@
-inline float fast_tanh(float x) { return tanhf(x); }
