@@ -45,8 +45,9 @@ class Interpreter:
     def run(self) -> tuple[Tensor, ...]:
         """All results."""
         values: list[Tensor] = []
-        for node in self.graph.nodes:
-            values.append(self._evaluate(node, [values[a] for a in node.args]))
+        with torch.device("cpu"):  # whatever torch's default device is
+            for node in self.graph.nodes:
+                values.append(self._evaluate(node, [values[a] for a in node.args]))
         return tuple(values[o] for o in self.graph.outputs)
 
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
