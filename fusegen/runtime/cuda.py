@@ -98,18 +98,22 @@ class TensorMaps:
     Args:
         dtype: of the elements.
         shape, strides: of the view, in elements.
+        offset: of the view's first element from the tensor's.
         box: the tile.
         promote: whether reads should bring whole lines of L2.
     """
 
     _MOST = 64
 
-    def __init__(self, dtype: DType, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], *, promote: bool) -> None:
-        self.dtype, self.shape, self.strides, self.box, self.promote = dtype, tuple(shape), tuple(strides), tuple(box), promote
+    def __init__(
+        self, dtype: DType, shape: Sequence[int], strides: Sequence[int], offset: int, box: Sequence[int], *, promote: bool
+    ) -> None:
+        self.dtype, self.shape, self.strides, self.offset = dtype, tuple(shape), tuple(strides), offset
+        self.box, self.promote = tuple(box), promote
         self._known: dict[int, Any] = {}
 
     def at(self, tensor: torch.Tensor) -> Any:
-        """The map of the view that starts where a tensor starts."""
+        """The map of the view of a tensor."""
         address = tensor.data_ptr()
         if address not in self._known:
             if len(self._known) >= self._MOST:
@@ -126,7 +130,7 @@ class TensorMaps:
             DType.FLOAT16: TensorMapDataType.FLOAT16,
             DType.FLOAT32: TensorMapDataType.FLOAT32,
         }
-        view = tensor.as_strided(self.shape, self.strides)
+        view = tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
         return StridedMemoryView.from_any_interface(view, stream_ptr=-1).as_tensor_map(
             self.box,
             data_type=types[self.dtype],

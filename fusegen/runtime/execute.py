@@ -190,7 +190,8 @@ class CudaBackend(Backend):
 
         dtype = next(b.dtype for b in buffers if b.key == spec.buffer)
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
-        maps = cuda.TensorMaps(dtype, shape, strides, spec.box, promote=spec.buffer in launch.group.inputs)
+        promote = spec.buffer in launch.group.inputs
+        maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=promote)
         return lambda given: maps.at(given[spec.buffer])
 
 

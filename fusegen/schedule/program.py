@@ -50,12 +50,14 @@ class TensorMapSpec:
     Attributes:
         buffer: its key.
         shape, strides: in elements.
+        offset: of the first element from the buffer's, in elements.
         box: the tile.
     """
 
     buffer: int
     shape: tuple[Formula, ...]
     strides: tuple[Formula, ...]
+    offset: Formula
     box: tuple[int, ...]
 
 

@@ -259,3 +259,27 @@ def test_attention_of_packed_views() -> None:
     kernel = fg.kernel(attention)
     expected = attention(*(t.double() for t in (q, k, v)), 0.125)
     assert relative(kernel(q, k, v, 0.125), expected) < 4 * torch.finfo(BF16).eps
+
+
+def packed_attention(qkv: Tensor, gate: Tensor, residual: Tensor, scale: float) -> Tensor:
+    q, k, v = qkv.unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4).unbind(0)
+    return torch.tanh(torch.softmax(q @ k.mT * scale, -1) @ v * torch.sigmoid(gate)) + residual
+
+
+def test_attention_of_a_packed_tensor_with_an_epilogue() -> None:
+    """The three parts are views at an offset; what follows the product is done before it is stored."""
+    inputs = (randn(2, 300, 768), randn(2, 4, 300, 64), randn(2, 4, 300, 64))
+    kernel = fg.kernel(packed_attention)
+    expected = packed_attention(*(t.double() for t in inputs), 0.125)
+    assert relative(kernel(*inputs, 0.125), expected) < 2 * torch.finfo(BF16).eps
+    assert len(kernel.lower(*inputs, 0.125).program.steps) == 1
+
+
+def test_product_of_sliced_operands() -> None:
+    def sliced(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(x[:, 64:] @ weight[8:, 64:].T)
+
+    x, weight = randn(100, 192), randn(264, 192)
+    kernel = fg.kernel(sliced)
+    assert relative(kernel(x, weight), sliced(x.double(), weight.double())) < 2 * torch.finfo(BF16).eps
+    assert len(kernel.lower(x, weight).program.steps) == 1

@@ -184,3 +184,23 @@ def test_lanes_with_different_factors_keep_them() -> None:
     terms = Terms()
     roots = [scaled(terms, leaf(terms), 0.5), scaled(terms, leaf(terms), 0.25)]
     assert common_factor(terms, roots) == (1.0, tuple(roots))
+
+
+def test_a_packed_tensor_and_an_epilogue_stay_in_one_kernel() -> None:
+    def packed(qkv: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        q, k, v = qkv.unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4).unbind(0)
+        return torch.tanh(torch.softmax(q @ k.mT, -1) @ v * torch.sigmoid(gate))
+
+    qkv, gate = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 100, 768), (2, 4, 100, 64)))
+    low = fg.kernel(packed).lower(qkv, gate, target="sm_90a")
+    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
+
+
+def test_attention_that_is_needed_before_its_epilogue_is_not_computed_twice() -> None:
+    def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attended = torch.softmax(q @ k.mT, -1) @ v
+        return attended, torch.tanh(attended) * 2
+
+    q, k, v = (torch.empty(2, 4, 100, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    low = fg.kernel(both).lower(q, k, v, target="sm_90a")
+    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION, GroupKind.POINTWISE]

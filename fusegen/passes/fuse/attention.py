@@ -11,7 +11,7 @@ from fusegen.ir.ops import Family
 from fusegen.ir.strided import StridedView
 from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
-from fusegen.passes.fuse.contraction import is_tma_view, operand_base, operand_view
+from fusegen.passes.fuse.contraction import is_computed_once, is_tma_view, operand_base, operand_view, products_below
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 from fusegen.passes.fuse.recurrence import Recurrence, derive
 from fusegen.target import Target
@@ -45,12 +45,12 @@ def attention_group(graph: Graph, root: int, target: Target) -> Group | None:
 
 
 def _products_at(graph: Graph, root: int) -> list[int]:
-    """The root itself, or the products right below its pointwise epilogue."""
+    """The root itself, or the products below its pointwise epilogue."""
     if graph.nodes[root].family is Family.CONTRACTION:
         return [root]
     if graph.nodes[root].family is not Family.POINTWISE:
         return []
-    return [p for p in graph.nodes[root].args if graph.nodes[p].family is Family.CONTRACTION]
+    return products_below(graph, root)
 
 
 def recurrence_of(graph: Graph, group: Group) -> Recurrence:
@@ -103,6 +103,8 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int) -> tuple[int, ...] 
     _walk(graph, root, recurrence.values, cone)
     needed = {recurrence.score_product, recurrence.values}
     if not needed <= set(cone.anchors) or needed & set(cone.inputs):
+        return None
+    if not is_computed_once(graph, recurrence.values, root, cone.inputs):
         return None
     operands = (*graph.nodes[recurrence.score_product].args, graph.nodes[recurrence.values].args[1])
     return tuple(sorted({*cone.inputs, *(operand_base(graph, p) for p in operands)}))

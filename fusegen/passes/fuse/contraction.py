@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -72,21 +73,27 @@ def epilogue_group(graph: Graph, root: int, target: Target) -> Group | None:
         return None
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    for matmul in _products_below(graph, root):
+    for matmul in products_below(graph, root):
         cone = Cone()
         walk(graph, root, axes.symbols, axes, _accepts_lanes_of(graph, matmul, axes), cone)
         found = matmul in cone.anchors and matmul not in cone.inputs
-        if found and _is_computed_once(graph, matmul, root, cone) and unserved(graph, matmul, root) is None:
+        if found and is_computed_once(graph, matmul, root, cone.inputs) and unserved(graph, matmul, root) is None:
             operands = {operand_base(graph, a) for a in graph.nodes[matmul].args}
             inputs = tuple(sorted({*cone.inputs, *operands}))
             return Group(GroupKind.CONTRACTION, (root,), inputs, domain, (matmul,))
     return None
 
 
-def _is_computed_once(graph: Graph, matmul: int, root: int, cone: Cone) -> bool:
-    """Whether nobody but the root needs the product or what is made of it on the way: others would compute it again."""
+def is_computed_once(graph: Graph, matmul: int, root: int, inputs: Iterable[int]) -> bool:
+    """Whether nobody but the root needs the product or what is made of it on the way: others would compute it again.
+
+    Args:
+        inputs: what the root reads from memory.
+    """
+    if matmul == root:
+        return True
     between = {p for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
-    if between & set(cone.inputs):
+    if between & set(inputs):
         return False
     return not any(p in graph.outputs or set(graph.users[p]) - between - {root} for p in between)
 
@@ -95,7 +102,7 @@ def _accepts_lanes_of(graph: Graph, matmul: int, axes: Axes) -> Accepts:
     return lambda position, at: position == matmul and _in_lanes(graph, position, at, axes)
 
 
-def _products_below(graph: Graph, root: int) -> list[int]:
+def products_below(graph: Graph, root: int) -> list[int]:
     """Products that the root reaches through pointwise nodes and views, the latest first."""
     found: set[int] = set()
     stack = list(graph.nodes[root].args)
@@ -196,7 +203,7 @@ def _as_matrix(view: StridedView) -> StridedView | None:
 
 def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
     """Whether the tensor memory accelerator can read a view: last dim contiguous, addresses and strides of 16 bytes."""
-    unit = same(view.strides[-1], 1) and view.offset == 0 and literal(view.shape[-1]) is not None
+    unit = same(view.strides[-1], 1) and literal(view.shape[-1]) is not None and _is_multiple(view.offset, itemsize)
     return unit and _is_aligned(graph, view.base) and all(_is_multiple(s, itemsize) for s in (view.shape[-1], *view.strides[:-1]))
 
 

@@ -10,7 +10,7 @@ from fusegen.schedule.program import TensorMapSpec
 
 def tensor_map(view: StridedView, box: tuple[int, ...]) -> TensorMapSpec:
     """The map of a view whose last dim is contiguous."""
-    return TensorMapSpec(view.base, tuple(map(formula, view.shape)), tuple(map(formula, _strides(view))), box)
+    return TensorMapSpec(view.base, tuple(map(formula, view.shape)), tuple(map(formula, _strides(view))), formula(view.offset), box)
 
 
 def _strides(view: StridedView) -> list[Dim]:
