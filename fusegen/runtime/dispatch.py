@@ -23,7 +23,7 @@ from fusegen.runtime import hidden
 from fusegen.runtime.compile import Request, Variant, compile_variant
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.signature import WIDE, History, input_specs, span
+from fusegen.runtime.signature import WIDE, History, has_memory, input_specs, span
 from fusegen.schedule.names import plain
 from fusegen.settings import settings
 from fusegen.target import Target
@@ -152,8 +152,8 @@ class Dispatcher:
                     f"{self.name}: {name!r} is on {value.device}, but {first[0]!r} is on {first[1].device}",
                     mend=f"move it: {name}.to({str(first[1].device)!r}); pass a number instead of a scalar tensor",
                 )
-            if value.layout is not torch.strided or value.is_meta:
-                what = "a meta tensor" if value.is_meta else f"a {value.layout} tensor"
+            if value.layout is not torch.strided or not has_memory(value):
+                what = f"a {value.layout} tensor" if has_memory(value) else "a meta or fake tensor"
                 raise ArgumentError(f"{self.name}: {name!r} is {what}", mend="use lower(...) to inspect without data")
         if first is None:
             raise ArgumentError(f"{self.name}: no argument is a tensor", mend="pass at least one tensor")
@@ -283,7 +283,7 @@ def _hidden_spec(name: str, tensor: Tensor) -> InputSpec:
 def _part(value: Any, is_static: bool) -> object:
     if isinstance(value, Tensor):
         grad = value.requires_grad and torch.is_grad_enabled()
-        return (value.dtype, value.device, value.shape, value.stride(), 0 if value.is_meta else value.data_ptr() & 15, grad)
+        return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
     if not is_static and _is_scalar(value):
         return type(value)
     return None if isinstance(value, TracedTensor) else (type(value), value)

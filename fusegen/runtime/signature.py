@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, UnsupportedError
@@ -180,18 +181,16 @@ def _unexpected(name: str, dim: int, stride: int) -> Dim:
 
 def _alignment(tensor: torch.Tensor, dtype: DType, strides: tuple[Dim, ...]) -> int:
     """Bytes, up to 16, that divide the address and every stride that is a symbol of its own."""
-    bits = 0 if tensor.is_meta else _address(tensor)
+    bits = tensor.data_ptr() if has_memory(tensor) else 0
     for value, stride in zip(tensor.stride(), strides, strict=True):
         if literal(stride) is None:
             bits |= value * dtype.itemsize
     return min(_MOST_ALIGNED, bits & -bits) if bits else _MOST_ALIGNED
 
 
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # a fake tensor has no memory: it stands for what an allocator gives
-        return 0
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements: a meta or fake one stands for what an allocator would give."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def span(tensor: torch.Tensor) -> int:

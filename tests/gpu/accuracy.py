@@ -14,7 +14,7 @@ _ENOUGH = 1 << 16  # elements from which on the root mean square says something
 
 def check(got: Tensor, eager: Tensor, reference: Tensor) -> None:
     """Fails unless a result is about as accurate as eager's: root mean square within 1.1 (16-bit) or 1.25 times, maximum within
-    twice eager's plus two units in the last place of the largest value."""
+    twice eager's plus two units in the last place."""
     assert got.shape == eager.shape and got.dtype is eager.dtype
     reference = reference.to(got.device)
     ours, theirs = (widen(t).sub(reference).double() for t in (got, eager))

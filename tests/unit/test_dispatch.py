@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen as fg
-from fusegen.errors import GradientError, TraceError
+from fusegen.errors import FusegenError, GradientError, TraceError
 from tests.unit.eager import agree, ints, randn
 
 X = randn(6, 8)
@@ -288,3 +289,13 @@ def test_a_container_that_changes_selects_code() -> None:
     assert affine(x).tolist() == [4.0] * 4
     factors[1], named["shift"] = 5.0, 2.0
     assert affine(x).tolist() == [7.0] * 4
+
+
+def test_fake_tensors_can_be_lowered_and_not_run() -> None:
+    kernel = fg.kernel(lambda x: F.silu(x) * 2)
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.empty(8, 64)
+        assert len(kernel.lower(x, target="sm_90a").program.steps) == 1
+        with pytest.raises(FusegenError, match="meta or fake tensor"):
+            kernel(x)

@@ -112,3 +112,22 @@ def test_the_text_depends_on_no_hash_seed_and_holds_no_path() -> None:
     (text,) = texts
     assert "fg_f" in text
     assert str(ROOT) not in text and str(Path.home()) not in text and ".py" not in text
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "approximate"),
+    [
+        (lambda x: torch.exp(x) / 3.0, torch.bfloat16, True),
+        (lambda x: torch.exp(x) / 3.0, torch.float32, False),
+        (lambda x: torch.floor(6.0 / x), torch.bfloat16, False),
+        (lambda x: (6.0 / x).to(torch.int32), torch.bfloat16, False),
+        (lambda x: torch.exp(x) > 1, torch.float32, False),
+        (lambda x: torch.where(torch.softmax(x, -1) > 0.5, x, 0.0), torch.bfloat16, False),
+        (lambda x: torch.where(x > 0, torch.exp(x), 0.0), torch.bfloat16, True),
+    ],
+    ids=["smooth", "wide", "floor", "integer", "comparison", "after a reduction", "beside a comparison"],
+)
+def test_approximations_stay_away_from_jumps(function: Callable[..., Any], dtype: torch.dtype, approximate: bool) -> None:
+    """An error far below a unit becomes a whole one at a jump: (6 / 3).to(int) must not be 1."""
+    low = fg.kernel(function).lower(torch.empty(4, 64, dtype=dtype, device="meta"), target="sm_90a")
+    assert ("fast_" in low.sources[0].math) is approximate
