@@ -153,7 +153,7 @@ class Dispatcher:
                     mend=f"move it: {name}.to({str(first[1].device)!r}); pass a number instead of a scalar tensor",
                 )
             if value.layout is not torch.strided or not has_memory(value):
-                what = f"a {value.layout} tensor" if has_memory(value) else "a meta or fake tensor"
+                what = f"a {value.layout if has_memory(value) else 'meta' if value.is_meta else 'fake'} tensor"
                 raise ArgumentError(f"{self.name}: {name!r} is {what}", mend="use lower(...) to inspect without data")
         if first is None:
             raise ArgumentError(f"{self.name}: no argument is a tensor", mend="pass at least one tensor")
