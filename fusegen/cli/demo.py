@@ -62,7 +62,7 @@ _FUSIONS = (
     _Fusion("GPT-2's activation, as transformers writes it", find("gelu_new").fresh(), {"x": _WIDE}),
     _Fusion(
         "layer_norm + gelu + residual",
-        find("layer_norm_gelu_residual").fresh(),
+        find("layer_norm_gelu_add").fresh(),
         {"x": _HIDDEN, "weight": _HIDDEN[-1:], "bias": _HIDDEN[-1:], "residual": _HIDDEN},
     ),
 )

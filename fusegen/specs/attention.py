@@ -12,7 +12,7 @@ from fusegen.specs.spec import Arguments, Spec, meta
 
 
 @fg.kernel
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d)·v
 
     q, k, v: (batch, heads, positions, d). Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762).
@@ -22,7 +22,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @fg.kernel
-def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def flash_attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d where key ≤ query)·v
 
     q, k, v: (batch, heads, positions, d).
@@ -34,7 +34,7 @@ def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @fg.kernel
-def attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+def flash_attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d + slope·(key − query) where key ≤ query)·v
 
     q, k, v: (batch, heads, positions, d); slopes: (heads). Press et al., "Train Short, Test Long" (arXiv 2108.12409).
@@ -59,7 +59,7 @@ def _heads_and_slopes(dtype: torch.dtype) -> Arguments:
 
 
 SPECS = (
-    Spec("attention", attention, "attention", _heads),
-    Spec("attention_causal", attention_causal, "attention", _heads),
-    Spec("attention_alibi", attention_alibi, "attention", _heads_and_slopes),
+    Spec("flash_attention", flash_attention, "attention", _heads),
+    Spec("flash_attention_causal", flash_attention_causal, "attention", _heads),
+    Spec("flash_attention_alibi", flash_attention_alibi, "attention", _heads_and_slopes),
 )

@@ -31,7 +31,7 @@ def gelu_new(x: Tensor) -> Tensor:
 
 
 @fg.kernel
-def bias_gelu_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+def bias_gelu_add(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """gelu(x + bias) + residual, with the tanh form of gelu
 
     x, residual: (…, features); bias: (features).
@@ -56,7 +56,7 @@ def _gpt2(dtype: torch.dtype) -> Arguments:
     return {"x": meta(8, 1024, 3072, dtype=dtype)}
 
 
-def _bias_gelu_residual(dtype: torch.dtype) -> Arguments:
+def _bias_gelu_add(dtype: torch.dtype) -> Arguments:
     return {"x": meta(16384, 8192, dtype=dtype), "bias": meta(8192, dtype=dtype), "residual": meta(16384, 8192, dtype=dtype)}
 
 
@@ -67,6 +67,6 @@ def _swiglu(dtype: torch.dtype) -> Arguments:
 SPECS = (
     Spec("gelu", gelu, "elementwise", _activation),
     Spec("gelu_new", gelu_new, "elementwise", _gpt2),
-    Spec("bias_gelu_residual", bias_gelu_residual, "elementwise", _bias_gelu_residual),
+    Spec("bias_gelu_add", bias_gelu_add, "elementwise", _bias_gelu_add),
     Spec("swiglu", swiglu, "elementwise", _swiglu),
 )

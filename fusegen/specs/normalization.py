@@ -20,7 +20,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: fg.Static[float] = 
 
 
 @fg.kernel
-def layer_norm_gelu_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: fg.Static[float] = 1e-5) -> Tensor:
+def layer_norm_gelu_add(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: fg.Static[float] = 1e-5) -> Tensor:
     """gelu(layer_norm(x)·weight + bias) + residual, with the tanh form of gelu
 
     x, residual: (…, features); weight, bias: (features).
@@ -70,7 +70,7 @@ def _layer_norm(dtype: torch.dtype) -> Arguments:
     return _affine(dtype, 16384, 4096)
 
 
-def _layer_norm_gelu_residual(dtype: torch.dtype) -> Arguments:
+def _layer_norm_gelu_add(dtype: torch.dtype) -> Arguments:
     return _affine(dtype, 16384, 8192) | {"residual": meta(16384, 8192, dtype=dtype)}
 
 
@@ -88,7 +88,7 @@ def _add_rms_norm(dtype: torch.dtype) -> Arguments:
 
 SPECS = (
     Spec("layer_norm", layer_norm, "normalization", _layer_norm),
-    Spec("layer_norm_gelu_residual", layer_norm_gelu_residual, "normalization", _layer_norm_gelu_residual),
+    Spec("layer_norm_gelu_add", layer_norm_gelu_add, "normalization", _layer_norm_gelu_add),
     Spec("layer_norm_backward", layer_norm_backward, "normalization", _layer_norm_backward),
     Spec("rms_norm", rms_norm, "normalization", _rms_norm),
     Spec("add_rms_norm", add_rms_norm, "normalization", _add_rms_norm),

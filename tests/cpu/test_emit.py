@@ -164,7 +164,7 @@ def test_scalars(run: Run) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("columns", [1, 3, 16, 64, 100, 1000])
-def test_layer_norm_gelu_residual(run: Run, columns: int, dtype: torch.dtype) -> None:
+def test_layer_norm_gelu_add(run: Run, columns: int, dtype: torch.dtype) -> None:
     x, r, w, b = (torch.randn(shape).to(dtype) for shape in ((5, columns), (5, columns), (columns,), (columns,)))
     assert check(run(norm_gelu_add, x=x, w=w, b=b, r=r)).kinds == ["row reduction"]
     names = {"x": ("R", "K"), "w": ("K",), "b": ("K",), "r": ("R", "K")}

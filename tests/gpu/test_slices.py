@@ -90,7 +90,7 @@ def _named(function: object) -> object:
 # Slice 2: rows.
 
 
-def layer_norm_gelu_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+def layer_norm_gelu_add(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias)) + residual
 
 
@@ -100,13 +100,13 @@ def test_layer_norm_in_every_row_layout(columns: int, dtype: torch.dtype) -> Non
     rows = 37 if columns < 20000 else 5
     x, residual = (randn(rows, columns, dtype=dtype) for _ in range(2))
     inputs = (x, randn(columns, dtype=dtype), randn(columns, dtype=dtype), residual)
-    check_function(fg.kernel(layer_norm_gelu_residual), layer_norm_gelu_residual, inputs)
+    check_function(fg.kernel(layer_norm_gelu_add), layer_norm_gelu_add, inputs)
 
 
 def test_layer_norm_of_a_large_mean_and_of_a_tiny_variance() -> None:
-    kernel = fg.kernel(layer_norm_gelu_residual)
+    kernel = fg.kernel(layer_norm_gelu_add)
     for x in (randn(64, 4096, dtype=F32) + 100.0, randn(64, 4096, dtype=F32) * 1e-6, torch.full((64, 4096), 3.0, device="cuda")):
-        check_function(kernel, layer_norm_gelu_residual, (x, randn(4096, dtype=F32), randn(4096, dtype=F32), x))
+        check_function(kernel, layer_norm_gelu_add, (x, randn(4096, dtype=F32), randn(4096, dtype=F32), x))
 
 
 def test_softmax_of_masked_and_infinite_rows() -> None:

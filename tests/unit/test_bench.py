@@ -86,7 +86,7 @@ def test_cases_are_those_of_the_slices() -> None:
         "softmax": {(16384, 4096), (4096, 16384)},
         "layer_norm_backward": {(16384, 4096)},
         "linear_bias_gelu": {(8192, 8192, 8192), (8192, 16384, 4096)},
-        "attention_causal": {(4, 16, 4096, 128), (4, 16, 4096, 64)},
+        "flash_attention_causal": {(4, 16, 4096, 128), (4, 16, 4096, 64)},
     }
     for spec, sizes in wanted.items():
         assert {case.sizes for case in CASES if case.spec == spec} == sizes
@@ -110,9 +110,9 @@ def _tiny(spec: str, *sizes: int) -> Case:
         _tiny("gelu_new", 2, 4, 32),
         _tiny("layer_norm_backward", 8, 32),
         _tiny("linear_bias_gelu", 8, 16, 32),
-        _tiny("attention", 1, 2, 16, 8),
-        _tiny("attention_causal", 1, 2, 16, 8),
-        _tiny("attention_alibi", 1, 2, 16, 8),
+        _tiny("flash_attention", 1, 2, 16, 8),
+        _tiny("flash_attention_causal", 1, 2, 16, 8),
+        _tiny("flash_attention_alibi", 1, 2, 16, 8),
     ],
     ids=lambda case: case.spec,
 )

@@ -111,11 +111,11 @@ def test_list(run: Run) -> None:
 
 
 def test_show_prints_every_stage_up_to_the_source(run: Run) -> None:
-    result = run("show", "layer_norm_gelu_residual")
+    result = run("show", "layer_norm_gelu_add")
     assert result.code == 0
     titles = [line for line in result.out.splitlines() if line.startswith("== ")]
     assert titles == ["== trace ==", "== graph ==", "== groups ==", "== plan ==", "== cuda (sm_90a) =="]
-    for part in ("layer_norm(x, weight, bias", "row reduction over", "RowPlan: threads=", "fg_layer_norm_gelu_residual("):
+    for part in ("layer_norm(x, weight, bias", "row reduction over", "RowPlan: threads=", "fg_layer_norm_gelu_add("):
         assert part in result.out
 
 
@@ -170,7 +170,7 @@ def test_cpu_target(run: Run) -> None:
 
 
 def test_shapes_and_dtypes(run: Run) -> None:
-    result = run("show", "bias_gelu_residual", "--stage", "trace", "--shape", "x=4x96:f16", "bias=96", "residual=4x96:f32")
+    result = run("show", "bias_gelu_add", "--stage", "trace", "--shape", "x=4x96:f16", "bias=96", "residual=4x96:f32")
     assert result.code == 0
     assert "x: f16[" in result.out and "bias: bf16[" in result.out and "residual: f32[" in result.out
     assert "x: f64[" in run("show", "gelu", "--stage", "trace", "--dtype", "float64").out
@@ -375,7 +375,7 @@ def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_FUSIONS", tuple(small))
     result = run("demo", "--device", "cpu")
     assert result.code == 0, result.err
-    for part in ("torch.pow(x, 3.0)", "torch eager: 8 launches", "fg_gelu_new(", "fg_layer_norm_gelu_residual(", "speed-up"):
+    for part in ("torch.pow(x, 3.0)", "torch eager: 8 launches", "fg_gelu_new(", "fg_layer_norm_gelu_add(", "speed-up"):
         assert part in result.out
     assert [result.out.count(f"\n {name} ") for name in demo._ARCHITECTURES] == [2, 2, 2, 2]
 

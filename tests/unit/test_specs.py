@@ -20,19 +20,19 @@ _HEADS = {name: (2, 3, 20, 16) for name in "qkv"}
 SMALL: dict[str, dict[str, Any]] = {
     "gelu": {"x": (5, 33)},
     "gelu_new": {"x": (2, 5, 33)},
-    "bias_gelu_residual": {"x": (5, 33), "bias": (33,), "residual": (5, 33)},
+    "bias_gelu_add": {"x": (5, 33), "bias": (33,), "residual": (5, 33)},
     "swiglu": {"gate": (5, 33), "up": (5, 33)},
     "layer_norm": {"x": (5, 48), "weight": (48,), "bias": (48,)},
-    "layer_norm_gelu_residual": {"x": (5, 48), "weight": (48,), "bias": (48,), "residual": (5, 48)},
+    "layer_norm_gelu_add": {"x": (5, 48), "weight": (48,), "bias": (48,), "residual": (5, 48)},
     "layer_norm_backward": {"x": (37, 48), "dy": (37, 48), "weight": (48,)},
     "rms_norm": {"x": (5, 48), "weight": (48,)},
     "add_rms_norm": {"x": (5, 48), "residual": (5, 48), "weight": (48,)},
     "softmax": {"x": (3, 5, 33)},
     "linear_bias_gelu": {"x": (5, 24), "weight": (40, 24), "bias": (40,)},
     "linear_rotary": {"x": (5, 24), "weight": (40, 24), "cos": (5, 20), "sin": (5, 20)},
-    "attention": _HEADS,
-    "attention_causal": _HEADS,
-    "attention_alibi": _HEADS | {"slopes": (3,)},
+    "flash_attention": _HEADS,
+    "flash_attention_causal": _HEADS,
+    "flash_attention_alibi": _HEADS | {"slopes": (3,)},
 }
 
 
@@ -68,15 +68,15 @@ def test_lowers(name: str, target: str) -> None:
     ("name", "kind"),
     [
         ("gelu_new", "pointwise"),
-        ("bias_gelu_residual", "pointwise"),
-        ("layer_norm_gelu_residual", "row reduction"),
+        ("bias_gelu_add", "pointwise"),
+        ("layer_norm_gelu_add", "row reduction"),
         ("add_rms_norm", "row reduction"),
         ("layer_norm_backward", "row and column reduction"),
         ("linear_bias_gelu", "product with epilogue"),
         ("linear_rotary", "product with epilogue"),
-        ("attention", "attention"),
-        ("attention_causal", "attention"),
-        ("attention_alibi", "attention"),
+        ("flash_attention", "attention"),
+        ("flash_attention_causal", "attention"),
+        ("flash_attention_alibi", "attention"),
     ],
 )
 def test_is_one_group_on_hopper(name: str, kind: str) -> None:
@@ -95,7 +95,7 @@ def test_equals_torch_on_the_cpu(name: str) -> None:
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gelu_new", "layer_norm_gelu_residual", "attention_causal", "linear_bias_gelu"])
+@pytest.mark.parametrize("name", ["gelu_new", "layer_norm_gelu_add", "flash_attention_causal", "linear_bias_gelu"])
 def test_half_precision_on_the_cpu(name: str) -> None:
     kernel = SPECS[name].fresh()
     arguments = _small(name, torch.bfloat16)
@@ -110,7 +110,7 @@ def _listed(results: Any) -> tuple[Tensor, ...]:
 
 
 def test_a_second_head_dim_streams_as_well() -> None:
-    kernel = SPECS["attention_causal"].fresh()
+    kernel = SPECS["flash_attention_causal"].fresh()
     for width in (128, 64):
         heads = {name: meta(2, 4, 512, width, dtype=torch.bfloat16) for name in "qkv"}
         assert [g.kind.value for g in kernel.lower(**heads, target="sm_90a").groups] == ["attention"]

@@ -1,4 +1,4 @@
-// layer_norm_gelu_residual: row reduction, emitted by fusegen for sm_90a.
+// bias_gelu_add: pointwise, emitted by fusegen for sm_80.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -23,11 +23,6 @@ __device__ __forceinline__ i32 block_id() {
   return static_cast<i32>(blockIdx.x);
 }
 
-// Barrier of all threads of the block; orders their memory accesses.
-__device__ __forceinline__ void block_sync() {
-  __syncthreads();
-}
-
 // e^x within about 2 + |1.2 x| units in the last place.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
@@ -40,18 +35,6 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
   float result;
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
-}
-
-// 1 / sqrt(x), relative error below 2^-22.
-__device__ __forceinline__ float fast_rsqrt(float x) {
-  float result;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// Index of this thread in its warp.
-__device__ __forceinline__ i32 lane_id() {
-  return static_cast<i32>(threadIdx.x & 31u);
 }
 
 // Same bits, another type of the same size.
@@ -181,31 +164,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N])
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
-// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
-template <typename T>
-__device__ __forceinline__ T* shared_array(u32 byte_offset) {
-  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
-  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
-}
-
-// Element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ T shared_load(const T* array, i32 i) {
-  return array[i];
-}
-
-// Sets element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
-  array[i] = value;
-}
-
-// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
-template <typename T>
-__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-
 // One element to global memory.
 template <typename T>
 __device__ __forceinline__ void store(T* base, i64 i, T value) {
@@ -269,11 +227,6 @@ __device__ __forceinline__ i32 thread_id() {
   return static_cast<i32>(threadIdx.x);
 }
 
-// Index of this thread's warp in its block.
-__device__ __forceinline__ i32 warp_id() {
-  return static_cast<i32>(threadIdx.x >> 5);
-}
-
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
@@ -313,32 +266,8 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_0(float x) {
-    return x;
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_row_1(float sum_4) {
-    return sum_4 * 0.0001220703125f;                                                  // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_1(float x, float row_value) {
-    return (x - row_value) * (x - row_value);                                         // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_row_2(float sum_9) {
-    return fast_rsqrt(sum_9 * 0.0001220703125f + 1e-05f);                             // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_2(float x, float row_value, float row_value_2, float weight, float bias, float residual) {
-    const float add_1 = (x - row_value) * row_value_2 * weight + bias;                // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+__device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
+    const float add_1 = x + bias;                                                     // line 6: return F.gelu(x + bias, approximate="tanh") + residual
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
     return add_1 * sigmoid_1 + residual;
 }
@@ -348,97 +277,43 @@ __device__ __forceinline__ float layer_norm_gelu_residual_2(float x, float row_v
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;      // neighbours that one access moves
-constexpr i32 THREADS = 256;   // that share a row
-constexpr i32 WARPS = 8;
-constexpr i32 CHUNKS = 4;    // groups of lanes that a thread holds
+extern "C" __global__ void __launch_bounds__(256)
+fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
+    constexpr i32 LANES = 8;    // neighbours that one access moves
+    constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
+    const Index element_count = x_dim0 * 8192;
+    const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
 
-// Combines one value of every thread of a row; all of them receive the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+    bf16 x_raw[UNROLL][LANES];
+    bf16 bias_raw[UNROLL][LANES];
+    bf16 residual_raw[UNROLL][LANES];
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
-    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = sum_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
-    return value;
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-fg_layer_norm_gelu_residual(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
-    const Index row_count = x_dim0;
-    const Index column_count = 8192;
-    const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block_id());
-
-    // Phase 1 of 3.
-    bf16 x_raw[CHUNKS][LANES];
-    bf16 residual_raw[CHUNKS][LANES];
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 8192 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 8192 + column);
+    for (i32 u = 0; u < UNROLL; ++u) {
+        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        if (position + LANES > element_count) continue;
+        const Index i0 = position / 8192;
+        const Index i1 = position - i0 * 8192;
+        load_lanes<8>(x_raw[u], x_ptr, i0 * 8192 + i1);
+        load_lanes<8>(bias_raw[u], bias_ptr, i1);
+        load_lanes<8>(residual_raw[u], residual_ptr, i0 * 8192 + i1);
     }
-    float sum_4 = sum_f32_identity();
 #pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float sum_4_part[LANES];
+    for (i32 u = 0; u < UNROLL; ++u) {
+        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        if (position + LANES > element_count) continue;
+        const Index i0 = position / 8192;
+        const Index i1 = position - i0 * 8192;
+        float x[8];
+        widen_vec(x_raw[u], x);
+        float bias[8];
+        widen_vec(bias_raw[u], bias);
+        float residual[8];
+        widen_vec(residual_raw[u], residual);
+        float result[8];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            sum_4_part[v] = layer_norm_gelu_residual_0(x[v]);
-            sum_4 = sum_f32_combine(sum_4, sum_4_part[v]);
-        }
-    }
-    sum_4 = row_sum_f32(sum_4, shared_array<float>(0));
-
-    // Phase 2 of 3.
-    const float row_value = layer_norm_gelu_residual_row_1(sum_4);
-    float sum_9 = sum_f32_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float sum_9_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            sum_9_part[v] = layer_norm_gelu_residual_1(x[v], row_value);
-            sum_9 = sum_f32_combine(sum_9, sum_9_part[v]);
-        }
-    }
-    sum_9 = row_sum_f32(sum_9, shared_array<float>(128));
-
-    // Phase 3 of 3.
-    const float row_value_2 = layer_norm_gelu_residual_row_2(sum_9);
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
-        bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
-        float weight[LANES];
-        widen_vec(weight_raw, weight);
-        float bias[LANES];
-        widen_vec(bias_raw, bias);
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float residual[LANES];
-        widen_vec(residual_raw[c], residual);
-        float result_0[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_gelu_residual_2(x[v], row_value, row_value_2, weight[v], bias[v], residual[v]);
-        }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 8192 + column, result_0_raw);
+        for (i32 v = 0; v < 8; ++v) result[v] = bias_gelu_add(x[v], bias[v], residual[v]);
+        bf16 result_raw[8];
+        narrow_vec(result, result_raw);
+        store_lanes<8>(out_ptr, i0 * 8192 + i1, result_raw);
     }
 }

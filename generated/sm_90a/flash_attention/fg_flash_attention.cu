@@ -1,4 +1,4 @@
-// attention: attention, emitted by fusegen for sm_90a.
+// flash_attention: attention, emitted by fusegen for sm_90a.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ struct Operands {
     i32 q_dim2;
 };
 
-__device__ __forceinline__ float attention_score(float product) {
+__device__ __forceinline__ float flash_attention_score(float product) {
     return product;
 }
 
@@ -340,7 +340,7 @@ __device__ __forceinline__ float attention_score(float product) {
 __device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head, i32 query,
                                       i32 key, float (&s)[2]) {
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = attention_score(product[v]);
+    for (i32 v = 0; v < 2; ++v) s[v] = flash_attention_score(product[v]);
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -370,7 +370,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2(old_peak * 0.12751743082459868f - new_anchor);                   // line 7: return torch.softmax(scores, -1) @ v
 }
 
-__device__ __forceinline__ float attention_finish(float total, float mass) {
+__device__ __forceinline__ float flash_attention_finish(float total, float mass) {
     return total * fast_divide(1.0f, mass);                                           // line 7: return torch.softmax(scores, -1) @ v
 }
 
@@ -379,7 +379,7 @@ __device__ __forceinline__ void finish(const Operands& operands, const float (&t
                                        i32 query, i32 channel, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = attention_finish(total[v], mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = flash_attention_finish(total[v], mass);
     narrow_vec(result, out);
 }
 
@@ -753,7 +753,7 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fg_attention(
+fg_flash_attention(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,

@@ -1,4 +1,4 @@
-// attention_alibi: attention, emitted by fusegen for sm_90a.
+// flash_attention_causal: attention, emitted by fusegen for sm_90a.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,29 +66,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
 // Index of this thread in its warp.
 __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// One element of a buffer that the kernel does not write: loads of one address may become one, and may leave a loop.
-template <typename T>
-__device__ __forceinline__ T load_once(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
 }
 
 // Gives registers back to the block's pool, down to COUNT a thread (setmaxnreg); all warps of a warpgroup execute it.
@@ -346,43 +323,24 @@ __device__ __forceinline__ void wgmma_wait(float (&accumulator)[REGISTERS]) {
     for (i32 i = 0; i < REGISTERS; ++i) asm volatile("" : "+f"(accumulator[i])::"memory");
 }
 
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 // What the math reads besides what it is called with.
 struct Operands {
-    const float* slopes_ptr;
+    i32 q_dim1;
     i32 q_dim2;
 };
 
-__device__ __forceinline__ float attention_alibi_score(float product, float slopes, i32 key, i32 query) {
-    return key <= query ? product * 0.08838834764831845f + slopes * static_cast<float>(key - query) : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+__device__ __forceinline__ float flash_attention_causal_score(float product, i32 key, i32 query) {
+    return key <= query ? product : -bit_cast<float>(0x7f800000u);                    // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // Scores two neighbouring keys.
 __device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head, i32 query,
                                       i32 key, float (&s)[2]) {
-    const float slopes = widen(load_once(operands.slopes_ptr, head));
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = attention_alibi_score(product[v], slopes, key + v, query);
+    for (i32 v = 0; v < 2; ++v) s[v] = flash_attention_causal_score(product[v], key + v, query);
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -399,21 +357,21 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The peak in the unit of weights; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak * 1.4426950408889634f;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak * 0.12751743082459868f;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // Relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2(s * 1.4426950408889634f - anchor);                               // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return fast_exp2(s * 0.12751743082459868f - anchor);                              // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // What takes weights from an old peak to a new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2(old_peak * 1.4426950408889634f - new_anchor);                    // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return fast_exp2(old_peak * 0.12751743082459868f - new_anchor);                   // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
-__device__ __forceinline__ float attention_alibi_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+__device__ __forceinline__ float flash_attention_causal_finish(float total, float mass) {
+    return total * fast_divide(1.0f, mass);                                           // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // Finishes two neighbouring channels of a query.
@@ -421,13 +379,13 @@ __device__ __forceinline__ void finish(const Operands& operands, const float (&t
                                        i32 query, i32 channel, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = attention_alibi_finish(total[v], mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = flash_attention_causal_finish(total[v], mass);
     narrow_vec(result, out);
 }
 
 // Of a query's first channel in the output.
 __device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i32 head, i32 query) {
-    return head * operands.q_dim2 * 128 + query * 128 + batch * operands.q_dim2 * 2048;
+    return batch * operands.q_dim1 * operands.q_dim2 * 128 + head * operands.q_dim2 * 128 + query * 128;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -795,13 +753,13 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fg_attention_alibi(
+fg_flash_attention_causal(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
     i64 batches, i64 heads, i64 queries, i64 keys,
     bf16* out_ptr,
-    const float* slopes_ptr,
+    i64 q_dim1_size,
     i64 q_dim2_size) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const i32 query_tiles = (i32(queries) + TILE_Q - 1) / TILE_Q;
@@ -820,7 +778,7 @@ fg_attention_alibi(
         }
     } else {
         raise_registers<240>();
-        const Operands operands{slopes_ptr, static_cast<i32>(q_dim2_size)};
+        const Operands operands{static_cast<i32>(q_dim1_size), static_cast<i32>(q_dim2_size)};
         consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
     }
 }

@@ -1,4 +1,4 @@
-// attention_causal_1: row reduction, emitted by fusegen for sm_80.
+// flash_attention_alibi_1: row reduction, emitted by fusegen for sm_80.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -139,6 +139,31 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N])
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ float widen(f16 x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+  return result;
+}
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ i64 widen(i8 x) { return x; }
+__device__ __forceinline__ i64 widen(u8 x) { return x; }
+__device__ __forceinline__ i64 widen(i16 x) { return x; }
+__device__ __forceinline__ i64 widen(i32 x) { return x; }
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+__device__ __forceinline__ bool widen(bool x) { return x; }
+
+// Rounds to the nearest bf16 and back.
+__device__ __forceinline__ float round_bf16(float x) {
+  bf16 rounded;
+  narrow(x, rounded);
+  return widen(rounded);
+}
+
 // The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
 template <typename T>
 __device__ __forceinline__ T* shared_array(u32 byte_offset) {
@@ -190,24 +215,6 @@ __device__ __forceinline__ i32 warp_id() {
   return static_cast<i32>(threadIdx.x >> 5);
 }
 
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
-
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
@@ -245,18 +252,21 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float attention_causal_1_0(i64 coordinate_2, i64 coordinate, float value_4) {
-    return coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+__device__ __forceinline__ float flash_attention_alibi_1_0(i64 coordinate_2, float slopes, i64 coordinate, float value_7) {
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    return coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u);        // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
 }
 
-__device__ __forceinline__ float attention_causal_1_1(i64 coordinate_2, float amax_12, i64 coordinate, float value_4) {
-    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
-    return fast_exp(where_1 - amax_12);
+__device__ __forceinline__ float flash_attention_alibi_1_1(i64 coordinate_2, float slopes, float amax_17, i64 coordinate, float value_7) {
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return fast_exp(sub_1);
 }
 
-__device__ __forceinline__ float attention_causal_1_2(i64 coordinate_2, float amax_12, float sum_15, i64 coordinate, float value_4) {
-    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
-    return fast_divide(fast_exp(where_1 - amax_12), sum_15);
+__device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, float slopes, float amax_17, float sum_20, i64 coordinate, float value_7) {
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return round_bf16(fast_divide(fast_exp(sub_1), sum_20));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -297,62 +307,65 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    const Index row_count = q_dim0 * q_dim1 * q_dim2;
+fg_flash_attention_alibi_1(const bf16* value_7_ptr, const float* slopes_ptr, bf16* value_22_ptr, i64 q_dim0, i64 q_dim2) {
+    const Index row_count = q_dim0 * q_dim2 * 16;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
-    const Index i1 = row / q_dim2;
-    const Index i2 = row - i1 * q_dim2;
+    const Index i2_outer = row / q_dim2;
+    const Index i2 = row - i2_outer * q_dim2;
+    const Index i0 = i2_outer / 16;
+    const Index i1 = i2_outer - i0 * 16;
 
     // Phase 1 of 3.
-    float amax_12 = amax_f32_identity();
+    const float slopes = widen(load(slopes_ptr, i1));
+    float amax_17 = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float amax_12_part[LANES];
+        bf16 value_7_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_7[LANES];
+        widen_vec(value_7_raw, value_7);
+        float amax_17_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            amax_12_part[v] = attention_causal_1_0(i2, column + v, value_4[v]);
-            amax_12 = amax_f32_combine(amax_12, amax_12_part[v]);
+            amax_17_part[v] = flash_attention_alibi_1_0(i2, slopes, column + v, value_7[v]);
+            amax_17 = amax_f32_combine(amax_17, amax_17_part[v]);
         }
     }
-    amax_12 = row_amax_f32(amax_12, shared_array<float>(0));
+    amax_17 = row_amax_f32(amax_17, shared_array<float>(0));
 
     // Phase 2 of 3.
-    float sum_15 = sum_f32_identity();
+    float sum_20 = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float sum_15_part[LANES];
+        bf16 value_7_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_7[LANES];
+        widen_vec(value_7_raw, value_7);
+        float sum_20_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_15_part[v] = attention_causal_1_1(i2, amax_12, column + v, value_4[v]);
-            sum_15 = sum_f32_combine(sum_15, sum_15_part[v]);
+            sum_20_part[v] = flash_attention_alibi_1_1(i2, slopes, amax_17, column + v, value_7[v]);
+            sum_20 = sum_f32_combine(sum_20, sum_20_part[v]);
         }
     }
-    sum_15 = row_sum_f32(sum_15, shared_array<float>(512));
+    sum_20 = row_sum_f32(sum_20, shared_array<float>(512));
 
     // Phase 3 of 3.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
+        bf16 value_7_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_7[LANES];
+        widen_vec(value_7_raw, value_7);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = attention_causal_1_2(i2, amax_12, sum_15, column + v, value_4[v]);
+            result_0[v] = flash_attention_alibi_1_2(i2, slopes, amax_17, sum_20, column + v, value_7[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        for (i32 v = 0; v < 1; ++v) store(value_16_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v, result_0_raw[v]);
+        for (i32 v = 0; v < 1; ++v) store(value_22_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v, result_0_raw[v]);
     }
 }

@@ -1,4 +1,4 @@
-// attention_1: row reduction, emitted by fusegen for sm_80.
+// layer_norm_gelu_add: row reduction, emitted by fusegen for sm_80.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -18,15 +18,6 @@ struct f16 { u16 bits; };
 // A TMA descriptor as the driver encodes it; passed to a kernel by value.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
   return static_cast<i32>(blockIdx.x);
@@ -37,13 +28,6 @@ __device__ __forceinline__ void block_sync() {
   __syncthreads();
 }
 
-// a / b within two units in the last place, over the full range.
-__device__ __forceinline__ float fast_divide(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 // e^x within about 2 + |1.2 x| units in the last place.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
@@ -51,9 +35,32 @@ __device__ __forceinline__ float fast_exp(float x) {
   return result;
 }
 
+// 1 / x within one unit in the last place.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// 1 / sqrt(x), relative error below 2^-22.
+__device__ __forceinline__ float fast_rsqrt(float x) {
+  float result;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // Index of this thread in its warp.
 __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
 }
 
 // One element from global memory. Never the read-only path: outputs may alias inputs.
@@ -79,17 +86,52 @@ __device__ __forceinline__ T load(const T* base, i64 i) {
   }
 }
 
-// The larger of two values; NaN if either is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
 }
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a > b || a != a ? a : b;
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  if constexpr (width < 4) {
+#pragma unroll
+    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
+  } else {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += width / 4) {
+      if constexpr (width == 16) {
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+      } else if constexpr (width == 8) {
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
+      } else {
+        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
+      }
+    }
+    memcpy(dst, words, bytes);
+  }
 }
-__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
-  return a > b ? a : b;
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
 }
 
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
@@ -180,6 +222,48 @@ __device__ __forceinline__ void store(T* base, i64 i, T value) {
   }
 }
 
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  if constexpr (width < 4) {
+#pragma unroll
+    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
+  } else {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += width / 4) {
+      if constexpr (width == 16) {
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+      } else if constexpr (width == 8) {
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
+      } else {
+        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
+      }
+    }
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
+  if constexpr (W == N) {
+    store_vec(base, i, src);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
+      store_vec(base, i + k, part);
+    }
+  }
+}
+
 // Index of this thread in its block.
 __device__ __forceinline__ i32 thread_id() {
   return static_cast<i32>(threadIdx.x);
@@ -229,14 +313,6 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
-}
-
-__device__ __forceinline__ float amax_f32_combine(float a, float b) {
-    return maximum(a, b);
-}
-
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -245,16 +321,26 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float attention_1_0(float value_4) {
-    return value_4 * 0.08838834764831845f;                                            // line 6: scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
+__device__ __forceinline__ float layer_norm_gelu_add_0(float x) {
+    return x;
 }
 
-__device__ __forceinline__ float attention_1_1(float amax_7, float value_4) {
-    return fast_exp(value_4 * 0.08838834764831845f - amax_7);                         // line 7: return torch.softmax(scores, -1) @ v
+__device__ __forceinline__ float layer_norm_gelu_add_row_1(float sum_4) {
+    return sum_4 * 0.0001220703125f;                                                  // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
 }
 
-__device__ __forceinline__ float attention_1_2(float amax_7, float sum_10, float value_4) {
-    return fast_divide(fast_exp(value_4 * 0.08838834764831845f - amax_7), sum_10);    // line 7: return torch.softmax(scores, -1) @ v
+__device__ __forceinline__ float layer_norm_gelu_add_1(float x, float row_value) {
+    return (x - row_value) * (x - row_value);                                         // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+}
+
+__device__ __forceinline__ float layer_norm_gelu_add_row_2(float sum_9) {
+    return fast_rsqrt(sum_9 * 0.0001220703125f + 1e-05f);                             // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+}
+
+__device__ __forceinline__ float layer_norm_gelu_add_2(float x, float row_value, float row_value_2, float weight, float bias, float residual) {
+    const float add_1 = (x - row_value) * row_value_2 * weight + bias;                // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
+    return add_1 * sigmoid_1 + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -262,23 +348,10 @@ __device__ __forceinline__ float attention_1_2(float amax_7, float sum_10, float
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 1;      // neighbours that one access moves
-constexpr i32 THREADS = 1024;   // that share a row
-constexpr i32 WARPS = 32;
-
-// Combines one value of every thread of a row; all of them receive the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch) {
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
-    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = amax_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
-    return value;
-}
+constexpr i32 LANES = 8;      // neighbours that one access moves
+constexpr i32 THREADS = 256;   // that share a row
+constexpr i32 WARPS = 8;
+constexpr i32 CHUNKS = 4;    // groups of lanes that a thread holds
 
 // Combines one value of every thread of a row; all of them receive the result.
 template <typename Scratch>
@@ -294,61 +367,78 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_attention_1(const bf16* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    const Index row_count = q_dim0 * q_dim1 * q_dim2;
-    const Index column_count = q_dim2;
+extern "C" __global__ void __launch_bounds__(256, 4)
+fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
+    const Index row_count = x_dim0;
+    const Index column_count = 8192;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 3.
-    float amax_7 = amax_f32_identity();
-#pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float amax_7_part[LANES];
+    bf16 x_raw[CHUNKS][LANES];
+    bf16 residual_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        load_lanes<8>(x_raw[c], x_ptr, row * 8192 + column);
+        load_lanes<8>(residual_raw[c], residual_ptr, row * 8192 + column);
+    }
+    float sum_4 = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        float x[LANES];
+        widen_vec(x_raw[c], x);
+        float sum_4_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            amax_7_part[v] = attention_1_0(value_4[v]);
-            amax_7 = amax_f32_combine(amax_7, amax_7_part[v]);
+            sum_4_part[v] = layer_norm_gelu_add_0(x[v]);
+            sum_4 = sum_f32_combine(sum_4, sum_4_part[v]);
         }
     }
-    amax_7 = row_amax_f32(amax_7, shared_array<float>(0));
+    sum_4 = row_sum_f32(sum_4, shared_array<float>(0));
 
     // Phase 2 of 3.
-    float sum_10 = sum_f32_identity();
-#pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float sum_10_part[LANES];
+    const float row_value = layer_norm_gelu_add_row_1(sum_4);
+    float sum_9 = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        float x[LANES];
+        widen_vec(x_raw[c], x);
+        float sum_9_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_10_part[v] = attention_1_1(amax_7, value_4[v]);
-            sum_10 = sum_f32_combine(sum_10, sum_10_part[v]);
+            sum_9_part[v] = layer_norm_gelu_add_1(x[v], row_value);
+            sum_9 = sum_f32_combine(sum_9, sum_9_part[v]);
         }
     }
-    sum_10 = row_sum_f32(sum_10, shared_array<float>(512));
+    sum_9 = row_sum_f32(sum_9, shared_array<float>(128));
 
     // Phase 3 of 3.
-#pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
+    const float row_value_2 = layer_norm_gelu_add_row_2(sum_9);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        bf16 weight_raw[LANES];
+        load_lanes<8>(weight_raw, weight_ptr, column);
+        bf16 bias_raw[LANES];
+        load_lanes<8>(bias_raw, bias_ptr, column);
+        float weight[LANES];
+        widen_vec(weight_raw, weight);
+        float bias[LANES];
+        widen_vec(bias_raw, bias);
+        float x[LANES];
+        widen_vec(x_raw[c], x);
+        float residual[LANES];
+        widen_vec(residual_raw[c], residual);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = attention_1_2(amax_7, sum_10, value_4[v]);
+            result_0[v] = layer_norm_gelu_add_2(x[v], row_value, row_value_2, weight[v], bias[v], residual[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        for (i32 v = 0; v < 1; ++v) store(value_11_ptr, column + q_dim2 * row + v, result_0_raw[v]);
+        store_lanes<8>(out_ptr, row * 8192 + column, result_0_raw);
     }
 }

@@ -1,4 +1,4 @@
-// layer_norm_gelu_residual: row reduction, emitted by fusegen for sm_80.
+// flash_attention_causal_1: row reduction, emitted by fusegen for sm_80.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -18,6 +18,15 @@ struct f16 { u16 bits; };
 // A TMA descriptor as the driver encodes it; passed to a kernel by value.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
   return static_cast<i32>(blockIdx.x);
@@ -28,6 +37,13 @@ __device__ __forceinline__ void block_sync() {
   __syncthreads();
 }
 
+// a / b within two units in the last place, over the full range.
+__device__ __forceinline__ float fast_divide(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // e^x within about 2 + |1.2 x| units in the last place.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
@@ -35,32 +51,9 @@ __device__ __forceinline__ float fast_exp(float x) {
   return result;
 }
 
-// 1 / x within one unit in the last place.
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// 1 / sqrt(x), relative error below 2^-22.
-__device__ __forceinline__ float fast_rsqrt(float x) {
-  float result;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // Index of this thread in its warp.
 __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
 }
 
 // One element from global memory. Never the read-only path: outputs may alias inputs.
@@ -86,52 +79,17 @@ __device__ __forceinline__ T load(const T* base, i64 i) {
   }
 }
 
-// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
-// It is also the alignment that load_vec and store_vec ask for.
-__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
-  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+// The larger of two values; NaN if either is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
 }
-
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
-  } else {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-      } else if constexpr (width == 8) {
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-      } else {
-        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
-      }
-    }
-    memcpy(dst, words, bytes);
-  }
+__device__ __forceinline__ double maximum(double a, double b) {
+  return a > b || a != a ? a : b;
 }
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
-  if constexpr (W == N) {
-    load_vec(dst, base, i);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-      load_vec(part, base, i + k);
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
-    }
-  }
+__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
+  return a > b ? a : b;
 }
 
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
@@ -222,48 +180,6 @@ __device__ __forceinline__ void store(T* base, i64 i, T value) {
   }
 }
 
-// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
-    u32* to = reinterpret_cast<u32*>(base + i);
-    u32 words[bytes / 4];
-    memcpy(words, src, bytes);
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
-  if constexpr (W == N) {
-    store_vec(base, i, src);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
-      store_vec(base, i + k, part);
-    }
-  }
-}
-
 // Index of this thread in its block.
 __device__ __forceinline__ i32 thread_id() {
   return static_cast<i32>(threadIdx.x);
@@ -313,6 +229,14 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -321,26 +245,18 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_gelu_residual_0(float x) {
-    return x;
+__device__ __forceinline__ float flash_attention_causal_1_0(i64 coordinate_2, i64 coordinate, float value_4) {
+    return coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
-__device__ __forceinline__ float layer_norm_gelu_residual_row_1(float sum_4) {
-    return sum_4 * 0.0001220703125f;                                                  // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+__device__ __forceinline__ float flash_attention_causal_1_1(i64 coordinate_2, float amax_12, i64 coordinate, float value_4) {
+    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_exp(where_1 - amax_12);
 }
 
-__device__ __forceinline__ float layer_norm_gelu_residual_1(float x, float row_value) {
-    return (x - row_value) * (x - row_value);                                         // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_row_2(float sum_9) {
-    return fast_rsqrt(sum_9 * 0.0001220703125f + 1e-05f);                             // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-}
-
-__device__ __forceinline__ float layer_norm_gelu_residual_2(float x, float row_value, float row_value_2, float weight, float bias, float residual) {
-    const float add_1 = (x - row_value) * row_value_2 * weight + bias;                // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
-    return add_1 * sigmoid_1 + residual;
+__device__ __forceinline__ float flash_attention_causal_1_2(i64 coordinate_2, float amax_12, float sum_15, i64 coordinate, float value_4) {
+    const float where_1 = coordinate <= coordinate_2 ? value_4 * 0.08838834764831845f : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_divide(fast_exp(where_1 - amax_12), sum_15);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -348,10 +264,23 @@ __device__ __forceinline__ float layer_norm_gelu_residual_2(float x, float row_v
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;      // neighbours that one access moves
-constexpr i32 THREADS = 256;   // that share a row
-constexpr i32 WARPS = 8;
-constexpr i32 CHUNKS = 4;    // groups of lanes that a thread holds
+constexpr i32 LANES = 1;      // neighbours that one access moves
+constexpr i32 THREADS = 1024;   // that share a row
+constexpr i32 WARPS = 32;
+
+// Combines one value of every thread of a row; all of them receive the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+    block_sync();
+    value = amax_f32_identity();
+    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
 
 // Combines one value of every thread of a row; all of them receive the result.
 template <typename Scratch>
@@ -367,78 +296,63 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-fg_layer_norm_gelu_residual(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
-    const Index row_count = x_dim0;
-    const Index column_count = 8192;
+extern "C" __global__ void __launch_bounds__(1024, 1)
+fg_flash_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+    const Index row_count = q_dim0 * q_dim1 * q_dim2;
+    const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const Index i1 = row / q_dim2;
+    const Index i2 = row - i1 * q_dim2;
 
     // Phase 1 of 3.
-    bf16 x_raw[CHUNKS][LANES];
-    bf16 residual_raw[CHUNKS][LANES];
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 8192 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 8192 + column);
-    }
-    float sum_4 = sum_f32_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float sum_4_part[LANES];
+    float amax_12 = amax_f32_identity();
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
+        float amax_12_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_4_part[v] = layer_norm_gelu_residual_0(x[v]);
-            sum_4 = sum_f32_combine(sum_4, sum_4_part[v]);
+            amax_12_part[v] = flash_attention_causal_1_0(i2, column + v, value_4[v]);
+            amax_12 = amax_f32_combine(amax_12, amax_12_part[v]);
         }
     }
-    sum_4 = row_sum_f32(sum_4, shared_array<float>(0));
+    amax_12 = row_amax_f32(amax_12, shared_array<float>(0));
 
     // Phase 2 of 3.
-    const float row_value = layer_norm_gelu_residual_row_1(sum_4);
-    float sum_9 = sum_f32_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float sum_9_part[LANES];
+    float sum_15 = sum_f32_identity();
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
+        float sum_15_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_9_part[v] = layer_norm_gelu_residual_1(x[v], row_value);
-            sum_9 = sum_f32_combine(sum_9, sum_9_part[v]);
+            sum_15_part[v] = flash_attention_causal_1_1(i2, amax_12, column + v, value_4[v]);
+            sum_15 = sum_f32_combine(sum_15, sum_15_part[v]);
         }
     }
-    sum_9 = row_sum_f32(sum_9, shared_array<float>(128));
+    sum_15 = row_sum_f32(sum_15, shared_array<float>(512));
 
     // Phase 3 of 3.
-    const float row_value_2 = layer_norm_gelu_residual_row_2(sum_9);
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
-        bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
-        float weight[LANES];
-        widen_vec(weight_raw, weight);
-        float bias[LANES];
-        widen_vec(bias_raw, bias);
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float residual[LANES];
-        widen_vec(residual_raw[c], residual);
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        bf16 value_4_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
+        float value_4[LANES];
+        widen_vec(value_4_raw, value_4);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_gelu_residual_2(x[v], row_value, row_value_2, weight[v], bias[v], residual[v]);
+            result_0[v] = flash_attention_causal_1_2(i2, amax_12, sum_15, column + v, value_4[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 8192 + column, result_0_raw);
+        for (i32 v = 0; v < 1; ++v) store(value_16_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v, result_0_raw[v]);
     }
 }

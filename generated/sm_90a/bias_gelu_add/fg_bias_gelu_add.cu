@@ -1,4 +1,4 @@
-// bias_gelu_residual: pointwise, emitted by fusegen for sm_90a.
+// bias_gelu_add: pointwise, emitted by fusegen for sm_90a.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float bias_gelu_residual(float x, float bias, float residual) {
+__device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
     const float add_1 = x + bias;                                                     // line 6: return F.gelu(x + bias, approximate="tanh") + residual
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
     return add_1 * sigmoid_1 + residual;
@@ -278,7 +278,7 @@ __device__ __forceinline__ float bias_gelu_residual(float x, float bias, float r
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(256)
-fg_bias_gelu_residual(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
     const Index element_count = x_dim0 * 8192;
@@ -311,7 +311,7 @@ fg_bias_gelu_residual(const bf16* x_ptr, const bf16* bias_ptr, const bf16* resid
         widen_vec(residual_raw[u], residual);
         float result[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = bias_gelu_residual(x[v], bias[v], residual[v]);
+        for (i32 v = 0; v < 8; ++v) result[v] = bias_gelu_add(x[v], bias[v], residual[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, i0 * 8192 + i1, result_raw);
