@@ -30,10 +30,11 @@ class CudaKernel:
     def __init__(self, source: Source, launch: Launch, architecture: str, device: int) -> None:
         from cuda.core import Device
 
-        Device(device).set_current()
-        self.kernel = _load(source, architecture)
-        if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
-            self._request_shared(launch.shared_bytes, device)
+        with torch.cuda.device(device):  # the caller's current device is current again afterwards
+            Device(device).set_current()
+            self.kernel = _load(source, architecture)
+            if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
+                self._request_shared(launch.shared_bytes, device)
 
     def _request_shared(self, amount: int, device: int) -> None:
         from cuda.bindings import driver
