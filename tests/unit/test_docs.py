@@ -17,7 +17,7 @@ import pytest
 from fusegen.bench import record, table
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "docs/architecture.md")
+DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
 
 _ACCEPT = "run pytest tests/unit/test_docs.py --accept, and look at the difference"
 

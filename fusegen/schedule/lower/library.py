@@ -36,5 +36,5 @@ def _reason(context: Context, graph: Graph, product: int) -> str:
     if context.group.reason:
         return context.group.reason
     if not context.target.wgmma:
-        return f"{context.target.name} has no tensor-core skeleton"
+        return "no tensor-core skeleton serves this target"
     return unserved(graph, product, product) or "a plain product: nothing is fused with it"
