@@ -11,11 +11,35 @@ y = bias_gelu(x, bias)              # torch tensors in and out
 bias_gelu.lower(x, bias).asm["cuda"]
 """
 
-from fusegen.api import Kernel, Lowered, kernel
-from fusegen.errors import FusegenError
-from fusegen.lang.functions.creation import arange
-from fusegen.runtime.parameters import Static
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 __all__ = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel"]
+
+# The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
+if TYPE_CHECKING:
+    from fusegen.api import Kernel, Lowered, kernel
+    from fusegen.errors import FusegenError
+    from fusegen.lang.functions.creation import arange
+    from fusegen.runtime.parameters import Static
+else:
+    _HOMES = {
+        "FusegenError": "fusegen.errors",
+        "Kernel": "fusegen.api",
+        "Lowered": "fusegen.api",
+        "Static": "fusegen.runtime.parameters",
+        "arange": "fusegen.lang.functions.creation",
+        "kernel": "fusegen.api",
+    }
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'fusegen' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

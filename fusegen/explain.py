@@ -8,13 +8,13 @@ from fusegen.ir.formula import Formula
 from fusegen.schedule.kernel import ColumnBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
+from fusegen.units import human_bytes
 
 _KEPT = {
     Persistence.REGISTERS: "read once, held in registers",
     Persistence.STAGED: "read once, staged in shared memory",
     Persistence.LOOPED: "read again in each phase",
 }
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def explain(program: Program, sizes: Mapping[str, int]) -> str:
@@ -61,11 +61,3 @@ def _kind(step: Launch) -> str:
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:
     return f"reads {human_bytes(read(sizes))}, writes {human_bytes(written(sizes))}"
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

@@ -54,10 +54,14 @@ def cache_folder(name: str) -> Path:
 
 
 def _cache_dir() -> Path:
-    if chosen := os.environ.get("FUSEGEN_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fusegen"
+    chosen, base = os.environ.get("FUSEGEN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "fusegen"
+    except RuntimeError:  # there is no such user, or this one has no home
+        what = f"FUSEGEN_CACHE_DIR={chosen!r} names no user's home" if chosen else "there is no home folder for the cache"
+        raise SettingsError(what, mend="set FUSEGEN_CACHE_DIR to a folder of yours") from None
 
 
 def _flag(name: str) -> bool:

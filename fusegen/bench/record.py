@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
+import math
+import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -105,6 +109,22 @@ def write(record: Record, path: Path) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
 
 
+def check_place(path: Path) -> None:
+    """Refuses a file that cannot be written, before anybody measures for it.
+
+    Raises:
+        ArgumentError: saying why.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
+
+
 def read(path: Path) -> Record:
     """Reads a record.
 
@@ -120,7 +140,7 @@ def read(path: Path) -> Record:
         return Record(_make(Environment, data["environment"]), rows, latency)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=_MEND) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ArgumentError(f"{path} is no record of fusegen bench ({error})", mend=_MEND) from None
 
 
@@ -130,7 +150,8 @@ def _make(kind: type[T], data: Mapping[str, Any]) -> T:
     for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
         numeric = "float" in str(field.type) or "int" in str(field.type)
         value = getattr(made, field.name)
-        if value is not None and isinstance(value, (int, float)) != numeric:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and (is_number if numeric else isinstance(value, str)) is False:
             raise ValueError(f"{field.name} is {value!r}")
     return made
 

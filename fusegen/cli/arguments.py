@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusegen import target as targets
-from fusegen.cli.load import Found
+from fusegen.api import Lowered
+from fusegen.cli.load import Found, load
+from fusegen.cli.text import shortened
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
 from fusegen.runtime.parameters import Parameters
@@ -24,10 +29,14 @@ _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
 """Names of element types."""
 
-_SHAPE = re.compile(r"(?P<name>\w+)=(?P<sizes>(\d+(x\d+)*)?)(:(?P<dtype>\w+))?")
+_SHAPE = re.compile(r"(?P<name>\w+)=(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
 """Sizes that named dims get when nobody says: last dims, and all others; each name one of its own."""
-_MOST_SIZE = 1 << 62  # of a tensor, in elements
+_MOST_SIZE = 1 << 62  # of a tensor, in bytes
+_MOST_DIMS = 64  # what torch's kernels take
+_MOST_DIGITS = 19  # of a size: more do not fit 64 bits
+_LONGEST_VALUE = 10_000  # characters of an argument's value
+_WORDS = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +47,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape_help = "shapes of tensors, as in x=16384x4096:bf16 w=4096; sizes of named dims, as in rows=512"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
     parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments: eps=1e-6")
+
+
+def lowered(options: argparse.Namespace) -> tuple[Found, dict[str, Any], Lowered]:
+    """The kernel that the options name, its arguments, and what it becomes.
+
+    Raises:
+        ArgumentError, SpecNotFoundError, TargetError: the options cannot be understood.
+        TraceError: the kernel does something that cannot be traced.
+    """
+    target = chosen_target(options.target)
+    found = load(options.kernel)
+    arguments = meta_arguments(found, options, target)
+    check_complete(found, arguments)
+    low = found.kernel.lower(**arguments, target=target.name)
+    _check_sizes(low)
+    return found, arguments, low
+
+
+def _check_sizes(low: Lowered) -> None:
+    """Refuses results that no memory can hold: their launches would be fiction."""
+    for buffer in low.program.buffers:
+        elements = math.prod(size(low.sizes) for size in buffer.shape)
+        if elements > _MOST_SIZE // buffer.dtype.itemsize:
+            raise ArgumentError(f"{low.graph.name} makes a tensor of {elements} elements", mend="give smaller sizes")
 
 
 def chosen_target(name: str | None) -> Target:
@@ -86,26 +119,38 @@ def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
-    return dict(_shape(text, dtype) for text in texts)
+    shapes: dict[str, Tensor] = {}
+    for text in texts:
+        name, tensor = _shape(text, dtype)
+        _refuse_twice(name, shapes)
+        shapes[name] = tensor
+    return shapes
+
+
+def _refuse_twice(name: str, known: Mapping[str, object]) -> None:
+    if name in known:
+        raise ArgumentError(f"{name!r} is given twice", mend="give it once")
 
 
 def _shape(text: str, default: DType) -> tuple[str, Tensor]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise ArgumentError(f"cannot read the shape {text!r}", mend="--shape x=16384x4096:bf16")
-    sizes = [int(size) for size in match["sizes"].split("x") if size]
+        raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", mend="--shape x=16384x4096:bf16")
+    texts = [size.lstrip("0") or "0" for size in match["sizes"].split("x") if size]
+    if len(texts) > _MOST_DIMS or any(len(size) > _MOST_DIGITS for size in texts):
+        what = f"{shortened(text, 80)}: no tensor has such a shape"
+        raise ArgumentError(what, mend=f"give at most {_MOST_DIMS} sizes, each of 64 bits")
+    sizes = [int(size) for size in texts]
     dtype = _dtype(match["dtype"]) if match["dtype"] else default
     return match["name"], _tensor(sizes, dtype, text)
 
 
 def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
-    count = 1
-    for size in sizes:
-        count *= size
-    if not count:
+    elements = math.prod(sizes)
+    if not elements:
         raise ArgumentError(f"{text}: the tensor is empty, and needs no kernel", mend="give sizes of 1 and more")
-    if count > _MOST_SIZE // dtype.itemsize:
-        raise ArgumentError(f"{text}: a tensor of {count} elements does not exist", mend="give smaller sizes")
+    if elements > _MOST_SIZE // dtype.itemsize:
+        raise ArgumentError(f"{text}: a tensor of {elements} elements does not exist", mend="give smaller sizes")
     return meta(*sizes, dtype=dtype.torch)
 
 
@@ -121,7 +166,9 @@ def _refuse_unknown(given: Mapping[str, Tensor], parameters: Parameters) -> None
     for name in given:
         if name not in parameters.names and name not in dims:
             what = f"{name!r} is no parameter of {parameters.function.__name__}"
-            raise ArgumentError(what, mend=f"its parameters are {', '.join(parameters.names)}")
+            raise ArgumentError(what, mend=f"its parameters are {', '.join(parameters.names) or 'none'}")
+        if name in dims - {*parameters.names} and given[name].dim() != 1:
+            raise ArgumentError(f"{name!r} is a dim, which has one size", mend=f"--shape {name}=512")
 
 
 def _annotated(parameters: Parameters, dtype: DType, given: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -136,7 +183,7 @@ def _dim_sizes(dims_of: Mapping[str, Sequence[str]], given: Mapping[str, Tensor]
     last = {dims[-1] for dims in dims_of.values()}
     named = dict.fromkeys(dim for dims in dims_of.values() for dim in dims if not dim.isdigit())
     sizes = {dim: int(dim) for dims in dims_of.values() for dim in dims if dim.isdigit()}
-    features, rows = (iter([*pool, *range(pool[0] + 64, pool[0] + 64 * 65, 64)]) for pool in (_FEATURES, _ROWS))
+    features, rows = (chain(pool, count(pool[0] + 64, 64)) for pool in (_FEATURES, _ROWS))
     for name in named:
         is_given = name in given and given[name].dim() == 1
         sizes[name] = given[name].shape[0] if is_given else next(features if name in last else rows)
@@ -155,15 +202,27 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in parameters.names:
-            mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.names)}"
-            raise ArgumentError(f"cannot read the argument {text!r}", mend=mend)
-        values[name] = _literal(value)
+            mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.names) or 'no parameter'}"
+            raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", mend=mend)
+        _refuse_twice(name, values)
+        values[name] = _value(name, value, parameters)
     return values
+
+
+def _value(name: str, text: str, parameters: Parameters) -> Any:
+    if len(text) > _LONGEST_VALUE:
+        raise ArgumentError(f"the value of {name!r} has {len(text)} characters", mend=f"give at most {_LONGEST_VALUE}")
+    value = _literal(text)
+    return text if parameters.annotations.get(name) is str and not isinstance(value, str) else value
 
 
 def _literal(text: str) -> Any:
     """A Python literal, or the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a strange escape, say
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two of deep nesting
+            return text

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from fusegen.bench import latency
 from fusegen.bench.cases import CASES, Case
-from fusegen.bench.record import Record, environment, read, write
+from fusegen.bench.record import FORMAT, Record, check_place, environment, read, write
 from fusegen.bench.run import run_case
 from fusegen.bench.table import heading, latency_table, rows_table
 from fusegen.bench.timing import timer_name
 from fusegen.cli.device import chosen_device
+from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
 from fusegen.specs import find
 
-HELP = "time kernels against torch eager and a plain copy"
 _TEXT = ("case", "shape", "dtype", "eager is", "declaration")
 
 
@@ -36,11 +37,16 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.show is not None:
         record = read(options.show)
     else:
+        if options.out is not None:
+            check_place(options.out)
         record = _measure(options, terminal)
         if options.out is not None:
             write(record, options.out)
             record = read(options.out)
-    _print(record, terminal)
+    if options.json:
+        print_document(terminal, "bench", format=FORMAT, **{f.name: getattr(record, f.name) for f in fields(record)})
+    else:
+        _print(record, terminal)
     return 1 if any(row.error for row in record.rows) else 0
 
 
@@ -48,12 +54,12 @@ def _measure(options: argparse.Namespace, terminal: Terminal) -> Record:
     device = chosen_device(options.device)
     where = environment(device, timer_name(device))
     if options.latency:
+        terminal.progress("timing first calls …")
         return Record(where, (), (latency.measure(device),))
     rows = []
     for case in _cases(options.names):
         sized = case.on(device.type)
-        if not terminal.is_plain:
-            terminal.line(f"{sized.spec} {sized.shape} …", "dim")
+        terminal.progress(f"timing {sized.spec} {sized.shape} …")
         rows.append(run_case(sized, device, quick=options.quick))
     return Record(where, tuple(rows), ())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegen.api import Lowered
 from fusegen.bench.eager_cost import EagerCost, eager_cost
-from fusegen.explain import human_bytes
+from fusegen.units import human_bytes
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fusegen.cli.arguments import add_arguments as add_kernel_arguments
-from fusegen.cli.arguments import check_complete, chosen_target, meta_arguments
-from fusegen.cli.costs import saving
-from fusegen.cli.load import load
+from fusegen.cli.arguments import lowered
+from fusegen.cli.costs import Saving, saving
+from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
-
-HELP = "which kernels run, what each moves, and what is saved over torch eager"
+from fusegen.schedule.program import LibraryProduct, Step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +21,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the program and the saving."""
-    target = chosen_target(options.target)
-    found = load(options.kernel)
-    arguments = meta_arguments(found, options, target)
-    check_complete(found, arguments)
-    low = found.kernel.lower(**arguments, target=target.name)
+    found, arguments, low = lowered(options)
+    saved = saving(low, found.kernel.function, arguments)
+    if options.json:
+        steps = [_fact(step, low.sizes) for step in low.program.steps]
+        sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
+        workspace = low.program.workspace(low.sizes)
+        print_document(
+            terminal, "explain", kernel=found.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
+            **saving_fields(saved),
+        )  # fmt: skip
+        return 0
     terminal.line(low.explain())
     terminal.line()
-    for line in saving(low, found.kernel.function, arguments).lines():
+    for line in saved.lines():
         terminal.line(line)
     return 0
+
+
+def saving_fields(saved: Saving) -> dict[str, object]:
+    """What a kernel costs and what eager costs, null where it cannot be counted, for a document."""
+    eager = saved.eager
+    counted = {"launches": eager.launches, "operations": eager.operations, "moved_bytes": eager.moved} if eager else None
+    return {"fusegen": {"launches": saved.steps, "moved_bytes": saved.moved}, "eager": counted}
+
+
+@dataclass(frozen=True)
+class StepFact:
+    """A step as the document states it.
+
+    Attributes:
+        name: of the kernel; None for a library's product.
+        kind: of the group.
+        grid, block: of the launch; None for a library's product.
+        shared_bytes: of a block.
+        read_bytes, written_bytes: of the whole step.
+        reason: why it is made like this, if there is something to say.
+    """
+
+    name: str | None
+    kind: str
+    grid: int | None
+    block: int | None
+    shared_bytes: int
+    read_bytes: int
+    written_bytes: int
+    reason: str
+
+
+def _fact(step: Step, sizes: Mapping[str, int]) -> StepFact:
+    read, written = step.traffic.read(sizes), step.traffic.written(sizes)
+    if isinstance(step, LibraryProduct):
+        return StepFact(None, "library product", None, None, 0, read, written, step.reason)
+    kind, reason = step.group.kind.value, step.group.reason
+    return StepFact(step.kernel.name, kind, step.grid(sizes), step.block, step.shared_bytes, read, written, reason)

@@ -1,25 +1,34 @@
-"""The command line: parsing, and errors in one line with the mend."""
+"""The command line: parsing, and errors in one line with the mend.
+
+Exit codes: 0 where all went well, 1 where something failed, 2 where the user asked for something that there is not.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import fusegen
-from fusegen.cli import bench, demo, explain, show
-from fusegen.cli import list as list_
+from fusegen.cli.streams import accept_all_text, reserved_stdout, silence
 from fusegen.cli.terminal import Terminal
-from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError
+from fusegen.cli.text import printable, shortened
+from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError, ToolNotFoundError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 FAILED, MISUSED = 1, 2
 """Exit codes; 0 is success."""
+
+_LONGEST = 1000  # characters of a part of an error's line
 
 
 class UsageError(FusegenError):
@@ -29,21 +38,47 @@ class UsageError(FusegenError):
 _USER_MISTAKES = (UsageError, ArgumentError, SpecNotFoundError, TargetError)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand."""
+class CommandModule(Protocol):
+    """What the file of a command holds."""
 
-    help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Terminal], int]
 
 
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        module: imported when the command is used: what it needs might be broken, and the doctor must start all the same.
+        help: in one line.
+    """
+
+    module: str
+    help: str
+
+    def load(self) -> CommandModule:
+        """Its file.
+
+        Raises:
+            ToolNotFoundError: something that it needs, torch say, is missing or broken.
+        """
+        try:
+            return cast(CommandModule, import_module(self.module))
+        except Exception as error:  # a broken installation fails in any way
+            what = f"fusegen cannot start: {type(error).__name__}: {_text(error)}"
+            raise ToolNotFoundError(what, mend="fusegen doctor") from error
+
+
 COMMANDS = {
-    "show": Command(show.HELP, show.add_arguments, show.run),
-    "explain": Command(explain.HELP, explain.add_arguments, explain.run),
-    "list": Command(list_.HELP, list_.add_arguments, list_.run),
-    "demo": Command(demo.HELP, demo.add_arguments, demo.run),
-    "bench": Command(bench.HELP, bench.add_arguments, bench.run),
+    "list": Command("fusegen.cli.list", "the prebuilt fusions"),
+    "show": Command("fusegen.cli.show", "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
+    "explain": Command("fusegen.cli.explain", "which kernels run, what each moves, and what is saved over torch eager"),
+    "demo": Command("fusegen.cli.demo", "two fusions of GPT-2's sizes: what is generated, and what it gains on this machine"),
+    "bench": Command("fusegen.cli.bench", "time kernels against torch eager and a plain copy"),
+    "verify": Command("fusegen.cli.verify", "prebuilt kernels on this machine, against float64 and torch eager; their record"),
+    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
+    "cache": Command("fusegen.cli.cache", "what lies in the cache of compiled kernels; clear it"),
 }
 
 
@@ -52,6 +87,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, mend=f"{self.prog} --help")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Prints help; argparse's own goes on where nothing can be written."""
+        (file or sys.stdout).write(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,26 +103,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    accept_all_text(sys.stdout)
     try:
-        code = _run(words)
-        sys.stdout.flush()
-        return code
+        return _run(words)
     except KeyboardInterrupt:
         return _report("interrupted", FAILED)
     except BrokenPipeError:
-        _silence()
+        _silence_stdout()
         return FAILED
     except FusegenError as error:
         return _report(_one_line(error), MISUSED if isinstance(error, _USER_MISTAKES) else FAILED)
-    except Exception as error:
+    except BaseException as error:
         if "--traceback" in words:
-            raise
+            traceback.print_exception(error)
         return _report(_unexpected(error), FAILED)
 
 
 def _run(words: Sequence[str]) -> int:
-    options = _parser(words).parse_args(words)
-    return COMMANDS[options.command].run(options, Terminal(sys.stdout))
+    if sys.stdout is None:
+        raise FusegenError("standard output is closed", mend="redirect it: fusegen … > FILE")
+    try:
+        options = _parser(words).parse_args(words)
+    except SystemExit:  # help or the version was asked for, and is printed
+        sys.stdout.flush()
+        return 0
+    with reserved_stdout() as stream:
+        terminal = Terminal(stream, sys.stderr)
+        try:
+            return COMMANDS[options.command].load().run(options, terminal)
+        finally:
+            terminal.progress()
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -91,12 +140,15 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     if first is not None and first not in COMMANDS:
         close = difflib.get_close_matches(first, COMMANDS, n=1)
         raise UsageError(f"no command {first!r}", mend=f"fusegen {close[0] if close else ' | '.join(COMMANDS)}")
-    parser = _Parser(prog="fusegen", description=(fusegen.__doc__ or "").partition("\n")[0])
+    parser = _Parser(prog="fusegen", description=(fusegen.__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fusegen {fusegen.__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback of an unexpected error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.help, description=command.help))
+        part = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        part.add_argument("--json", action="store_true", help="print one JSON document instead")
+        if name == first:
+            command.load().add_arguments(part)
     return parser
 
 
@@ -106,16 +158,29 @@ def _one_line(error: FusegenError) -> str:
     parts = [lines[0] + (" …" if len(lines) > 1 else "")]
     parts += [f"at: {error.where}"] if error.where else []
     parts += [f"try: {error.mend}"] if error.mend else []
-    return " · ".join(" ".join(part.split()) for part in parts)
+    return " · ".join(_part(part) for part in parts)
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: BaseException) -> str:
     """What neither we nor the user foresaw."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {text}' if text else ''} · at: {_place(error)} · try: fusegen --traceback …"
+    text = _text(error)
+    what = f"{type(error).__name__}{f': {text}' if text else ''}"
+    return " · ".join(_part(part) for part in (what, f"at: {_place(error)}", "try: fusegen --traceback …"))
 
 
-def _place(error: Exception) -> str:
+def _part(text: str) -> str:
+    return shortened(printable(text), _LONGEST)
+
+
+def _text(error: BaseException) -> str:
+    """An exception's text; a user's class may fail to give one."""
+    try:
+        return str(error)
+    except BaseException:
+        return ""
+
+
+def _place(error: BaseException) -> str:
     """The innermost line of the user's; of ours where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(fusegen.__file__).parent)
@@ -125,13 +190,14 @@ def _place(error: Exception) -> str:
 
 
 def _report(message: str, code: int) -> int:
-    try:
-        Terminal(sys.stderr).line(f"error: {message}", "bold red")
-    except BrokenPipeError:
-        _silence()
+    """Prints an error, if there is anywhere to print it."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            Terminal(sys.stderr).line(f"error: {message}", "bold red")
     return code
 
 
-def _silence() -> None:
+def _silence_stdout() -> None:
     """Gives the process an output that takes everything: Python flushes once more when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        silence(sys.stdout.fileno())

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from fusegen.api import Lowered
 from fusegen.cli.arguments import add_arguments as add_kernel_arguments
-from fusegen.cli.arguments import check_complete, chosen_target, meta_arguments
-from fusegen.cli.load import load
+from fusegen.cli.arguments import lowered
+from fusegen.cli.document import print_document
 from fusegen.cli.stages import LANGUAGES, STAGES, available, stage_text
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ToolNotFoundError
 
-HELP = "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"
 _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
 
@@ -26,17 +25,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the stages; one that is asked for by name stands alone, so that it can be piped into a file."""
-    target = chosen_target(options.target)
-    found = load(options.kernel)
-    arguments = meta_arguments(found, options, target)
-    check_complete(found, arguments)
-    low = found.kernel.lower(**arguments, target=target.name)
-    if options.stage not in (None, "all"):
+    found, _, low = lowered(options)
+    is_one = options.stage not in (None, "all")
+    wanted = [options.stage] if is_one else [s for s in available(low) if options.stage == "all" or s in _READ_FIRST]
+    if options.json:
+        stages, missing = _texts(low, wanted, is_one)
+        print_document(terminal, "show", kernel=found.name, target=low.target.name, stages=stages, missing=missing)
+    elif is_one:
         _print(terminal, low, options.stage)
-        return 0
-    wanted = available(low) if options.stage == "all" else [s for s in available(low) if s in _READ_FIRST]
-    _print_all(terminal, low, wanted)
+    else:
+        _print_all(terminal, low, wanted)
     return 0
+
+
+def _texts(low: Lowered, wanted: Sequence[str], is_one: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Stages with their texts, and those whose tool is missing with the reason; the only one must be there.
+
+    Raises:
+        ToolNotFoundError: it is not.
+    """
+    texts, missing = {}, {}
+    for stage in wanted:
+        try:
+            texts[stage] = stage_text(low, stage)
+        except ToolNotFoundError as error:
+            if is_one:
+                raise
+            missing[stage] = error.one_line
+    return texts, missing
 
 
 def _print_all(terminal: Terminal, low: Lowered, stages: Sequence[str]) -> None:

@@ -8,11 +8,11 @@ from enum import Enum
 
 from fusegen.api import Lowered
 from fusegen.errors import ArgumentError
-from fusegen.explain import human_bytes
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import Group
 from fusegen.schedule.program import Launch, LibraryProduct, Step
+from fusegen.units import human_bytes
 
 LANGUAGES = {"cuda": "cuda", "cpp": "cpp", "ptx": "ptx", "sass": "sass"}
 """Stages that are code, with the name that highlighting knows each by."""

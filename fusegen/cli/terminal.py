@@ -1,18 +1,51 @@
-"""What commands print on: colour and highlighting on a terminal, plain text of any width when piped."""
+"""What commands print on: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.syntax import Syntax
-from rich.table import Table
+from fusegen.cli.text import shortened
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _WIDE = 10_000  # columns: a pipe has no width to fit into
+_NARROWEST = 20  # columns, below which a table loses its cells
+_ERASE_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """What is being done now: one line that the next replaces where a person looks at it, a line each elsewhere.
+
+    Args:
+        stream: where to, never that of results; None says nothing.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        console = _console(stream)
+        self._is_live = console is not None and not console.is_dumb_terminal
+        self._width = console.width if console else _WIDE
+        self._shown = False
+
+    def say(self, text: str) -> None:
+        """Shows what is being done."""
+        if self._stream is None:
+            return
+        self.clear()
+        self._shown = self._is_live
+        self._stream.write(shortened(text, self._width - 1) if self._is_live else f"{text}\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Takes the line away, before something else is printed."""
+        if self._shown and self._stream is not None:
+            self._stream.write(_ERASE_LINE)
+            self._stream.flush()
+        self._shown = False
 
 
 class Terminal:
@@ -20,24 +53,33 @@ class Terminal:
 
     Args:
         stream: where to; looked at once for whether a person reads it.
+        progress: where progress goes.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, progress: TextIO | None = None) -> None:
         self.stream = stream
-        self.console = Console(file=stream, highlight=False)
-        self.is_plain = not self.console.is_terminal
+        self.console = _console(stream)
+        self._progress = Progress(progress)
+
+    def progress(self, text: str = "") -> None:
+        """Says on stderr what is being done; nothing, to take back what was said last."""
+        if text:
+            self._progress.say(text)
+        else:
+            self._progress.clear()
 
     def line(self, text: str = "", style: str = "") -> None:
         """Text as it is; broken into lines by the terminal alone."""
-        if self.is_plain:
+        self._progress.clear()
+        if self.console is None:
             self.stream.write(f"{text}\n")
         else:
-            self.console.print(escape(text), style=style or None, soft_wrap=True)
+            self.console.print(text, style=style or None, soft_wrap=True)
 
     def title(self, text: str) -> None:
         """The name of a part."""
         self.line()
-        self.line(f"== {text} ==" if self.is_plain else text, "bold cyan")
+        self.line(f"== {text} ==" if self.console is None else text, "bold cyan")
 
     def code(self, text: str, language: str) -> None:
         """Text in a language, highlighted on a terminal.
@@ -46,9 +88,12 @@ class Terminal:
             text: the text.
             language: a name that pygments knows.
         """
-        if self.is_plain:
+        if self.console is None:
             self.line(text)
         else:
+            from rich.syntax import Syntax
+
+            self._progress.clear()
             self.console.print(Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -59,21 +104,38 @@ class Terminal:
             rows: cells.
             right: titles of the columns of numbers.
         """
-        table = Table(box=None if self.is_plain else box.SIMPLE_HEAD, header_style="" if self.is_plain else "bold")
+        from rich import box
+        from rich.table import Table
+
+        is_plain = self.console is None
+        table = Table(box=None if is_plain else box.SIMPLE_HEAD, header_style="" if is_plain else "bold")
         for column in columns:  # only the last may need several lines
-            is_whole = self.is_plain or column != columns[-1]
+            is_whole = is_plain or column != columns[-1]
             table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_whole)
         for row in rows:
-            table.add_row(*map(escape, row))
-        if self.is_plain:
+            table.add_row(*row)
+        self._progress.clear()
+        if self.console is None:
             self.stream.write(_plain(table))
         else:
             self.console.print(table)
 
 
+def _console(stream: TextIO | None) -> Console | None:
+    """How to print for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    return console if stream is not None and console.is_terminal and console.width >= _NARROWEST else None
+
+
 def _plain(table: Table) -> str:
     """A table as text without trailing blanks."""
-    console = Console(file=io.StringIO(), width=_WIDE, color_system=None, highlight=False)
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDE, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())

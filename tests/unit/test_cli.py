@@ -16,7 +16,8 @@ import torch
 from fusegen import FusegenError, __version__
 from fusegen.bench.cases import CASES
 from fusegen.cli import bench, demo, show
-from fusegen.cli.main import COMMANDS, Command, main
+from fusegen.cli.demo_stages import ARCHITECTURES
+from fusegen.cli.main import COMMANDS, main
 from fusegen.jit import disassemble, nvrtc
 from fusegen.specs import SPECS
 
@@ -300,11 +301,18 @@ def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
 # What goes wrong in the middle.
 
 
-def _fails_with(error: BaseException) -> Command:
+def _fails_with(error: BaseException) -> Callable[..., int]:
     def fail(*_: object) -> int:
         raise error
 
-    return Command("", show.add_arguments, fail)
+    return fail
+
+
+class _Mute(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("mute")
 
 
 @pytest.mark.parametrize(
@@ -314,25 +322,30 @@ def _fails_with(error: BaseException) -> Command:
         (RuntimeError("one\ntwo"), "RuntimeError: one two"),
         (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
         (MemoryError(), "MemoryError"),
+        (SystemExit(0), "SystemExit: 0"),
+        (GeneratorExit(), "GeneratorExit"),
+        (RuntimeError("\x1b[2J\0\udcff"), r"RuntimeError: \x1b[2J\x00\udcff"),
+        (RuntimeError("long " * 10_000), "long …"),
+        (_Mute(), "_Mute"),
     ],
 )
 def test_failures_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, part: str) -> None:
-    monkeypatch.setitem(COMMANDS, "show", _fails_with(error))
+    monkeypatch.setattr(show, "run", _fails_with(error))
     refused(run("show", "gelu"), part, code=1)
 
 
-def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "show", _fails_with(RuntimeError("inside")))
-    with pytest.raises(RuntimeError, match="inside"):
-        main(["--traceback", "show", "gelu"])
+def test_traceback_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "run", _fails_with(RuntimeError("inside")))
+    result = run("--traceback", "show", "gelu")
+    assert result.code == 1 and "Traceback" in result.err
+    assert result.err.splitlines()[-1].startswith("error: RuntimeError: inside")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), *((name, "--help") for name in COMMANDS)])
-def test_help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 0
-    assert ("usage: fusegen" if words[-1] == "--help" else f"fusegen {__version__}") in capsys.readouterr().out
+def test_help(run: Run, words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.code == 0 and result.err == ""
+    assert ("usage: fusegen" if words[-1] == "--help" else f"fusegen {__version__}") in result.out
 
 
 # bench and demo, small.
@@ -371,13 +384,13 @@ def test_bench_refuses_a_place_that_cannot_be_written(run: Run, tmp_path: Path) 
 
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = [replace(f, shapes={n: (2, *s[1:]) if len(s) == 3 else s for n, s in f.shapes.items()}) for f in demo._FUSIONS]
-    monkeypatch.setattr(demo, "_FUSIONS", tuple(small))
+    small = [replace(f, shapes={n: (2, *s[1:]) if len(s) == 3 else s for n, s in f.shapes.items()}) for f in demo.FUSIONS]
+    monkeypatch.setattr(demo, "FUSIONS", tuple(small))
     result = run("demo", "--device", "cpu")
     assert result.code == 0, result.err
     for part in ("torch.pow(x, 3.0)", "torch eager: 8 launches", "fg_gelu_new(", "fg_layer_norm_gelu_add(", "speed-up"):
         assert part in result.out
-    assert [result.out.count(f"\n {name} ") for name in demo._ARCHITECTURES] == [2, 2, 2, 2]
+    assert [result.out.count(f"\n {name} ") for name in ARCHITECTURES] == [2, 2, 2, 2]
 
 
 def test_demo_without_nvrtc_still_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,8 +398,8 @@ def test_demo_without_nvrtc_still_runs(run: Run, monkeypatch: pytest.MonkeyPatch
         raise nvrtc._missing()
 
     monkeypatch.setattr(nvrtc, "nvrtc_version", missing)
-    small = replace(demo._FUSIONS[0], shapes={"x": (2, 8, 32)})
-    monkeypatch.setattr(demo, "_FUSIONS", (small,))
+    small = replace(demo.FUSIONS[0], shapes={"x": (2, 8, 32)})
+    monkeypatch.setattr(demo, "FUSIONS", (small,))
     result = run("demo", "--device", "cpu")
     assert result.code == 0 and "NVRTC is not installed" in result.out and "speed-up" in result.out
 

@@ -15,14 +15,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import fusegen
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+CONSTRAINTS = ("constraints.txt", "constraints-cuda12.txt")
 
-_SHIPPED = ("fusegen", "templates", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "constraints.txt")
+_SHIPPED = ("fusegen", "templates", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "generated")
 _EMITS = """
 import torch, torch.nn.functional as F, fusegen as fg
 from fusegen.emit.environment import templates
@@ -63,7 +64,8 @@ def test_the_sdist_holds_what_a_build_needs(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         held = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     assert {f"templates/{name}" for name in _files(ROOT / "templates")} <= held
-    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints.txt"} <= held
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= held
+    assert _records("generated") <= held
 
 
 def test_the_wheel_holds_the_package_only(wheel: Path) -> None:
@@ -72,6 +74,7 @@ def test_the_wheel_holds_the_package_only(wheel: Path) -> None:
     package = {name for name in held if not name.startswith(f"fusegen-{PROJECT['version']}.dist-info/")}
     wanted = {f"fusegen/{name}" for name in _files(ROOT / "fusegen")}
     wanted |= {f"fusegen/templates/{name}" for name in _files(ROOT / "templates")}
+    wanted |= _records("fusegen/records")
     assert package == wanted
     assert f"fusegen-{PROJECT['version']}.dist-info/licenses/LICENSE" in held
 
@@ -108,18 +111,46 @@ def test_there_is_one_version() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_constraints_pin_every_dependency() -> None:
-    pinned = set(re.findall(r"^([\w.-]+)==", CONSTRAINTS, re.MULTILINE))
+def _pins(file: str) -> dict[str, str]:
+    """What a file of constraints pins, by package."""
+    return dict(re.findall(r"^([\w.-]+)==([^;\s]+)", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("file", CONSTRAINTS)
+def test_constraints_pin_every_dependency(file: str) -> None:
     extras = [requirement for group in PROJECT["optional-dependencies"].values() for requirement in group]
     named = {re.split(r"[\[<>=; ]", requirement)[0].lower() for requirement in (*PROJECT["dependencies"], *extras)}
-    assert named - {"fusegen"} <= pinned
+    assert named - {"fusegen"} <= set(_pins(file))
 
 
-def test_constraints_fit_a_machine_without_cuda() -> None:
+@pytest.mark.parametrize("file", CONSTRAINTS)
+def test_pins_are_in_the_ranges_that_the_package_asks_for(file: str) -> None:
+    pins = _pins(file)
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
+
+
+@pytest.mark.parametrize("file", CONSTRAINTS)
+def test_constraints_fit_a_machine_without_cuda(file: str) -> None:
     """NVIDIA's packages do not exist for macOS."""
-    lines = [line for line in CONSTRAINTS.splitlines() if re.match(r"(nvidia-|cuda-|triton)", line)]
+    text = (ROOT / file).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.match(r"(nvidia-|cuda-|triton)", line)]
     assert len(lines) > 10
     assert not [line for line in lines if "sys_platform" not in line]
+
+
+def test_the_files_differ_in_cuda_alone() -> None:
+    first, second = map(_pins, CONSTRAINTS)
+    common = {name for name in first.keys() & second.keys() if first[name] != second[name]}
+    assert common == {"torch", "triton", "cuda-bindings"}
+    apart = first.keys() ^ second.keys()
+    assert all(re.match(r"nvidia-|cuda-toolkit", name) for name in apart), apart
+
+
+def _records(folder: str) -> set[str]:
+    """Paths of the verification records, as if they lay in another folder."""
+    generated = ROOT / "generated"
+    return {f"{folder}/{path.relative_to(generated).as_posix()}" for path in generated.rglob("verified.json")}
 
 
 def _files(folder: Path) -> list[str]:

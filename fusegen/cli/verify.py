@@ -1,0 +1,162 @@
+"""``fusegen verify``: every prebuilt kernel against float64 and torch eager on this machine's GPU; the record of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from fusegen import target as targets
+from fusegen.cli.document import print_document
+from fusegen.cli.terminal import Terminal
+from fusegen.dtypes import DType
+from fusegen.errors import ArgumentError, TargetError
+from fusegen.runtime.dispatch import target_of
+from fusegen.specs import SPECS, Spec, find
+from fusegen.target import Target
+from fusegen.verify.accuracy import Errors
+from fusegen.verify.cases import cases
+from fusegen.verify.check import LOST, Outcome, is_alive
+from fusegen.verify.lowering import Prepared, can_run
+from fusegen.verify.record import TARGETS, folder_to_write, own_folder
+from fusegen.verify.run import Row, store, verify
+from fusegen.verify.status import problems
+
+_COLUMNS = ("spec", "dtype", "target", "passed", "worst error", "at", "eager's", "largest rms of eager's", "at")
+_NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all)")
+    parser.add_argument("--target", metavar="TARGET", action="append", help="of the text (default: all shipped that run here)")
+    parser.add_argument("--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all)")
+    parser.add_argument("--case", metavar="CASE", action="append", help="run this case alone, as in --case odd; store nothing")
+    parser.add_argument("--record", metavar="DIR", type=Path, help="where records go (default: generated/ of a checkout)")
+    parser.add_argument("--dry-run", action="store_true", help="store nothing")
+    parser.add_argument("--check", action="store_true", help="run nothing: are the records there, and of what is emitted today?")
+
+
+def run(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
+    specs = [find(name) for name in dict.fromkeys(options.names)] or list(SPECS.values())
+    return _check(options, specs, terminal) if options.check else _verify(options, specs, terminal)
+
+
+# Records.
+
+
+def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Terminal) -> int:
+    folder = options.record or own_folder()
+    found = []
+    for name in options.target or TARGETS:
+        for spec in specs:
+            terminal.progress(f"lowering every case of {spec.name} for {name}")
+            found += problems(spec, targets.target(name), folder)
+    if options.json:
+        print_document(terminal, "verify", folder=folder, problems=found)
+    for line in [] if options.json else found or ["every record is of what is emitted today"]:
+        terminal.line(line)
+    return 1 if found else 0
+
+
+# Runs.
+
+
+def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Terminal) -> int:
+    device = _device()
+    dtypes = _dtypes(options.dtype)
+    stores = device.type == "cuda" and not options.dry_run and not options.case
+    folder = folder_to_write(options.record) if stores else None
+    rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, _case_names(options.case, specs))
+    written = store(rows, folder, device) if folder is not None and is_alive(device) else []
+    if options.json:
+        print_document(terminal, "verify", rows=[_plain(row) for row in rows], written=written)
+    else:
+        _print(rows, written, terminal)
+    is_kept_back = folder is not None and not all(row.passed for row in rows)
+    return 1 if is_kept_back or any(row.failed for row in rows) else 0
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available() and torch.version.hip is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _dtypes(names: Sequence[str] | None) -> list[DType]:
+    known = {dtype.short: dtype for spec in SPECS.values() for dtype in spec.dtypes}
+    for name in names or ():
+        if name not in known:
+            raise ArgumentError(f"no spec takes the dtype {name!r}", mend=f"--dtype {' | '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names or known)]
+
+
+def _case_names(names: Sequence[str] | None, specs: Sequence[Spec]) -> Sequence[str]:
+    known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[0]))
+    for name in names or ():
+        if name not in known:
+            raise ArgumentError(f"no case is called {name!r}", mend=f"one of {', '.join(known)}")
+    return names or ()
+
+
+def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
+    """The targets that the user means, or all that ship and that the device can run; on a machine without a GPU its own.
+
+    Raises:
+        TargetError: there is no such target, or the device cannot run its text.
+    """
+    own = target_of(device)
+    if names is None:
+        return [target for target in map(targets.target, TARGETS) if can_run(target, own)] if device.type == "cuda" else [own]
+    for name in names:
+        if not can_run(targets.target(name), own):
+            raise TargetError(f"this machine cannot run text for {name}", mend=f"it runs {own.name}")
+    return [targets.target(name) for name in dict.fromkeys(names)]
+
+
+# What is printed.
+
+
+def _print(rows: Sequence[Row], written: Sequence[Path], terminal: Terminal) -> None:
+    terminal.table(_COLUMNS, [_row(row) for row in rows], right=_NUMBERS)
+    for row in rows:
+        for prepared, outcome in row.cases:
+            if not outcome.passed and outcome.skipped != LOST:
+                terminal.line(_complaint(row, prepared, outcome), "red" if outcome.failure else "yellow")
+    if any(outcome.skipped == LOST for row in rows for _, outcome in row.cases):
+        terminal.line(f"{LOST}: all cases after it", "red")
+    where = f" below {written[0].parents[2]}" if written else ""
+    terminal.line(f"{len(written)} records written{where}, each of a spec and target that passed in every case")
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    passed = sum(outcome.passed for _, outcome in row.cases)
+    errors = [(e, prepared.case.name) for prepared, outcome in row.cases for v in outcome.verdicts for e in (v.errors,)]
+    worst, worst_at = max(errors, key=lambda pair: _ratio(pair[0].worst, pair[0].eager_worst), default=(Errors(), ""))
+    rms, rms_at = max(errors, key=lambda pair: _ratio(pair[0].rms, pair[0].eager_rms), default=(Errors(), ""))
+    head = (row.spec.name, row.dtype.short, row.target.name, f"{passed}/{len(row.cases)}")
+    return (*head, f"{worst.worst:.2e}", worst_at, f"{worst.eager_worst:.2e}", f"{_ratio(rms.rms, rms.eager_rms):.3f}", rms_at)
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else 0.0
+
+
+def _complaint(row: Row, prepared: Prepared, outcome: Outcome) -> str:
+    head = f"{row.spec.name} {row.dtype.short} for {row.target.name}, {prepared.case.name} ({prepared.case}): {outcome.word}"
+    return f"{head}: {outcome.failure or outcome.skipped}"
+
+
+def _plain(row: Row) -> dict[str, object]:
+    cases = [_plain_case(prepared, outcome) for prepared, outcome in row.cases]
+    return {"spec": row.spec.name, "dtype": row.dtype, "target": row.target.name, "passed": row.passed, "cases": cases}
+
+
+def _plain_case(prepared: Prepared, outcome: Outcome) -> dict[str, object]:
+    what = {"name": prepared.case.name, "arguments": str(prepared.case), "plan": prepared.plan, "sources": prepared.digests}
+    found = {"verdict": outcome.word, "why": outcome.failure or outcome.skipped}
+    return what | found | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}

@@ -1,0 +1,138 @@
+"""The cache as a whole: what of it is ours, how much that is, and removing it while others use it.
+
+Whatever lies in the folder and does not look like an entry of ours is left alone: the folder may be a user's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusegen.errors import SettingsError
+
+_STALE_SECONDS = 3600  # after which a half-written file belongs to nobody
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One folder of the cache.
+
+    Attributes:
+        name: of the folder.
+        holds: what, in words.
+        globs: where its files lie.
+        entry: what the path of a finished file looks like, relative to the folder.
+        unfinished: what that of a half-written one looks like.
+    """
+
+    name: str
+    holds: str
+    globs: tuple[str, ...]
+    entry: re.Pattern[str]
+    unfinished: re.Pattern[str]
+
+
+_LIBRARY = re.compile(r"[0-9a-f]{64}\.(so|cpp)")
+_BUILDING = re.compile(r"building-\w+/[0-9a-f]{64}\.(so|cpp)")
+
+KINDS = (
+    Kind("cubin", "machine code for GPUs", ("entries/*/*", "tmp/*"), re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
+         re.compile(r"tmp/entry-\w+")),
+    Kind("cuda", "its CUDA text", ("*", ".*"), re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
+    Kind("cpu", "libraries of the CPU target, with their C++", ("*", "building-*/*"), _LIBRARY, _BUILDING),
+    Kind("emulator", "libraries of the emulator, with their C++", ("*", "building-*/*"), _LIBRARY, _BUILDING),
+)  # fmt: skip
+"""All folders of the cache."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kind takes.
+
+    Attributes:
+        name, holds: of the kind.
+        folder: where.
+        entries: kernels; a library and its source are one.
+        bytes: of all files of ours.
+    """
+
+    name: str
+    holds: str
+    folder: Path
+    entries: int
+    bytes: int
+
+
+def usage(root: Path) -> tuple[Usage, ...]:
+    """What each kind takes of a cache folder; of one that is not there, nothing.
+
+    Raises:
+        SettingsError: the folder cannot be read.
+    """
+    return tuple(_usage(root, kind, _ours(root, kind)) for kind in KINDS)
+
+
+def strangers(root: Path) -> tuple[str, ...]:
+    """Names in the cache folder that are not ours."""
+    try:
+        return tuple(sorted({path.name for path in root.iterdir()} - {kind.name for kind in KINDS}))
+    except OSError:
+        return ()
+
+
+def clear(root: Path) -> tuple[Usage, ...]:
+    """Removes all entries, file by file, and says what that was; folders stay, since others may be writing into them.
+
+    A process that uses an entry meanwhile keeps what it has loaded, or compiles once more.
+
+    Raises:
+        SettingsError: something cannot be removed.
+    """
+    return tuple(_clear(root, kind) for kind in KINDS)
+
+
+def _clear(root: Path, kind: Kind) -> Usage:
+    ours = _ours(root, kind)
+    try:
+        for path in sorted(ours, key=lambda path: path.suffix, reverse=True):  # a library before the source that it names
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{error.filename} cannot be removed: {error.strerror}", mend="remove it yourself") from None
+    return _usage(root, kind, ours)
+
+
+def _usage(root: Path, kind: Kind, ours: dict[Path, int]) -> Usage:
+    entries = {path.with_suffix("") for path in ours if kind.entry.fullmatch(path.relative_to(root / kind.name).as_posix())}
+    return Usage(kind.name, kind.holds, root / kind.name, len(entries), sum(ours.values()))
+
+
+def _ours(root: Path, kind: Kind) -> dict[Path, int]:
+    """Files of ours with their sizes."""
+    try:
+        if root.exists() and not root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return dict(_files(root / kind.name, kind))
+    except OSError as error:
+        raise SettingsError(
+            f"the cache folder {root} cannot be read: {error.strerror}", mend="set FUSEGEN_CACHE_DIR to a folder of yours"
+        ) from None
+
+
+def _files(folder: Path, kind: Kind) -> Iterator[tuple[Path, int]]:
+    now = time.time()
+    for path in (path for glob in kind.globs for path in folder.glob(glob)):
+        name = path.relative_to(folder).as_posix()
+        is_entry, is_unfinished = kind.entry.fullmatch(name), kind.unfinished.fullmatch(name)
+        if not (is_entry or is_unfinished) or path.is_symlink():
+            continue
+        try:
+            state = path.stat()
+        except FileNotFoundError:  # somebody else was faster
+            continue
+        if is_entry or now - state.st_mtime > _STALE_SECONDS:
+            yield path, state.st_size

@@ -1,0 +1,84 @@
+"""Arguments and results that no kernel takes: refused in the first call and in every later one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen import settings as settings_
+from fusegen.errors import ArgumentError, TraceError
+
+WIDE = [2**63, -(2**63) - 1, 2**100]
+
+
+@pytest.mark.parametrize("wide", WIDE)
+def test_an_integer_beyond_64_bits_in_a_later_call(wide: int) -> None:
+    kernel = fg.kernel(lambda x, n: x * n)
+    x = torch.ones(4)
+    assert torch.equal(kernel(x, 2), x * 2)
+    with pytest.raises(ArgumentError, match="does not fit 64 bits"):
+        kernel(x, wide)
+    assert torch.equal(kernel(x, -(2**63)), x * -(2**63)) and torch.equal(kernel(x, 2**63 - 1), x * (2**63 - 1))
+
+
+def test_an_integer_beyond_64_bits_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    settings_.settings.cache_clear()
+    try:
+        kernel = fg.kernel(lambda x, n: x + n)
+        x = torch.ones(4, dtype=torch.int64)
+        assert torch.equal(kernel(x, 2), x + 2)
+        with pytest.raises(ArgumentError, match="does not fit 64 bits"):
+            kernel(x, 2**64 + 2)  # which would be 2 in 64 bits
+    finally:
+        monkeypatch.delenv("FUSEGEN_EMULATE")
+        settings_.settings.cache_clear()
+
+
+def none(x: Any) -> Any:
+    x + 1
+
+
+def text(x: Any) -> Any:
+    del x
+    return "text"
+
+
+def mapping(x: Any) -> Any:
+    return {"a": x}
+
+
+def nested(x: Any) -> Any:
+    return x, (x, x)
+
+
+def number(x: Any) -> Any:
+    del x
+    return 3
+
+
+def either(x: Any) -> Any:
+    if x.dim() == 1:
+        return None
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "what", "line"),
+    [
+        (none, "returns None", "x + 1"),
+        (text, "returns a str", 'return "text"'),
+        (mapping, "returns a dict", 'return {"a": x}'),
+        (nested, "returns a tuple", "return x, (x, x)"),
+        (number, "returns a number", "return 3"),
+        (either, "returns None", "def either("),
+    ],
+)
+def test_results_that_are_no_tensors_name_the_line(function: Any, what: str, line: str) -> None:
+    with pytest.raises(TraceError, match=what) as caught:
+        fg.kernel(function)(torch.ones(4))
+    assert caught.value.where and __file__ in caught.value.where and line in caught.value.where
+    assert caught.value.mend

@@ -1,0 +1,161 @@
+"""``fusegen cache``: it counts and removes what is ours, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fusegen import settings as settings_
+from fusegen.cli.main import main
+from fusegen.errors import SettingsError
+from fusegen.jit import cache
+
+ROOT = Path(__file__).resolve().parents[2]
+HEX = "0123456789abcdef"
+
+OURS = {
+    f"cubin/entries/7c/{HEX * 3}{HEX[:14]}": 30,
+    f"cuda/{HEX * 2}.cu": 5,
+    f"cpu/{HEX * 4}.so": 20,
+    f"cpu/{HEX * 4}.cpp": 7,
+    f"emulator/{HEX * 4}.so": 11,
+}
+UNFINISHED = {
+    "cubin/tmp/entry-ab12": 3,
+    f"cuda/.{HEX * 2}.cu-x1_y2": 3,
+    f"cpu/building-ab_1/{HEX * 4}.cpp": 3,
+}
+THEIRS = (
+    ".bashrc", "notes.txt", "thesis/chapter.tex", "cpu/main.cpp", f"cpu/{HEX * 4}.txt", "cuda/kernel.cu", "cubin/entries/7c/readme",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with files of a user's in it."""
+    root = tmp_path / "home"
+    for name, size in (OURS | UNFINISHED).items():
+        _write(root / name, b"x" * size)
+    for name in THEIRS:
+        _write(root / name, b"precious")
+    monkeypatch.setattr(settings_, "settings", lambda: None)
+    monkeypatch.setattr("fusegen.cli.cache.settings", lambda: settings_.Settings(root, False, None))
+    return root
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _age(root: Path) -> None:
+    for name in UNFINISHED:
+        os.utime(root / name, (time.time() - 7200,) * 2)
+
+
+def test_usage(folder: Path) -> None:
+    found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
+    assert found == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11)}
+    assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0, 0, 0, 0]
+
+
+def test_clear_removes_ours_alone(folder: Path) -> None:
+    removed = {each.name: (each.entries, each.bytes) for each in cache.clear(folder)}
+    assert removed == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11)}
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert left == {*THEIRS, *UNFINISHED}, "what others are writing stays as well"
+    assert all(each.bytes == 0 for each in cache.clear(folder))
+
+
+def test_clear_removes_what_a_crash_left(folder: Path) -> None:
+    _age(folder)
+    assert sum(each.bytes for each in cache.clear(folder)) == sum((OURS | UNFINISHED).values())
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == set(THEIRS)
+
+
+def test_links_are_not_ours(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.so"
+    target.write_bytes(b"precious")
+    link = folder / "cpu" / f"{HEX * 3}{HEX[::-1]}.so"
+    link.symlink_to(target)
+    cache.clear(folder)
+    assert link.is_symlink() and target.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("action", [cache.usage, cache.clear])
+def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(SettingsError, match="cannot be read") as caught:
+        action(path)  # type: ignore[operator]
+    assert caught.value.mend and path.read_text() == "precious"
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "info"]) == 0
+    shown = capsys.readouterr().out
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +4 +73 B", shown)
+    assert main(["cache", "clear", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bytes"] == 73 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
+    assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
+
+
+def test_every_folder_of_the_package_is_known() -> None:
+    used = {name for path in (ROOT / "fusegen").rglob("*.py") for name in re.findall(r'cache_folder\("(\w+)"\)', path.read_text())}
+    assert used == {kind.name for kind in cache.KINDS}
+
+
+_MAKES = """
+import torch, fusegen as fg
+from fusegen.jit.nvrtc import compile_cubin
+kernel = fg.kernel(lambda x: x * 3 + 1)
+assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 4.0))
+for source in (low := kernel.lower(torch.empty(4, device="meta"), target="sm_90a")).sources:
+    compile_cubin(source, low.target.name)
+"""
+
+
+def test_what_is_really_made_is_known(tmp_path: Path) -> None:
+    """A run in a folder of its own leaves nothing that `clear` would not find."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)
+    found = {each.name: each.entries for each in cache.usage(tmp_path)}
+    assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0}
+    cache.clear(tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)
+
+
+_COMPILES = """
+import torch, fusegen as fg
+from fusegen.jit.host import compile_shared
+from fusegen.jit.nvrtc import compile_cubin
+from fusegen.settings import cache_folder
+low = fg.kernel(lambda x: x * 3 + 1).lower(torch.empty(4, device="meta"), target="sm_90a")
+for _ in range(30):
+    assert compile_cubin(low.sources[0], "sm_90a").cubin[:4] == b"\\x7fELF"
+    compile_shared("extern \\"C\\" int f() { return 1; }", ("-O0",), cache_folder("cpu"))
+"""
+
+
+def test_clearing_while_others_write(tmp_path: Path) -> None:
+    """Whoever compiles while the cache is cleared again and again gets a result each time."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}
+    worker = subprocess.Popen([sys.executable, "-c", _COMPILES], env=environment, stderr=subprocess.PIPE, text=True)
+    removed = 0
+    while worker.poll() is None:
+        removed += sum(each.entries for each in cache.clear(tmp_path))
+        time.sleep(0.01)
+    assert worker.stderr is not None
+    assert worker.returncode == 0, worker.stderr.read()
+    assert removed, "nothing was cleared meanwhile"

@@ -1,0 +1,300 @@
+"""Whatever is typed: an exit code of ours, one line of error, nothing on stdout beside it, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fusegen.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+USER_FILE = """
+import sys
+from typing import Annotated
+import torch
+from torch import Tensor
+import fusegen as fg
+
+class Mute(BaseException):
+    def __str__(self):
+        raise SystemExit(5)
+
+@fg.kernel
+def pair(x, y): return x + y
+@fg.kernel
+def nothing(): return torch.zeros(3)
+@fg.kernel
+def static(x, n: fg.Static[int]): return x * n
+@fg.kernel
+def scalar(x, n: float): return x * n
+@fg.kernel
+def mode(x, mode: str): return x + 1 if mode == "up" else x - 1
+@fg.kernel
+def named(x: Annotated[Tensor, "rows cols"]): return x * 2
+@fg.kernel
+def strange(x: Annotated[Tensor, "0 -1 é"]): return x * 2
+@fg.kernel
+def long(x: Annotated[Tensor, " ".join(f"d{i}" for i in range(200))]): return x * 2
+@fg.kernel
+def outer(x, y): return x[:, None] * y[None, :]
+@fg.kernel
+def exits(x): sys.exit(0)
+@fg.kernel
+def mute(x): raise Mute
+@fg.kernel
+def endless(x): return endless.function(x)
+@fg.kernel
+def text(x): return "text"
+"""
+
+
+def run(words: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+def check(words: Sequence[str]) -> str:
+    """Runs a command, asserts what holds for every command, and returns stderr."""
+    code, out, err = run(words)
+    assert code in (0, 1, 2), words
+    assert "Traceback" not in out + err, words
+    if code:
+        assert out == "", words
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and err.splitlines()[-1] == errors[0], (words, err)
+        assert errors[0].isprintable() and len(errors[0]) < 4000
+    return err
+
+
+@pytest.fixture(scope="module")
+def user_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with kernels of a user's."""
+    path = tmp_path_factory.mktemp("hostile") / "mine.py"
+    path.write_text(USER_FILE)
+    return str(path)
+
+
+# Random words. Commands that take long or remove something are drawn with words that they refuse.
+
+NAMES = st.sampled_from(
+    ["gelu", "softmax", "gleu", "FILE:pair", "FILE:static", "FILE:named", "FILE:outer", "FILE:text", "FILE:", "FILE", "os:path"]
+)
+SHAPES = st.builds(
+    "{}={}".format, st.sampled_from(["x", "y", "rows", "é", "", "x=x"]), st.from_regex(r"\A[0-9x:-]{0,12}(:(f32|bf16|bool|i9))?\Z")
+)
+VALUES = st.builds(
+    "{}={}".format, st.sampled_from(["n", "mode", "x", ""]), st.text(max_size=20) | st.integers().map(str) | st.floats().map(str)
+)
+NONSENSE = st.text(max_size=12) | st.sampled_from(
+    ["--", "-", "--json", "--target", "\0", "\udcff", "--arg=", "--shape", "--=", "-h=", "..", "/"]
+)
+OPTIONS = st.one_of(
+    st.tuples(st.just("--target"), st.sampled_from(["sm_90a", "cpu", "sm_80", "sm_1", "", "CPU"])),
+    st.tuples(st.just("--dtype"), st.sampled_from(["bf16", "f64", "bool", "complex64", ""])),
+    st.tuples(st.just("--stage"), st.sampled_from(["trace", "plan", "cuda", "cpp", "asm"])),
+    st.tuples(st.just("--shape"), SHAPES),
+    st.tuples(st.just("--arg"), VALUES),
+    st.tuples(st.just("--json")),
+    st.tuples(NONSENSE),
+)
+KERNEL_WORDS = st.builds(
+    lambda command, name, options: [command, name, *(word for option in options for word in option)],
+    st.sampled_from(["show", "explain"]), NAMES | NONSENSE, st.lists(OPTIONS, max_size=4),
+)  # fmt: skip
+OTHER_WORDS = st.builds(
+    lambda command, words: [command, *words],
+    st.sampled_from([*COMMANDS, "", "shwo", "--json", "--nonsense"]),
+    st.lists(st.just("--nonsense") | NONSENSE, min_size=1, max_size=4),
+).filter(lambda words: "--nonsense" in words)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=KERNEL_WORDS | OTHER_WORDS)
+@example(words=["explain", "FILE:pair", "--shape", "x=4294967296x1", "y=1x4294967296"])
+@example(words=["explain", "FILE:outer", "--shape", "x=1152921504606846975", "y=1152921504606846975"])
+@example(words=["explain", "FILE:long"])
+@example(words=["explain", "FILE:strange"])
+@example(words=["show", "FILE:exits", "--shape", "x=4"])
+@example(words=["show", "FILE:mute", "--shape", "x=4", "--json"])
+@example(words=["show", "FILE:endless", "--shape", "x=4"])
+@example(words=["show", "FILE:nothing"])
+@example(words=["show", "FILE:named", "--shape", "rows=3x4"])
+@example(words=["show", "gelu", "--shape", "x=" + "9" * 5000])
+@example(words=["show", "gelu", "--shape", "x=" + "1x" * 5000 + "1"])
+@example(words=["show", "gelu", "--shape", "x=4", "x=5"])
+@example(words=["show", "gelu", "--shape", "x=٣x٤"])
+@example(words=["show", "FILE:scalar", "--shape", "x=4", "--arg=n=" + "-" * 9000 + "1"])
+@example(words=["show", "FILE:scalar", "--shape", "x=4", "--arg=n=" + "9" * 5000])
+@example(words=["show", "FILE:scalar", "--shape", "x=4", "--arg=n={[]: 1}"])
+@example(words=["show", "FILE:scalar", "--shape", "x=4", "--arg=n='\\d'"])
+@example(words=["show", "FILE:static", "--shape", "x=4", "--arg", "n=" + "9" * 20_000])
+@example(words=["bench", "--show", "/"])
+@example(words=["bench", "--show", "/dev/null"])
+@example(words=["cache", "clean"])
+def test_any_words(user_file: str, words: list[str]) -> None:
+    check([word.replace("FILE", user_file) for word in words])
+
+
+def test_literals_that_look_alike(user_file: str) -> None:
+    """A text stays a text where the annotation says so; words for numbers are numbers."""
+    code, out, _ = run(["show", f"{user_file}:mode", "--shape", "x=4", "--stage", "graph", "--arg", "mode=true"])
+    assert code == 0 and "sub" in out
+    code, out, _ = run(["show", f"{user_file}:static", "--shape", "x=4", "--stage", "graph", "--arg", "n=inf"])
+    assert code == 0 and "inf" in out
+
+
+# Files that are no record of a benchmark.
+
+RECORD = (ROOT / "docs" / "bench" / "h200.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{}", b"[]", b"null", b"1", b'"text"', b"\xff\xfe", b"{" * 100_000, b"[" * 100_000,
+        RECORD[: len(RECORD) // 2].encode(),
+        b'{"format": 1}', b'{"format": 1, "rows": 3, "latency": [], "environment": {}}',
+        RECORD.replace('"fusegen_us": ', '"fusegen_us": 1e999, "x": ', 1).encode(),
+        RECORD.replace('"fusegen_us": ', '"fusegen_us": NaN, "fusegen_us": ', 1).encode(),
+        RECORD.replace('"case": "', '"case": 3, "case_": "', 1).encode(),
+        RECORD.replace('"fusegen_us": 1', f'"fusegen_us": 1{"0" * 400}', 1).encode(),
+        RECORD.replace('"bytes": ', '"bytes": "many", "bytes_": ', 1).encode(),
+    ],
+)  # fmt: skip
+def test_records(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    for words in (["bench", "--show", str(path)], ["bench", "--show", str(path), "--json"]):
+        check(words)
+
+
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1" + "0" * 400, "-1", "0", "true", "[]"])
+@pytest.mark.parametrize("field", ["fusegen_us", "bytes", "copy_us", "launches", "difference", "threads"])
+def test_numbers_in_records(tmp_path: Path, field: str, value: str) -> None:
+    import re
+
+    path = tmp_path / "record.json"
+    path.write_text(re.sub(rf'"{field}": [^,\n]+', f'"{field}": {value}', RECORD))
+    check(["bench", "--show", str(path)])
+
+
+@pytest.mark.parametrize("out", ["", "/", "/dev/null/x.json", "/proc/x.json"])
+def test_places_that_cannot_be_written_are_refused_before_anything_is_timed(out: str) -> None:
+    assert "timing" not in check(["bench", "gelu", "--device", "cpu", "--quick", "--out", out])
+
+
+# Files of a user's.
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (b"x = 1\n" * 200_000 + b"def f(:\n", "SyntaxError"),
+        (b"(" * 100_000, ""),
+        (b"f(" * 5000 + b")" * 5000, ""),
+        (b"a = " + b"-" * 50_000 + b"1\n", ""),
+        (b"\xff\xfe\x00", "importing"),
+        (b"raise KeyboardInterrupt\n", "interrupted"),
+        (b"class E(BaseException):\n    def __str__(self): raise ValueError\nraise E\n", "E"),
+        (b"raise RuntimeError('\\x1b[2J\\udcff' * 1000)\n", "\\x1b[2J\\udcff"),
+        (b"def f(): f()\nf()\n", "RecursionError"),
+        (b"import sys; sys.stdout.close(); sys.stderr.write('loud\\n')\n", ""),
+        (b"import sys; sys.stdout = None\n", "no kernel"),
+        (b"import os; os.chdir('/'); raise OSError(5, 'five')\n", "five"),
+        (b"input()\n", ""),
+        (b"__getattr__ = lambda name: 1 / 0\n", ""),
+    ],
+)
+def test_files(tmp_path: Path, text: bytes, part: str) -> None:
+    path = tmp_path / "hostile.py"
+    path.write_bytes(text)
+    done = process("show", f"{path}:f")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode in (1, 2) and done.stdout == "" and "Traceback" not in done.stderr
+    assert part in (errors[0] if errors else "")
+    assert len(errors) == (0 if b"stdout.close" in text else 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/:f", "/.py:f", "..:f", "a..b:f", ".a:f", "a b:f", "\0:f", "a\0.py:f", "é.ü:f", "-:f", "1:f", "json.:f", "fusegen:kernel"],
+)
+def test_modules(name: str) -> None:
+    check(["show", name, "--shape", "x=4"])
+
+
+def test_folders_and_pipes(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    for name in ("folder.py", "pipe.py"):
+        assert "no file" in check(["show", f"{tmp_path / name}:f"])
+
+
+# What surrounds the process.
+
+
+def process(*words: str, shell: str = "", **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, with variables set or (None) taken away, and the shell's redirections."""
+    inherited = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "fusegen", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=120, stdin=subprocess.DEVNULL,
+        env={name: value for name, value in inherited.items() if value is not None},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "shell", "environment", "code"),
+    [
+        (("show", "gelu", "--stage", "trace"), ">&-", {}, 1),
+        (("--help",), ">&-", {}, 1),
+        (("shwo",), "2>&-", {}, 2),
+        (("show", "gelu", "--stage", "trace"), "<&- >&- 2>&-", {}, 1),
+        (("explain", "gelu_new"), "", {"PYTHONIOENCODING": "ascii"}, 0),
+        (("show", "--help"), "", {"PYTHONIOENCODING": "ascii"}, 0),
+        (("explain", "gelu_new", "--json"), "", {"PYTHONIOENCODING": "ascii"}, 0),
+        (("shwo",), "", {"PYTHONIOENCODING": "ascii"}, 2),
+        (("explain", "gelu_new"), "", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 0),
+        (("cache", "info"), "", {"FORCE_COLOR": "1", "COLUMNS": "1"}, 0),
+        (("cache", "info"), "", {"FORCE_COLOR": "1", "COLUMNS": "-3", "TERM": "dumb"}, 0),
+        (("cache", "--help"), "", {"COLUMNS": "1"}, 0),
+        (("cache", "info"), "", {"HOME": None, "XDG_CACHE_HOME": None, "FUSEGEN_CACHE_DIR": None}, 0),
+        (("cache", "info"), "", {"FUSEGEN_CACHE_DIR": "~nobody-of-this-name"}, 1),
+        (("cache", "clear"), "", {"FUSEGEN_CACHE_DIR": "/dev/null"}, 1),
+        (("show", "gelu", "--stage", "sass"), "", {"FUSEGEN_CACHE_DIR": "/proc/nowhere"}, 1),
+    ],
+)
+def test_surroundings(words: Sequence[str], shell: str, environment: dict[str, str | None], code: int) -> None:
+    done = process(*words, shell=shell, **environment)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr and "Exception ignored" not in done.stderr
+    assert code == 0 or done.stdout == ""
+    assert code or done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("cache", "info"), ("cache", "info", "--json")])
+def test_a_full_disk(words: Sequence[str]) -> None:
+    done = process(*words, shell="> /dev/full")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+
+
+def test_words_that_are_no_text() -> None:
+    command = [os.fsencode(sys.executable), b"-m", b"fusegen", b"show", b"\xff\xfe"]
+    for encoding in ("utf-8", "ascii"):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+        assert done.returncode == 2 and done.stderr.startswith(b"error: ") and done.stderr.count(b"\n") == 1

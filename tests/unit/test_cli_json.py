@@ -1,0 +1,126 @@
+"""``--json``: one document alone on stdout, whatever the command and whatever a user's code prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusegen import __version__
+from fusegen.bench.cases import CASES
+from fusegen.cli import bench, demo
+from fusegen.cli.demo_stages import ARCHITECTURES
+from fusegen.cli.document import plain_value
+from fusegen.cli.main import COMMANDS, main
+from fusegen.dtypes import DType
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    """What a command prints, which is JSON and nothing else."""
+    done = main([*words, "--json"])
+    out, err = capsys.readouterr()
+    assert done == code, err
+    assert out.isascii(), "it can be printed in every encoding"
+    found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert isinstance(found, dict)
+    assert (found["command"], found["version"]) == (words[0], __version__)
+    return found
+
+
+def test_every_command_has_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "show", "gelu", "--target", "sm_80")
+    assert set(found) == {"command", "version", "kernel", "target", "stages", "missing"}
+    assert (found["kernel"], found["target"], found["missing"]) == ("gelu", "sm_80", {})
+    assert list(found["stages"]) == ["trace", "graph", "groups", "plan", "cuda"]
+    assert "fg_gelu(" in found["stages"]["cuda"]
+    assert list(document(capsys, "show", "gelu", "--stage", "plan")["stages"]) == ["plan"]
+
+
+def test_show_without_a_tool(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.jit.disassemble.find_nvdisasm", lambda: None)
+    found = document(capsys, "show", "gelu", "--stage", "all")
+    assert "nvdisasm" in found["missing"]["sass"] and "sass" not in found["stages"]
+    assert main(["show", "gelu", "--stage", "sass", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "nvdisasm" in err
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "explain", "gelu", "--target", "sm_90a", "--shape", "x=4x96:f16")
+    assert found["sizes"] == {"x_dim0": 4}
+    (step,) = found["steps"]
+    assert step["kind"] == "pointwise" and step["read_bytes"] == step["written_bytes"] == 4 * 96 * 2
+    assert found["fusegen"] == {"launches": 1, "moved_bytes": 2 * 4 * 96 * 2}
+    assert found["eager"] == {"launches": 1, "operations": ["gelu"], "moved_bytes": 2 * 4 * 96 * 2}
+    library = document(capsys, "explain", "linear_bias_gelu", "--target", "cpu")["steps"][0]
+    assert library["name"] is library["grid"] is library["block"] is None and library["kind"] == "library product"
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, "list")
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cases = tuple(replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec == "gelu")
+    monkeypatch.setattr(bench, "CASES", cases)
+    path = tmp_path / "bench.json"
+    found = document(capsys, "bench", "--quick", "--device", "cpu", "--out", str(path))
+    assert set(found) == {"command", "version", "format", "environment", "rows", "latency"}
+    assert found["rows"][0]["case"] == "gelu"
+    stored = document(capsys, "bench", "--show", str(path))
+    assert stored == found and {"command": "bench", "version": __version__} | json.loads(path.read_text()) == found
+
+
+def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "FUSIONS", (replace(demo.FUSIONS[0], shapes={"x": (2, 8, 32)}),))
+    (fusion,) = document(capsys, "demo", "--device", "cpu")["fusions"]
+    assert fusion["kernel"] == "gelu_new" and fusion["missing"] == [] and "fg_gelu_new(" in fusion["sources"][0]
+    assert [each["architecture"] for each in fusion["compiled"]] == list(ARCHITECTURES)
+    assert [each["name"] for each in fusion["measured"]["timings"]] == ["fusegen", "torch eager", "copy of as many bytes"]
+
+
+def test_what_a_user_prints_does_not_mix_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "loud.py"
+    path.write_text(
+        "import os, subprocess, fusegen as fg\n"
+        "print('from Python'); os.write(1, b'from below\\n'); subprocess.run(['echo', 'from a process'])\n"
+        "@fg.kernel\ndef loud(x):\n    print('from the body')\n    return x + 1\n"
+    )
+    command = [sys.executable, "-m", "fusegen", "show", f"{path}:loud", "--shape", "x=4x8", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stdout)["kernel"] == "loud"
+    for text in ("from Python", "from below", "from a process", "from the body"):
+        assert text in done.stderr
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: object
+    right: object
+
+
+def test_values() -> None:
+    assert plain_value(Pair(DType.BFLOAT16, Colour.RED)) == {"left": "bf16", "right": "red"}
+    assert plain_value([float("nan"), float("inf"), -float("inf"), 1.5, True, None]) == ["nan", "inf", "-inf", 1.5, True, None]
+    assert plain_value({1: Path("a/b"), "c": {3, 1, 2}}) == {"1": "a/b", "c": [1, 2, 3]}
+    with pytest.raises(TypeError, match="bytes"):
+        plain_value(b"")

@@ -1,0 +1,76 @@
+"""Progress goes to stderr alone: a line that is replaced where a person looks at it, lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from fusegen.cli.terminal import Terminal
+from fusegen.cli.text import printable, shortened
+
+
+class Screen(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal is an ordinary one of 40 columns."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+
+
+def test_a_person_sees_one_line_that_goes() -> None:
+    out, err = io.StringIO(), Screen()
+    terminal = Terminal(out, err)
+    terminal.progress("first")
+    terminal.progress("second " * 20)
+    terminal.line("result")
+    first, second, rest = err.getvalue().split("\r\x1b[K")
+    assert first == "first" and second.startswith("second") and len(second) == 39 and rest == ""
+    assert out.getvalue() == "result\n"
+    terminal.progress()
+    assert err.getvalue().endswith("\r\x1b[K"), "it is taken back once"
+    assert err.getvalue().count("\x1b[K") == 2
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_elsewhere_it_is_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+    monkeypatch.setenv("TERM", term)
+    out, err = io.StringIO(), Screen() if term == "dumb" else io.StringIO()
+    terminal = Terminal(out, err)
+    terminal.progress("first")
+    terminal.progress("second")
+    terminal.table(("a", "b"), [("1", "2")])
+    terminal.progress()
+    assert err.getvalue() == "first\nsecond\n" and "first" not in out.getvalue()
+
+
+def test_nowhere() -> None:
+    terminal = Terminal(io.StringIO())
+    terminal.progress("first")
+    terminal.progress()
+
+
+def test_text_is_printed_as_it_is() -> None:
+    screen = Screen()
+    Terminal(screen).line("[bold]x[/] :smile: 1.5")
+    assert "[bold]x[/] :smile: 1.5" in screen.getvalue()
+
+
+def test_a_terminal_without_room_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    screen = Screen()
+    Terminal(screen).table(("name", "size"), [("gelu", "3")])
+    assert screen.getvalue() == " name  size\n gelu  3\n"
+
+
+def test_one_line() -> None:
+    assert printable("a\nb\t\x1b[2J\0\udcff é") == "a b \\x1b[2J\\x00\\udcff é"
+    assert (shortened("abcd", 4), shortened("abcde", 4), shortened("ab", 0)) == ("abcd", "abc…", "…")

@@ -1,0 +1,62 @@
+"""What others may rely on: public names, their attributes, the commands. A change here is a change for every user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel"]
+
+
+def public(value: object) -> set[str]:
+    """Names of an object that do not begin with an underscore."""
+    return {name for name in dir(value) if not name.startswith("_")}
+
+
+def test_the_package() -> None:
+    assert fg.__all__ == NAMES
+    assert set(NAMES) <= set(dir(fg))
+    for name in NAMES:
+        assert getattr(fg, name) is not None
+    with pytest.raises(AttributeError, match="'fusegen' has no attribute 'nonsense'"):
+        getattr(fg, "nonsense")  # noqa: B009 - a type checker refuses the other spelling, as it should
+
+
+def test_a_star_gives_the_public_names() -> None:
+    scope: dict[str, object] = {}
+    exec("from fusegen import *", scope)
+    assert {name for name in scope if name != "__builtins__"} == set(NAMES)
+
+
+def test_kernels() -> None:
+    kernel = fg.kernel(lambda x: x + 1)
+    assert isinstance(kernel, fg.Kernel)
+    assert public(kernel) == {"function", "lower"}
+    lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
+    assert isinstance(lowered, fg.Lowered)
+    assert public(lowered) == {"asm", "explain", "graph", "groups", "program", "sizes", "sources", "target", "traced"}
+    assert set(lowered.asm) == {"cuda", "ptx", "sass"}
+    assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}
+
+
+def test_errors_have_their_parts() -> None:
+    assert {"what", "where", "mend", "one_line"} <= public(fg.FusegenError("it went wrong"))
+
+
+def test_the_commands() -> None:
+    assert list(COMMANDS) == ["list", "show", "explain", "demo", "bench", "verify", "doctor", "cache"]
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    """`fusegen doctor` has to start where torch does not."""
+    code = "import sys, fusegen, fusegen.cli.main, fusegen.cli.doctor; print('torch' in sys.modules, 'rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["False", "False"]
