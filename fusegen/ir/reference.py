@@ -22,32 +22,43 @@ from fusegen.ir.symbolic import literal
 Rule: TypeAlias = Callable[..., Any]
 
 
-def evaluate(graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None) -> tuple[Tensor, ...]:
-    """The graph's results in float64 (int64, bool), on the CPU.
+def evaluate(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    scalars: Mapping[str, float] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """The graph's results in float64 (int64, bool).
 
     Args:
         graph: as traced, before any pass.
         inputs: a tensor an input, of any float dtype; values are taken as they are, only widened.
         scalars: values of the run-time scalars.
+        device: where; not that of the inputs by itself, so that a GPU is checked by another machine unless there is too much to do.
     """
-    return Interpreter(graph, inputs, scalars or {}).run()
+    return Interpreter(graph, inputs, scalars or {}, torch.device(device)).run()
 
 
 class Interpreter:
     """Evaluates a graph node by node."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
+    def __init__(self, graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float], device: torch.device) -> None:
         self.graph = graph
-        self.inputs = {name: widen(tensor.detach().cpu()) for name, tensor in inputs.items()}
+        self.inputs = {name: widen(tensor.detach().to(device)) for name, tensor in inputs.items()}
         self.scalars = scalars
+        self.device = device
         self.sizes = _bind_sizes(graph, self.inputs)
 
     def run(self) -> tuple[Tensor, ...]:
         """All results."""
-        values: list[Tensor] = []
-        with torch.device("cpu"):  # whatever torch's default device is
-            for node in self.graph.nodes:
-                values.append(self._evaluate(node, [values[a] for a in node.args]))
+        values: dict[int, Tensor] = {}
+        last_use = {a: position for position, node in enumerate(self.graph.nodes) for a in node.args}
+        with torch.device(self.device):  # whatever torch's default device is
+            for position, node in enumerate(self.graph.nodes):
+                values[position] = self._evaluate(node, [values[a] for a in node.args])
+                for done in {a for a in node.args if last_use[a] == position} - set(self.graph.outputs):
+                    del values[done]  # scores of attention take gigabytes
         return tuple(values[o] for o in self.graph.outputs)
 
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
@@ -164,6 +175,7 @@ RULES: dict[Op, Rule] = {
     Op.EXPM1: torch.expm1,
     Op.LOG: torch.log,
     Op.LOG1P: torch.log1p,
+    Op.LOG2: torch.log2,
     Op.SQRT: torch.sqrt,
     Op.RSQRT: torch.rsqrt,
     Op.SIN: torch.sin,
@@ -189,6 +201,11 @@ RULES: dict[Op, Rule] = {
     Op.LOGICAL_AND: torch.logical_and,
     Op.LOGICAL_OR: torch.logical_or,
     Op.LOGICAL_XOR: torch.logical_xor,
+    Op.BITWISE_AND: torch.bitwise_and,
+    Op.BITWISE_OR: torch.bitwise_or,
+    Op.BITWISE_XOR: torch.bitwise_xor,
+    Op.LEFT_SHIFT: torch.bitwise_left_shift,
+    Op.RIGHT_SHIFT: torch.bitwise_right_shift,
     Op.WHERE: torch.where,
     Op.RECIPROCAL: torch.reciprocal,
     Op.SQUARE: torch.square,

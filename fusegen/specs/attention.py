@@ -45,8 +45,11 @@ def flash_attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Te
     return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).to(v.dtype) @ v
 
 
-def _heads(dtype: torch.dtype) -> Arguments:
-    return {name: meta(4, 16, 4096, 128, dtype=dtype) for name in "qkv"}
+def _heads(
+    dtype: torch.dtype, batch: int = 4, heads: int = 16, queries: int = 4096, keys: int = 4096, channels: int = 128
+) -> Arguments:
+    positions = {"q": queries, "k": keys, "v": keys}
+    return {name: meta(batch, heads, count, channels, dtype=dtype) for name, count in positions.items()}
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -54,8 +57,10 @@ def alibi_slopes(heads: int) -> Tensor:
     return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32))
 
 
-def _heads_and_slopes(dtype: torch.dtype) -> Arguments:
-    return _heads(dtype) | {"slopes": alibi_slopes(16)}
+def _heads_and_slopes(
+    dtype: torch.dtype, batch: int = 4, heads: int = 16, queries: int = 4096, keys: int = 4096, channels: int = 128
+) -> Arguments:
+    return _heads(dtype, batch, heads, queries, keys, channels) | {"slopes": alibi_slopes(heads)}
 
 
 SPECS = (

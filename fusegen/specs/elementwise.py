@@ -48,20 +48,20 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _activation(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(16384, 8192, dtype=dtype)}
+def _activation(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
+    return {"x": meta(rows, features, dtype=dtype)}
 
 
-def _gpt2(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(8, 1024, 3072, dtype=dtype)}
+def _gpt2(dtype: torch.dtype, batch: int = 8, positions: int = 1024, features: int = 3072) -> Arguments:
+    return {"x": meta(batch, positions, features, dtype=dtype)}
 
 
-def _bias_gelu_add(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(16384, 8192, dtype=dtype), "bias": meta(8192, dtype=dtype), "residual": meta(16384, 8192, dtype=dtype)}
+def _bias_gelu_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
+    return {name: meta(rows, features, dtype=dtype) for name in ("x", "residual")} | {"bias": meta(features, dtype=dtype)}
 
 
-def _swiglu(dtype: torch.dtype) -> Arguments:
-    return {"gate": meta(4096, 14336, dtype=dtype), "up": meta(4096, 14336, dtype=dtype)}
+def _swiglu(dtype: torch.dtype, rows: int = 4096, features: int = 14336) -> Arguments:
+    return {name: meta(rows, features, dtype=dtype) for name in ("gate", "up")}
 
 
 SPECS = (

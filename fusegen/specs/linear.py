@@ -30,13 +30,13 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 
-def _linear_bias_gelu(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(8192, 4096, dtype=dtype), "weight": meta(16384, 4096, dtype=dtype), "bias": meta(16384, dtype=dtype)}
+def _linear_bias_gelu(dtype: torch.dtype, rows: int = 8192, inputs: int = 4096, outputs: int = 16384) -> Arguments:
+    return {"x": meta(rows, inputs, dtype=dtype), "weight": meta(outputs, inputs, dtype=dtype), "bias": meta(outputs, dtype=dtype)}
 
 
-def _linear_rotary(dtype: torch.dtype) -> Arguments:
-    angles = {name: meta(8192, 2048, dtype=dtype) for name in ("cos", "sin")}
-    return {"x": meta(8192, 4096, dtype=dtype), "weight": meta(4096, 4096, dtype=dtype)} | angles
+def _linear_rotary(dtype: torch.dtype, rows: int = 8192, inputs: int = 4096, pairs: int = 2048) -> Arguments:
+    angles = {name: meta(rows, pairs, dtype=dtype) for name in ("cos", "sin")}
+    return {"x": meta(rows, inputs, dtype=dtype), "weight": meta(2 * pairs, inputs, dtype=dtype)} | angles
 
 
 SPECS = (

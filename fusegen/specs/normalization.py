@@ -62,28 +62,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fg.Static[flo
     return F.rms_norm(h, (h.shape[-1],), weight, eps), h
 
 
-def _affine(dtype: torch.dtype, rows: int, features: int) -> Arguments:
+def _layer_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
     return {"x": meta(rows, features, dtype=dtype), "weight": meta(features, dtype=dtype), "bias": meta(features, dtype=dtype)}
 
 
-def _layer_norm(dtype: torch.dtype) -> Arguments:
-    return _affine(dtype, 16384, 4096)
+def _layer_norm_gelu_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
+    return _layer_norm(dtype, rows, features) | {"residual": meta(rows, features, dtype=dtype)}
 
 
-def _layer_norm_gelu_add(dtype: torch.dtype) -> Arguments:
-    return _affine(dtype, 16384, 8192) | {"residual": meta(16384, 8192, dtype=dtype)}
+def _layer_norm_backward(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
+    return {name: meta(rows, features, dtype=dtype) for name in ("x", "dy")} | {"weight": meta(features, dtype=dtype)}
 
 
-def _layer_norm_backward(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(16384, 4096, dtype=dtype), "dy": meta(16384, 4096, dtype=dtype), "weight": meta(4096, dtype=dtype)}
+def _rms_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
+    return {"x": meta(rows, features, dtype=dtype), "weight": meta(features, dtype=dtype)}
 
 
-def _rms_norm(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(16384, 4096, dtype=dtype), "weight": meta(4096, dtype=dtype)}
-
-
-def _add_rms_norm(dtype: torch.dtype) -> Arguments:
-    return _rms_norm(dtype) | {"residual": meta(16384, 4096, dtype=dtype)}
+def _add_rms_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
+    return _rms_norm(dtype, rows, features) | {"residual": meta(rows, features, dtype=dtype)}
 
 
 SPECS = (

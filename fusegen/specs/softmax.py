@@ -18,8 +18,8 @@ def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-def _rows(dtype: torch.dtype) -> Arguments:
-    return {"x": meta(16384, 4096, dtype=dtype)}
+def _rows(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
+    return {"x": meta(rows, features, dtype=dtype)}
 
 
 SPECS = (Spec("softmax", softmax, "softmax", _rows),)

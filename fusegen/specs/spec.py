@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from fusegen.api import Kernel
 from fusegen.dtypes import DType
 
 Arguments: TypeAlias = dict[str, Any]
-Example: TypeAlias = Callable[[torch.dtype], Arguments]
+Example: TypeAlias = Callable[..., Arguments]
 
 DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 """What every prebuilt fusion takes."""
@@ -28,7 +29,8 @@ class Spec:
         name: on the command line.
         kernel: the declaration.
         family: its file.
-        example: canonical arguments for a dtype, by parameter: meta tensors, tensors whose values matter, static values.
+        example: arguments for a dtype, by parameter: meta tensors, tensors whose values matter, static values. Its other
+            parameters are sizes, whose defaults are the canonical ones.
         dtypes: element types that it takes.
     """
 
@@ -42,6 +44,12 @@ class Spec:
     def formula(self) -> str:
         """The first line of the declaration's docstring."""
         return (self.kernel.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that the example takes, with their canonical values."""
+        parameters = inspect.signature(self.example).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def fresh(self) -> Kernel[..., Any]:
         """The kernel without memory of earlier calls: what it generates follows from its arguments alone."""

@@ -1,35 +1,19 @@
-"""The accuracy rule: how far a result may be from float64, measured by what torch eager does on the same inputs."""
+"""The accuracy rule as an assertion."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from fusegen.ir.reference import widen
-
-_ENOUGH = 1 << 16  # elements from which on the root mean square says something
+from fusegen.verify.accuracy import judge
 
 
 def check(got: Tensor, eager: Tensor, reference: Tensor) -> None:
-    """Fails unless a result is about as accurate as eager's: root mean square within 1.1 (16-bit) or 1.25 times, maximum within
-    twice eager's plus two units in the last place."""
-    assert got.shape == eager.shape and got.dtype is eager.dtype
-    reference = reference.to(got.device)
-    ours, theirs = (widen(t).sub(reference).double() for t in (got, eager))
-    assert bool((got.isnan() == reference.isnan()).all()), "NaN in other places than the reference"
-    finite = reference.isfinite() & got.isfinite() & eager.isfinite()
-    ours, theirs, expected = ours[finite], theirs[finite], reference[finite]
-    if not ours.numel():
-        return
-    ulp = torch.finfo(got.dtype).eps * expected.abs().clamp(min=torch.finfo(got.dtype).tiny)
-    worst = (ours.abs() - 2 * ulp).max()
-    assert worst <= 2 * theirs.abs().max(), f"maximum error {ours.abs().max():.3e}, eager {theirs.abs().max():.3e}"
-    if ours.numel() >= _ENOUGH:
-        bound = 1.25 if got.dtype is torch.float32 else 1.1
-        rms = [t.square().mean().sqrt().item() for t in (ours, theirs)]
-        assert rms[0] <= bound * rms[1] + 1e-300, f"root mean square error {rms[0]:.3e}, eager {rms[1]:.3e}"
+    """Fails unless a result is about as accurate as eager's: see `fusegen.verify.accuracy`."""
+    verdict = judge(got, eager, reference.to(got.device))
+    assert not verdict.failure, verdict.failure
 
 
 def check_function(kernel: Callable[..., object], eager: Callable[..., object], inputs: Sequence[object]) -> None:

@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from fusegen.jit.nvrtc import compile_cubin
+from fusegen.source import Source
 from fusegen.specs.registry import SPECS
+from fusegen.target import cuda_targets, target
+from fusegen.verify.record import FILE, LIST
 
-GENERATED = Path(__file__).resolve().parents[2] / "generated"
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ROOT / "generated"
 ARCHITECTURES = ("sm_90a", "sm_80")
 
 
@@ -24,19 +32,116 @@ def emitted(name: str, architecture: str) -> dict[str, str]:
     return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": f"{low.explain()}\n"}
 
 
+def stored_files(folder: Path) -> dict[str, Path]:
+    """What lies in a folder, but for the record of its verification, which is of a machine and not of emission."""
+    return {path.name: path for path in folder.iterdir() if path.name != FILE} if folder.is_dir() else {}
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", SPECS)
 def test_generated_files_are_what_is_emitted(name: str, architecture: str, accept: bool) -> None:
     folder, files = GENERATED / architecture / name, emitted(name, architecture)
     if accept:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in stored_files(folder).values():
+            path.unlink()
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
-    stored = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} if folder.is_dir() else {}
+    stored = {file: path.read_text(encoding="utf-8") for file, path in stored_files(folder).items()}
     assert stored == files, "emission changed: look at the difference, then run this test with --accept"
 
 
 def test_nothing_else_is_stored() -> None:
-    stored = {path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*")}
-    assert stored == {f"{architecture}/{name}" for architecture in ARCHITECTURES for name in SPECS}
+    stored = {path.relative_to(GENERATED).as_posix() for path in (*GENERATED.glob("*/*"), *GENERATED.glob("*.*"))}
+    assert stored == {LIST, *(f"{architecture}/{name}" for architecture in ARCHITECTURES for name in SPECS)}
+
+
+# The same text everywhere.
+
+ENVIRONMENTS = {
+    "a hash seed, the C locale": {"PYTHONHASHSEED": "4711", "LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"},
+    "another hash seed, a Turkish locale": {"PYTHONHASHSEED": "2", "LANG": "tr_TR.UTF-8", "COLUMNS": "20"},
+}
+
+
+def digests(root: Path, folder: Path, **environment: str) -> list[str]:
+    """What `emitted_digests.py` of a checkout prints, run in some folder."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHON"))}
+    command = [sys.executable, str(root / "tests/unit/emitted_digests.py")]
+    done = subprocess.run(
+        command, cwd=folder, env=inherited | {"PYTHONPATH": str(root)} | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def usual() -> list[str]:
+    """The digests of this checkout."""
+    found = digests(ROOT, ROOT, PYTHONHASHSEED="0")
+    assert len(found) == len(ARCHITECTURES) * sum(len(spec.dtypes) for spec in SPECS.values())
+    return found
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_text_does_not_depend_on_the_environment(usual: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    assert digests(ROOT, tmp_path, **environment) == usual
+
+
+def test_text_does_not_depend_on_where_the_checkout_lies(usual: list[str], tmp_path: Path) -> None:
+    copy = tmp_path / "another place"
+    for name in ("fusegen", "templates"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "tests/unit").mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/unit/emitted_digests.py"):
+        shutil.copy(ROOT / name, copy / name)
+    assert digests(copy, copy) == usual
+
+
+# Every stored file compiles.
+
+
+def stored_sources() -> list[Path]:
+    """All kernels, in order."""
+    return sorted(GENERATED.glob("*/*/*.cu"))
+
+
+def architectures_of(path: Path) -> list[str]:
+    """What a kernel compiles for: the products of warpgroups for Hopper alone, all others for their architecture and newer ones."""
+    own = path.relative_to(GENERATED).parts[0]
+    if "wgmma" in path.read_text(encoding="utf-8"):
+        assert target(own).wgmma
+        return [own]
+    names = [each.name for each in cuda_targets()]
+    return names[names.index(own) :]
+
+
+@pytest.mark.parametrize(
+    "path", stored_sources(), ids=lambda path: "-".join(path.relative_to(GENERATED).with_suffix("").parts[::2])
+)
+def test_nvrtc_compiles_it(path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC does not exist for this platform")
+    source = Source(path.stem, path.stem, "cuda", "", "", "", path.read_text(encoding="utf-8"))
+    for architecture in architectures_of(path):
+        assert compile_cubin(source, architecture).cubin
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvcc_compiles_it(architecture: str, tmp_path: Path) -> None:
+    """Plain nvcc, as a reader would: all kernels of an architecture in one go."""
+    files = [str(path) for path in stored_sources() if path.parts[-3] == architecture]
+    assert len(files) >= len(SPECS)
+    command = [_nvcc(), "-std=c++17", f"-arch={architecture}", "-cubin", *files]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.stem for path in tmp_path.glob("*.cubin")} == {Path(file).stem for file in files}
+
+
+def _nvcc() -> str:
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    found = find_nvidia_binary_utility("nvcc")
+    if found is None:
+        pytest.fail("nvcc is missing: pip install -c constraints.txt nvidia-cuda-nvcc", pytrace=False)
+    return str(found)

@@ -16,34 +16,25 @@ from fusegen.target import CPU, cuda_targets
 
 TARGETS = [target.name for target in (*cuda_targets(), CPU)]
 
-_HEADS = {name: (2, 3, 20, 16) for name in "qkv"}
-SMALL: dict[str, dict[str, Any]] = {
-    "gelu": {"x": (5, 33)},
-    "gelu_new": {"x": (2, 5, 33)},
-    "bias_gelu_add": {"x": (5, 33), "bias": (33,), "residual": (5, 33)},
-    "swiglu": {"gate": (5, 33), "up": (5, 33)},
-    "layer_norm": {"x": (5, 48), "weight": (48,), "bias": (48,)},
-    "layer_norm_gelu_add": {"x": (5, 48), "weight": (48,), "bias": (48,), "residual": (5, 48)},
-    "layer_norm_backward": {"x": (37, 48), "dy": (37, 48), "weight": (48,)},
-    "rms_norm": {"x": (5, 48), "weight": (48,)},
-    "add_rms_norm": {"x": (5, 48), "residual": (5, 48), "weight": (48,)},
-    "softmax": {"x": (3, 5, 33)},
-    "linear_bias_gelu": {"x": (5, 24), "weight": (40, 24), "bias": (40,)},
-    "linear_rotary": {"x": (5, 24), "weight": (40, 24), "cos": (5, 20), "sin": (5, 20)},
-    "flash_attention": _HEADS,
-    "flash_attention_causal": _HEADS,
-    "flash_attention_alibi": _HEADS | {"slopes": (3,)},
+SMALL = {
+    "rows": 37,
+    "features": 48,
+    "positions": 5,
+    "inputs": 24,
+    "outputs": 40,
+    "pairs": 20,
+    "batch": 2,
+    "heads": 3,
+    "queries": 20,
+    "keys": 20,
+    "channels": 16,
 }
+"""What the sizes of specs are here, by name."""
 
 
-def _small(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    shapes = {parameter: meta(*shape, dtype=dtype) for parameter, shape in SMALL[name].items()}
-    fixed = {"slopes": alibi_slopes(3)} if "slopes" in shapes else {}
-    return materialize(shapes | fixed, torch.device("cpu"))
-
-
-def test_every_spec_has_a_small_case() -> None:
-    assert SMALL.keys() == SPECS.keys()
+def _small(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    spec = SPECS[name]
+    return materialize(spec.example(dtype, **{size: SMALL[size] for size in spec.sizes}), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", SPECS)

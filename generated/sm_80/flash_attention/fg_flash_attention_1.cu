@@ -295,7 +295,7 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_flash_attention_1(const bf16* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
@@ -305,7 +305,7 @@ fg_flash_attention_1(const bf16* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i6
     float amax_7 = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
@@ -322,7 +322,7 @@ fg_flash_attention_1(const bf16* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i6
     float sum_10 = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
@@ -338,7 +338,7 @@ fg_flash_attention_1(const bf16* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i6
     // Phase 3 of 3.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);

@@ -307,7 +307,7 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_flash_attention_alibi_1(const bf16* value_7_ptr, const float* slopes_ptr, bf16* value_22_ptr, i64 q_dim0, i64 q_dim2) {
+fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf16* value_22_ptr, i64 q_dim0, i64 q_dim2) {
     const Index row_count = q_dim0 * q_dim2 * 16;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
@@ -322,7 +322,7 @@ fg_flash_attention_alibi_1(const bf16* value_7_ptr, const float* slopes_ptr, bf1
     float amax_17 = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_7_raw[LANES];
+        float value_7_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_7[LANES];
         widen_vec(value_7_raw, value_7);
@@ -339,7 +339,7 @@ fg_flash_attention_alibi_1(const bf16* value_7_ptr, const float* slopes_ptr, bf1
     float sum_20 = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_7_raw[LANES];
+        float value_7_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_7[LANES];
         widen_vec(value_7_raw, value_7);
@@ -355,7 +355,7 @@ fg_flash_attention_alibi_1(const bf16* value_7_ptr, const float* slopes_ptr, bf1
     // Phase 3 of 3.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_7_raw[LANES];
+        float value_7_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_7[LANES];
         widen_vec(value_7_raw, value_7);

@@ -297,7 +297,7 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_flash_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+fg_flash_attention_causal_1(const float* value_4_ptr, bf16* value_16_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
@@ -309,7 +309,7 @@ fg_flash_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_d
     float amax_12 = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
@@ -326,7 +326,7 @@ fg_flash_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_d
     float sum_15 = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
@@ -342,7 +342,7 @@ fg_flash_attention_causal_1(const bf16* value_4_ptr, bf16* value_16_ptr, i64 q_d
     // Phase 3 of 3.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
+        float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);

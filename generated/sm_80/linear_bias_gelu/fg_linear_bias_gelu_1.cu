@@ -278,13 +278,13 @@ __device__ __forceinline__ float linear_bias_gelu_1(float value_4, float bias) {
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(256)
-fg_linear_bias_gelu_1(const bf16* value_4_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_linear_bias_gelu_1(const float* value_4_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
     const Index element_count = x_dim0 * 16384;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
 
-    bf16 value_4_raw[UNROLL][LANES];
+    float value_4_raw[UNROLL][LANES];
     bf16 bias_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
@@ -292,7 +292,7 @@ fg_linear_bias_gelu_1(const bf16* value_4_ptr, const bf16* bias_ptr, bf16* out_p
         if (position + LANES > element_count) continue;
         const Index i0 = position / 16384;
         const Index i1 = position - i0 * 16384;
-        load_lanes<8>(value_4_raw[u], value_4_ptr, i0 * 16384 + i1);
+        load_lanes<4>(value_4_raw[u], value_4_ptr, i0 * 16384 + i1);
         load_lanes<8>(bias_raw[u], bias_ptr, i1);
     }
 #pragma unroll

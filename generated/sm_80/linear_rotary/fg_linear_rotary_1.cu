@@ -220,19 +220,19 @@ __device__ __forceinline__ float linear_rotary_1(float value_5, float cos_, floa
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(256)
-fg_linear_rotary_1(const bf16* value_5_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_linear_rotary_1(const float* value_5_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 2;    // neighbours that one access moves
     constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
     const Index element_count = x_dim0 * 4096;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
 
-    bf16 value_5_raw[UNROLL][LANES] = {};
+    float value_5_raw[UNROLL][LANES] = {};
     bf16 cos__raw[UNROLL][LANES] = {};
-    bf16 value_5_2_raw[UNROLL][LANES] = {};
+    float value_5_2_raw[UNROLL][LANES] = {};
     bf16 sin__raw[UNROLL][LANES] = {};
-    bf16 value_5_3_raw[UNROLL][LANES] = {};
+    float value_5_3_raw[UNROLL][LANES] = {};
     bf16 cos__2_raw[UNROLL][LANES] = {};
-    bf16 value_5_4_raw[UNROLL][LANES] = {};
+    float value_5_4_raw[UNROLL][LANES] = {};
     bf16 sin__2_raw[UNROLL][LANES] = {};
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {

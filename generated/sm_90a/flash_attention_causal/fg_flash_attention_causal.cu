@@ -355,19 +355,19 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
     return a + b;
 }
 
-// The peak in the unit of weights; 0 while there is none.
+// The peak; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak * 0.12751743082459868f;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // Relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2(s * 0.12751743082459868f - anchor);                              // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 // What takes weights from an old peak to a new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2(old_peak * 0.12751743082459868f - new_anchor);                   // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
+    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) …
 }
 
 __device__ __forceinline__ float flash_attention_causal_finish(float total, float mass) {

@@ -1,0 +1,171 @@
+"""The accuracy rule: how far a result may be from float64, measured by what torch eager does on the same inputs.
+
+NaN and infinities stand where the exact result, rounded to the dtype, has them; the root mean square of the errors is within
+1.1 times eager's for 16-bit results and 1.25 times for float32 (where there are elements enough for it to say something); the
+greatest error is within twice eager's plus two units in the last place. Where eager itself overflows, either the result is as
+good as torch's in float32, rounded once, or it has nothing wrong where eager is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ENOUGH = 1 << 16
+"""Elements from which on the root mean square says something."""
+
+_GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
+_FARAWAY = 0.125  # of the result's root mean square: an error that says that nothing of the result is left
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Distances from the exact result, over elements that are finite in all of them.
+
+    Attributes:
+        worst, eager_worst: the greatest.
+        rms, eager_rms: root mean square.
+        compared: elements.
+    """
+
+    worst: float = 0.0
+    eager_worst: float = 0.0
+    rms: float = 0.0
+    eager_rms: float = 0.0
+    compared: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rule says of one result.
+
+    Attributes:
+        errors: that it was judged by.
+        failure: what is wrong; empty where nothing is.
+        overflows: what is wrong is so because eager is as well: NaN or infinite at the same elements, or nowhere near at all.
+    """
+
+    errors: Errors
+    failure: str = ""
+    overflows: bool = False
+
+
+def rms_bound(dtype: torch.dtype) -> float:
+    """Times eager's root mean square error that a result's may be."""
+    return 1.25 if dtype is torch.float32 else 1.1
+
+
+def judge(
+    got: Tensor, eager: Tensor, exact: Tensor, *, wider: Callable[[], Tensor] | None = None, may_overflow: bool = False
+) -> Verdict:
+    """The verdict on one result.
+
+    Args:
+        got: what is judged.
+        eager: torch's result on the same inputs.
+        exact: in float64, on the same device.
+        wider: gives torch's result in float32 as the same dtype, which takes eager's place where that overflows.
+        may_overflow: whether the inputs are such that eager may be of no use at all.
+    """
+    if got.shape != eager.shape or got.dtype is not eager.dtype:
+        return Verdict(Errors(), f"{got.dtype} {tuple(got.shape)} instead of {eager.dtype} {tuple(eager.shape)}")
+    if got.shape != exact.shape:
+        return Verdict(Errors(), f"shape {tuple(got.shape)} instead of {tuple(exact.shape)}")
+    rounded = exact.to(got.dtype)
+    eager_overflows, overflows = (bool(_is_elsewhere(one, rounded).any()) for one in (eager, got))
+    if eager_overflows and wider is not None:
+        found = _Comparison(got, wider(), exact, rounded)
+        if not found.failure():
+            return Verdict(found.errors, overflows=overflows)
+    found = _Comparison(got, eager, exact, rounded)
+    failure = found.failure()
+    if failure and may_overflow and (eager_overflows or found.eager_is_far_away()):
+        return Verdict(found.errors, overflows=True)
+    return Verdict(found.errors, failure, overflows and not failure)
+
+
+def _is_elsewhere(one: Tensor, other: Tensor) -> Tensor:
+    """Where two results differ in being NaN, infinite of one sign, or finite."""
+    return ~((one == other) | (one.isfinite() & other.isfinite()) | (one.isnan() & other.isnan()))
+
+
+class _Comparison:
+    def __init__(self, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor) -> None:
+        self.got, self.eager, self.exact, self.rounded = got, eager, exact, rounded
+        self.finite = rounded.isfinite() & got.isfinite() & eager.isfinite()
+        expected = exact[self.finite]
+        ours, theirs = ((t[self.finite].double() - expected).abs() for t in (got, eager))
+        self.expected, self.ours = expected, ours
+        self.errors = Errors(_greatest(ours), _greatest(theirs), _rms(ours), _rms(theirs), ours.numel())
+
+    def failure(self) -> str:
+        """What is wrong, of the first kind that is."""
+        return self._places() or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
+
+    def eager_is_far_away(self) -> bool:
+        """Whether eager is of no use as a yardstick."""
+        finite = self.eager.isfinite()
+        exact = self.exact[finite]
+        return _rms(self.eager[finite].double() - exact) > _FARAWAY * _rms(exact)
+
+    def _places(self) -> str:
+        """NaN and infinities; which side of the greatest number something just there falls on is a matter of its error."""
+        wrong = _is_elsewhere(self.got, self.rounded) & ~_is_elsewhere(self.eager, self.rounded)
+        limit = torch.finfo(self.got.dtype).max
+        allowed = _GREATEST * self.errors.eager_worst + _UNITS * torch.finfo(self.got.dtype).eps * limit
+        is_there = ((self.exact.abs() - limit).abs() <= allowed) & (self.got.sign() == self.exact.sign())
+        wrong &= ~(is_there & (self.got.abs().double() >= limit - 2 * allowed))
+        count = int(wrong.sum())
+        if not count:
+            return ""
+        first = tuple(wrong.nonzero()[0].tolist())
+        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
+
+    def _rms(self) -> str:
+        bound = rms_bound(self.got.dtype)
+        if self.errors.compared < ENOUGH or self.errors.rms <= bound * self.errors.eager_rms + 1e-300:
+            return ""
+        return f"root mean square error {self.errors.rms:.3e} is more than {bound} × eager's {self.errors.eager_rms:.3e}"
+
+    def _worst(self, ours: Tensor, expected: Tensor) -> str:
+        bound = _GREATEST * self.errors.eager_worst
+        over = ours - _UNITS * self._unit(expected) - bound
+        if not over.numel() or not bool((over > 0).any()):
+            return ""
+        place = int(over.argmax())
+        what = f"an error of {ours[place].item():.3e} at {expected[place].item():.6g}"
+        return f"{what} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
+
+    def _unmeasured(self) -> str:
+        """Elements that eager alone has not finite: held to what it does elsewhere, if it does anything."""
+        alone = self.rounded.isfinite() & self.got.isfinite() & ~self.eager.isfinite()
+        if not bool(alone.any()):
+            return ""
+        if not self.errors.compared:
+            return "eager has nothing finite to compare with"
+        expected = self.exact[alone]
+        return self._worst((self.got[alone].double() - expected).abs(), expected)
+
+    def _unit(self, expected: Tensor) -> Tensor:
+        info = torch.finfo(self.got.dtype)
+        return info.eps * expected.abs().clamp(min=info.tiny)
+
+    def _at(self, place: tuple[int, ...]) -> str:
+        ours, theirs, exact = (t[place].item() for t in (self.got, self.eager, self.exact))
+        return f"at {place} it is {ours:.6g}, eager {theirs:.6g}, exact {exact:.6g}"
+
+
+def _greatest(errors: Tensor) -> float:
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def _rms(values: Tensor) -> float:
+    """Scaled, so that squares of large values do not overflow."""
+    scale = _greatest(values.abs())
+    if not 0 < scale < math.inf:
+        return scale
+    return scale * math.sqrt(float((values / scale).square().mean()))

@@ -1,0 +1,242 @@
+"""The cases of a spec: its example at many sizes, layouts and values, by rules that know no spec.
+
+A size of the example that some tensor's last dim depends on is a *feature*; all others are *rows*. What kinds of kernels the
+canonical example becomes on the largest target decides which further sizes are worth a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.dtypes import DType
+from fusegen.passes.fuse import GroupKind
+from fusegen.specs.spec import Arguments, Spec
+from fusegen.verify.layout import Layout
+from fusegen.verify.values import Values
+
+Sizes: TypeAlias = Mapping[str, int]
+Move: TypeAlias = Callable[[Layout], Layout]
+
+CANONICAL = "canonical"
+"""The name of the case that is the spec's example."""
+
+_SHAPED_BY = "sm_90a"  # the target with all skeletons
+_FAR = 1 << 30  # elements; the third row then begins where 31 bits end
+_FEW = (3, 2, 61, 67)  # rows, the innermost last: primes
+_EVEN = (3, 2, 56, 72)  # rows that tensor maps can have as a stride
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of calling a spec.
+
+    Attributes:
+        name: unique among the spec's cases.
+        arguments: by parameter: a layout a tensor, tensors whose values matter, static values.
+        data: parameters that get the case's values.
+        values: what they are filled with.
+        before: arguments of an earlier call of the same kernel, which make lengths run-time values.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    data: frozenset[str]
+    values: Values = Values.ORDINARY
+    before: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        """The arguments in words."""
+        shown = [f"{name}: {value}" for name, value in self.arguments.items() if isinstance(value, Layout)]
+        shown += [self.values.value] if self.values is not Values.ORDINARY else []
+        shown += [f"after {name}: {'x'.join(map(str, shape))}" for name, shape in _shapes(self.before).items()]
+        return ", ".join(shown)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a tensor has no elements, which torch handles alone."""
+        return any(isinstance(value, Layout) and 0 in value.shape for value in self.arguments.values())
+
+
+def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
+    """All cases of a spec for an element type."""
+    found = list(_Cases(spec, dtype).all())
+    assert len({case.name for case in found}) == len(found)
+    return tuple(found)
+
+
+class _Cases:
+    def __init__(self, spec: Spec, dtype: DType) -> None:
+        self.spec, self.dtype = spec, dtype
+        self.features = feature_sizes(spec)
+        self.rows = tuple(name for name in spec.sizes if name not in self.features)
+        self.data = data_parameters(spec)
+        self.kinds = kinds(spec)
+
+    def all(self) -> Iterator[Case]:
+        """Every case; the canonical one first."""
+        yield self.case(CANONICAL, self.spec.sizes)
+        if self.spec.sizes:
+            yield from self.lengths()
+            yield from self.long_rows()
+            yield from self.products()
+            yield from self.attention()
+            yield self.case("empty", self.sized({self.rows[0]: 0}))
+            yield self.far_apart()
+        yield from self.layouts()
+        yield from self.hard_values()
+
+    # Sizes.
+
+    def lengths(self) -> Iterator[Case]:
+        """Every vector width, every tail."""
+        yield self.case("half as wide", self.sized())
+        yield self.case("odd", self.sized(self.wide(4, 1)))
+        yield self.case("of two", self.sized(self.wide(4, 2)))
+        yield self.case("of four", self.sized(self.wide(4, 4)))
+        yield self.case("of eight", self.sized(self.wide(4, 8)))
+        yield self.case("ones", dict.fromkeys(self.spec.sizes, 1))
+        yield self.case("one row", self.sized(dict.fromkeys(self.rows, 1)))
+        yield self.case("all 64", dict.fromkeys(self.spec.sizes, 64) | dict.fromkeys(self.rows[:-1], 2))
+        first = self.arguments(self.sized())
+        yield self.case("another length, odd", self.sized(self.wide(2, 1)), before=first)
+        yield self.case("another length, of eight", self.sized(self.wide(2, 8)), before=first)
+
+    def long_rows(self) -> Iterator[Case]:
+        """Every way of keeping a row: by a warp, by a block, in shared memory, not at all."""
+        if not self.kinds & {GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN}:
+            return
+        for features in (200, 256, 12000, 16384, 20000, 32768, 65536, 100003, 131072):
+            yield self.case(f"rows of {features}", self.sized(dict.fromkeys(self.features, features)))
+        yield self.case("many staged rows", self.sized(dict.fromkeys(self.features, 24576) | {self.rows[-1]: 300}))
+
+    def products(self) -> Iterator[Case]:
+        """Tiles of every width, some not full; operands that are contiguous along their other dim."""
+        if GroupKind.CONTRACTION not in self.kinds:
+            return
+        for features in (64, 96, 136, 192, 264, 520):
+            yield self.case(f"product of {features}", self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: 200}))
+        for rows in (1000, 3000):
+            yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
+        square = dict.fromkeys(self.spec.sizes, 192)
+        turned = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
+        yield self.case("product of turned operands", square, turned)
+        yield self.case("product of turned weights", square, {n: move for n, move in turned.items() if n not in self.data})
+
+    def attention(self) -> Iterator[Case]:
+        """Both widths of heads, with tiles of queries and of keys that are not full."""
+        if GroupKind.ATTENTION not in self.kinds:
+            return
+        queries, keys = self.rows[-2:]
+        for width in (self.wide(1, 0), self.wide(2, 0)):
+            (channels,) = width.values()
+            for lengths in ((1, 1), (1, 300), (129, 127), (200, 1000), (1000, 200)):
+                name = f"{lengths[0]} queries, {lengths[1]} keys, {channels} channels"
+                yield self.case(name, self.sized(width | dict(zip((queries, keys), lengths, strict=True))))
+
+    def far_apart(self) -> Case:
+        """Rows so far apart that indices need 64 bits."""
+        sizes = self.sized({self.rows[0]: 3}, rows=_EVEN)
+        first = {name for name, dims in dependencies(self.spec).items() if dims[0] == {self.rows[0]}}
+        moves: dict[str, Move] = dict.fromkeys(first & self.data, lambda layout: layout.far_apart(_FAR))
+        return self.case("64-bit", sizes, moves)
+
+    # Memory.
+
+    def layouts(self) -> Iterator[Case]:
+        """Tensors that are parts of others, or turned."""
+        sizes = self.sized(rows=_EVEN)
+        yield self.case("unaligned", sizes, self.of_rank(1, Layout.shifted))
+        yield self.case("padded rows", sizes, self.of_rank(2, lambda layout: layout.padded(8)))
+        yield self.case("rows of odd strides", sizes, self.of_rank(2, lambda layout: layout.padded(1)))
+        yield self.case("every second", sizes, self.of_rank(1, Layout.stepped))
+        yield self.case("transposed", sizes, self.of_rank(2, lambda layout: layout.swapped(-2, -1)))
+        expanded = self.of_rank(2, Layout.expanded)
+        yield self.case("expanded", sizes, {name: move for name, move in expanded.items() if name in self.data})
+        if packed := self.of_rank(3, lambda layout: layout.swapped(-3, -2)):
+            yield self.case("packed", sizes, packed)
+
+    def hard_values(self) -> Iterator[Case]:
+        """Numbers of which something can be lost."""
+        sizes = self.sized(rows=_EVEN)
+        for values in Values:
+            if values is not Values.ORDINARY:
+                yield self.case(values.value, sizes, values=values)
+
+    # Parts.
+
+    def wide(self, parts: int, more: int) -> dict[str, int]:
+        """Features of a part of their canonical values, and something more."""
+        return {name: self.spec.sizes[name] // parts + more for name in self.features}
+
+    def sized(self, chosen: Sizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
+        """Half the canonical features and few rows, but for what is chosen."""
+        few = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
+        sizes = few | self.wide(2, 0) | dict(chosen or {})
+        return {name: sizes[name] for name in self.spec.sizes}
+
+    def arguments(self, sizes: Sizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:
+        """The example's arguments, with layouts in place of meta tensors."""
+        found = self.spec.example(self.dtype.torch, **sizes)
+        layouts = {name: Layout.of(value) for name, value in found.items() if is_meta(value)}
+        return found | {name: (moves or {}).get(name, _as_it_is)(layout) for name, layout in layouts.items()}
+
+    def of_rank(self, least: int, move: Move) -> dict[str, Move]:
+        """A change of memory for all tensors of so many dims and more."""
+        return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least}
+
+    def case(self, name: str, sizes: Sizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
+        """A case of some sizes."""
+        return Case(name, self.arguments(sizes, moves), self.data, **fields)
+
+
+def _as_it_is(layout: Layout) -> Layout:
+    return layout
+
+
+def is_meta(value: object) -> bool:
+    """Whether an argument of an example stands for any values."""
+    return isinstance(value, Tensor) and value.is_meta
+
+
+@lru_cache(maxsize=256)
+def dependencies(spec: Spec) -> Mapping[str, tuple[set[str], ...]]:
+    """For each tensor of the example, for each of its dims, the sizes that it depends on."""
+    plain = _shapes(spec.example(torch.float32))
+    found: dict[str, tuple[set[str], ...]] = {name: tuple(set() for _ in shape) for name, shape in plain.items()}
+    for size, value in spec.sizes.items():
+        for name, shape in _shapes(spec.example(torch.float32, **{size: 2 * value})).items():
+            for dim, extent in enumerate(shape):
+                if extent != plain[name][dim]:
+                    found[name][dim].add(size)
+    return found
+
+
+def feature_sizes(spec: Spec) -> tuple[str, ...]:
+    """The sizes that last dims depend on."""
+    last: set[str] = set().union(*(dims[-1] for dims in dependencies(spec).values()))
+    return tuple(name for name in spec.sizes if name in last)
+
+
+def data_parameters(spec: Spec) -> frozenset[str]:
+    """The tensors that have rows; of all others, weights, a case's values are ordinary."""
+    features = set(feature_sizes(spec))
+    found = dependencies(spec).items()
+    return frozenset(name for name, dims in found if not spec.sizes or set().union(*dims) - features)
+
+
+@lru_cache(maxsize=256)
+def kinds(spec: Spec) -> frozenset[GroupKind]:
+    """The kinds of the kernels of the canonical example, in 16 bits on the largest target."""
+    low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
+    return frozenset(group.kind for group in low.groups)
+
+
+def _shapes(arguments: Arguments | Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    found = (arguments or {}).items()
+    return {name: tuple(value.shape) for name, value in found if is_meta(value) or isinstance(value, Layout)}

@@ -1,0 +1,167 @@
+"""One case on a device: what each target's kernels give, beside torch eager and float64."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.errors import FusegenError
+from fusegen.ir.reference import evaluate
+from fusegen.specs.spec import Arguments, Spec
+from fusegen.verify.accuracy import Errors, Verdict, judge
+from fusegen.verify.cases import Case
+from fusegen.verify.layout import Layout
+from fusegen.verify.lowering import Prepared
+from fusegen.verify.values import Values, draw
+
+LOST = "not run: the device failed in an earlier case"
+"""Why a case was skipped after one that a GPU does not survive."""
+
+_MOST_ON_CPU = 1 << 21  # elements of a tensor from which on a CPU takes too long
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case for a target.
+
+    Attributes:
+        verdicts: one a result.
+        error: what was raised instead of results.
+        skipped: why it was not run; empty when it was.
+    """
+
+    verdicts: tuple[Verdict, ...] = ()
+    error: str = ""
+    skipped: str = ""
+
+    @property
+    def failure(self) -> str:
+        """What is wrong; empty when all is well or nothing was run."""
+        several = len(self.verdicts) > 1
+        wrong = [f"result {n}: {v.failure}" if several else v.failure for n, v in enumerate(self.verdicts) if v.failure]
+        return self.error or "; ".join(wrong)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was run and is right."""
+        return not self.skipped and not self.failure
+
+    @property
+    def word(self) -> str:
+        """The outcome in a word or two."""
+        if not self.passed:
+            return "failed" if self.failure else "skipped"
+        return "eager overflows" if any(v.overflows for v in self.verdicts) else "passed"
+
+
+@torch.no_grad()
+def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.device) -> tuple[Outcome, ...]:
+    """Runs a case for several targets on the same numbers.
+
+    Args:
+        spec: whose case it is.
+        case: what is called.
+        prepared: the case, lowered for each target.
+        device: where.
+    """
+    if device.type == "cpu" and _is_large(case):
+        return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
+    try:
+        arguments = materialize(case, device)
+        yardstick = _Yardstick(spec, case, arguments, prepared[0], device)
+        _wait(device)
+    except torch.OutOfMemoryError:
+        total = torch.cuda.get_device_properties(device).total_memory
+        return tuple(Outcome(skipped=f"torch needs more memory than the device's {total >> 30} GiB") for _ in prepared)
+    except Exception as error:
+        return tuple(Outcome(error=f"torch: {_line(error)}") for _ in prepared)
+    return tuple(_outcome(one, arguments, yardstick, device) for one in prepared)
+
+
+def is_alive(device: torch.device) -> bool:
+    """Whether a device still works: after an illegal access a GPU does nothing more for this process."""
+    try:
+        _wait(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wait(device: torch.device) -> None:
+    """What a kernel does wrong comes to light here, not in the next case."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _is_large(case: Case) -> bool:
+    return any(value.stored > _MOST_ON_CPU for value in case.arguments.values() if isinstance(value, Layout))
+
+
+def materialize(case: Case, device: torch.device) -> Arguments:
+    """The case's arguments; the same numbers each time."""
+    generator = torch.Generator(device).manual_seed(zlib.crc32(case.name.encode()))
+
+    def real(name: str, value: Any) -> Any:
+        if isinstance(value, Layout):
+            values = case.values if name in case.data else Values.ORDINARY
+            return value.tensor(lambda shape: draw(values, shape, value.dtype, device, generator), device)
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return {name: real(name, value) for name, value in case.arguments.items()}
+
+
+class _Yardstick:
+    """What torch gives: eager, in float32, and exactly.
+
+    Its operands are contiguous: strides are no business of a yardstick, and cuBLAS makes illegal accesses at strides of 2^30.
+    """
+
+    def __init__(self, spec: Spec, case: Case, arguments: Arguments, lowered: Prepared, device: torch.device) -> None:
+        self.function, self.case = spec.kernel.function, case
+        self.arguments = {n: v.contiguous() if isinstance(v, Tensor) else v for n, v in arguments.items()}
+        self.eager = _listed(self.function(**self.arguments))
+        self.exact = self._exact(lowered, device)
+        self.wider = cache(self._wider)
+
+    def _exact(self, lowered: Prepared, device: torch.device) -> tuple[Tensor, ...]:
+        if lowered.graph is None:
+            return tuple(result.double() for result in self.eager)
+        inputs = {spec.name: self.arguments[spec.name] for spec in lowered.graph.inputs}
+        return evaluate(lowered.graph, inputs, device=device)
+
+    def _wider(self) -> tuple[Tensor, ...]:
+        wide: Mapping[str, Any] = {n: v.float() if isinstance(v, Tensor) else v for n, v in self.arguments.items()}
+        return tuple(w.to(e.dtype) for w, e in zip(_listed(self.function(**wide)), self.eager, strict=True))
+
+    def judge(self, number: int, got: Tensor) -> Verdict:
+        """The verdict on one of the results."""
+        eager, overflow = self.eager[number], self.case.values.may_overflow
+        verdict = judge(got, eager, self.exact[number], wider=lambda: self.wider()[number], may_overflow=overflow)
+        return replace(verdict, errors=Errors()) if self.case.is_empty else verdict
+
+
+def _outcome(prepared: Prepared, arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Outcome:
+    try:
+        results = prepared.run(arguments, device)
+        _wait(device)
+        if len(results) != len(yardstick.eager):
+            return Outcome(error=f"{len(results)} results instead of {len(yardstick.eager)}")
+        return Outcome(tuple(yardstick.judge(number, result) for number, result in enumerate(results)))
+    except FusegenError as error:
+        return Outcome(error=error.one_line)
+    except Exception as error:
+        return Outcome(error=_line(error))
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _listed(results: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)

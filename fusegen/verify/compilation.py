@@ -1,0 +1,38 @@
+"""Compiles many sources at once, into the cache that launches look into."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from fusegen.errors import CompileError
+from fusegen.jit.nvrtc import compile_cubin
+from fusegen.source import Source
+
+
+def compile_all(sources: Iterable[Source], architecture: str) -> Iterator[int]:
+    """Compiles what is not in the cache yet, in as many processes as there are processors: NVRTC compiles one text at a time.
+
+    A text that NVRTC refuses is left out: it is refused again where it is launched, and the case says so.
+
+    Yields:
+        How many are done.
+    """
+    different = {source.digest: source for source in sources}.values()
+    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(different))
+    if not workers:
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        pending = [pool.submit(_compile, source, architecture) for source in different]
+        for done, future in enumerate(as_completed(pending), 1):
+            future.result()
+            yield done
+
+
+def _compile(source: Source, architecture: str) -> None:
+    try:
+        compile_cubin(source, architecture)
+    except CompileError:
+        return

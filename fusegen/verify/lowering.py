@@ -1,0 +1,122 @@
+"""A case for a target: what is emitted for it, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.errors import VerificationError
+from fusegen.ir.graph import Graph
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.dispatch import Dispatcher, backend_of, target_of
+from fusegen.runtime.execute import BoundProgram
+from fusegen.schedule.program import Program
+from fusegen.source import Source
+from fusegen.specs.spec import Spec
+from fusegen.target import Backend, Target, cuda_targets
+from fusegen.verify.cases import Case
+from fusegen.verify.layout import Layout
+from fusegen.verify.plans import plan_words
+
+_DIGITS = 32  # of a digest in a record
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case that is lowered; nothing is compiled.
+
+    Attributes:
+        case: what is called.
+        target: what it is lowered for.
+        dispatcher: the kernel, which knows this case only.
+        variant: what was emitted; None for an empty case, which torch handles.
+    """
+
+    case: Case
+    target: Target
+    dispatcher: Dispatcher
+    variant: Variant | None
+
+    @property
+    def program(self) -> Program | None:
+        """The steps."""
+        return self.variant.program if self.variant else None
+
+    @property
+    def graph(self) -> Graph | None:
+        """As it was traced."""
+        return self.variant.traced if self.variant else None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch."""
+        return self.variant.sources if self.variant else ()
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Of the texts without their comments, shortened."""
+        return tuple(source.digest[:_DIGITS] for source in self.sources)
+
+    @cached_property
+    def plan(self) -> tuple[str, ...]:
+        """Each step in words."""
+        return plan_words(self.program) if self.program else ("nothing to compute",)
+
+    def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
+        """The results.
+
+        Where the target is the device's own, the kernel is called as a user calls it. Text for another target is compiled for
+        the device and launched.
+
+        Raises:
+            VerificationError: a call runs something else than was lowered.
+        """
+        own = target_of(device)
+        if self.variant is None or own == self.target:
+            results = self.dispatcher.call((), arguments)
+            if self.variant is not None and self._variant(arguments, device) is not self.variant:
+                raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
+        else:
+            results = self._foreign(self.variant, arguments, device)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
+        return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)
+
+    def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
+        sizes = self.dispatcher.sizes(variant, self.dispatcher.bind((), arguments))
+        _, backend = backend_of(device)
+        program = BoundProgram(variant, sizes, device, backend)
+        return program([arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], {})
+
+
+def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
+    """Lowers a case by its layouts alone."""
+    function = spec.kernel.function
+    dispatcher = Dispatcher(function, function.__name__)
+    shown = torch.device("cpu" if target.backend is Backend.CPU else "cuda")
+    variant = None
+    for arguments in (case.before, case.arguments):
+        if arguments is not None and not case.is_empty:
+            variant = dispatcher.variant(dispatcher.bind((), stand_ins(arguments)), target, shown)
+    return Prepared(case, target, dispatcher, variant)
+
+
+def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with tensors in place of layouts."""
+    return {name: value.stand_in() if isinstance(value, Layout) else value for name, value in arguments.items()}
+
+
+def can_run(target: Target, own: Target) -> bool:
+    """Whether text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
+    if target == own:
+        return True
+    age = {each.name: age for age, each in enumerate(cuda_targets())}
+    if Backend.CPU in (target.backend, own.backend) or target.wgmma:
+        return False
+    return age[target.name] <= age[own.name] and target.shared_bytes <= own.shared_bytes

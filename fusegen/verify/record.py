@@ -1,0 +1,229 @@
+"""Verification records: ``<folder>/<target>/<spec>/verified.json``, one a spec and target, an entry an element type.
+
+An entry says on what it was verified and when, and for every case what was called, what was launched and how far the results
+were off. A case is one line, so that a difference between two records can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusegen.bench.record import environment
+from fusegen.dtypes import DType
+from fusegen.emit.environment import templates
+from fusegen.errors import ArgumentError
+from fusegen.jit.files import write_atomically
+from fusegen.jit.nvrtc import nvrtc_version
+from fusegen.runtime.dispatch import target_of
+from fusegen.specs.registry import SPECS
+from fusegen.verify.check import Outcome
+from fusegen.verify.lowering import Prepared
+
+FORMAT = 1
+"""Raised when a field changes its meaning."""
+
+TARGETS = ("sm_80", "sm_90a")
+"""The targets that prebuilt fusions are shipped and verified for."""
+
+FILE, LIST = "verified.json", "unverified.txt"
+COMMAND = "fusegen verify"
+
+_HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by `{COMMAND}`; a test compares.\n"
+
+
+@dataclass(frozen=True)
+class Where:
+    """What an entry was verified on.
+
+    Attributes:
+        gpu: its name.
+        target: its own; text for older ones was compiled for it.
+        driver, cuda, nvrtc, torch, fusegen: versions.
+        time: of the run, in UTC.
+    """
+
+    gpu: str
+    target: str
+    driver: str | None
+    cuda: str | None
+    nvrtc: str
+    torch: str
+    fusegen: str
+    time: str
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """A case that passed.
+
+    Attributes:
+        arguments: in words.
+        plan: each step in words.
+        sources: digests of the texts that were launched.
+        results: of each result, its errors and eager's.
+        verdict: in a word or two.
+    """
+
+    arguments: str
+    plan: Sequence[str]
+    sources: Sequence[str]
+    results: Sequence[Mapping[str, float]]
+    verdict: str
+
+    @classmethod
+    def of(cls, prepared: Prepared, outcome: Outcome) -> CaseRecord:
+        """What there is to say of a case."""
+        errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
+        return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A spec that passed all cases of an element type."""
+
+    environment: Where
+    cases: Mapping[str, CaseRecord]
+
+
+Record = dict[str, Entry]
+"""Entries by the short name of the element type."""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def where(device: torch.device) -> Where:
+    """A GPU and its software, now."""
+    found = environment(device, "")
+    versions = (found.driver, found.cuda, nvrtc_version(), found.torch, found.fusegen)
+    return Where(found.device, target_of(device).name, *versions, found.date)
+
+
+# Files.
+
+
+def path_of(folder: Path, target: str, spec: str) -> Path:
+    """Where a record lies."""
+    return folder / target / spec / FILE
+
+
+def read(path: Path) -> Record:
+    """A record; empty where there is none.
+
+    Raises:
+        ArgumentError: the file cannot be read, or holds something else.
+    """
+    if not path.is_file():
+        return {}
+    mend = f"delete it, and run {COMMAND}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']}, not {FORMAT}")
+        return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(f"{path} is no verification record ({type(error).__name__}: {error})", mend=mend) from None
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    cases = {name: CaseRecord(**case) for name, case in data["cases"].items()}
+    return Entry(Where(**data["environment"]), cases)
+
+
+def merge(path: Path, target: str, spec: str, entries: Record) -> None:
+    """Writes entries into a record, whole or not at all; those of other element types stay.
+
+    Raises:
+        ArgumentError: the record that is there cannot be read, or the new one cannot be written.
+    """
+    known = read(path) | entries
+    order = [dtype.short for dtype in DType if dtype.short in known]
+    text = render(target, spec, {dtype: known[dtype] for dtype in order})
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="--record DIR") from None
+
+
+def render(target: str, spec: str, record: Record) -> str:
+    """A record's text: JSON with a case a line."""
+    head = json.dumps({"format": FORMAT, "target": target, "spec": spec}, indent=1)[:-2]
+    return f'{head},\n "dtypes": {_object([(name, _entry_text(entry)) for name, entry in record.items()], 1)}\n}}\n'
+
+
+def _entry_text(entry: Entry) -> str:
+    where = _object([(name, json.dumps(value)) for name, value in asdict(entry.environment).items()], 3)
+    cases = _object([(name, json.dumps(asdict(case))) for name, case in entry.cases.items()], 3)
+    return _object([("environment", where), ("cases", cases)], 2)
+
+
+def _object(fields: Sequence[tuple[str, str]], depth: int) -> str:
+    """An object whose values are texts already, a line each."""
+    lines = ",\n".join(f"{' ' * (depth + 1)}{json.dumps(name)}: {value}" for name, value in fields)
+    return f"{{\n{lines}\n{' ' * depth}}}"
+
+
+# Folders.
+
+
+@lru_cache(maxsize=1)
+def own_folder() -> Path:
+    """Where this installation's records lie: inside the package in a wheel, in ``generated/`` of a checkout."""
+    return _package() / "records" if is_installed() else templates().parent / "generated"
+
+
+def is_installed() -> bool:
+    """Whether this is a wheel's package and no checkout."""
+    return templates().parent == _package()
+
+
+def _package() -> Path:
+    return Path(__file__).resolve().parents[1]
+
+
+def folder_to_write(chosen: Path | None) -> Path | None:
+    """Where records go: as the user says, else into the checkout; None where there is no such place.
+
+    Raises:
+        ArgumentError: the folder belongs to an installation.
+    """
+    if chosen is None:
+        return None if is_installed() else own_folder()
+    folder = chosen.expanduser().resolve()
+    is_package = folder.is_relative_to(_package())
+    if is_package or {"site-packages", "dist-packages"} & set(folder.parts):
+        raise ArgumentError(f"{chosen} belongs to an installation", mend="--record with a folder of yours")
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"{chosen} is no folder", mend="--record with a folder of yours")
+    return folder
+
+
+# The list of what is not verified.
+
+
+def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Target, spec and element type of everything that ships and has no entry."""
+    for target in TARGETS:
+        for spec in SPECS.values():
+            record = read(path_of(folder, target, spec.name))
+            yield from ((target, spec.name, dtype.short) for dtype in spec.dtypes if dtype.short not in record)
+
+
+def unverified_text(folder: Path) -> str:
+    """The text of the list."""
+    return _HEADING + "".join(f"{' '.join(row)}\n" for row in unverified(folder))
+
+
+def write_unverified(folder: Path) -> None:
+    """Brings the list up to date."""
+    write_atomically(folder / LIST, unverified_text(folder).encode())

@@ -1,0 +1,139 @@
+"""The accuracy rule lets nothing wrong pass: planted errors fail, each for its reason."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen.verify.accuracy import ENOUGH, judge
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.fixture
+def exact() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(300, 300, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rounded_result_passes(exact: Tensor, dtype: torch.dtype) -> None:
+    rounded = exact.to(dtype)
+    verdict = judge(rounded, rounded, exact)
+    assert not verdict.failure and verdict.errors.compared == exact.numel() >= ENOUGH
+    assert verdict.errors.rms == verdict.errors.eager_rms > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_wrong_last_element_fails(exact: Tensor, dtype: torch.dtype) -> None:
+    got = exact.to(dtype)
+    got[-1, -1] += 0.05
+    assert "more than twice eager's greatest" in judge(got, exact.to(dtype), exact).failure
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_or_an_infinity_too_many_fails(exact: Tensor, dtype: torch.dtype, value: float) -> None:
+    got = exact.to(dtype)
+    got[7, 3] = value
+    assert "at (7, 3)" in judge(got, exact.to(dtype), exact).failure
+
+
+@pytest.mark.parametrize("wanted", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("given", [math.nan, math.inf, -math.inf, 0.0])
+def test_nan_and_infinities_stand_where_they_should(exact: Tensor, wanted: float, given: float) -> None:
+    exact[5] = wanted
+    got, eager = exact.half(), exact.half()
+    got[5] = given
+    verdict = judge(got, eager, exact)
+    same = wanted == given or (math.isnan(wanted) and math.isnan(given))
+    assert bool(verdict.failure) is not same
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_lost_cast_fails(exact: Tensor, dtype: torch.dtype) -> None:
+    """An intermediate value is rounded to a narrower type than the arithmetic's."""
+    narrow = torch.float16 if dtype is torch.float32 else dtype
+    other = exact.flip(0)
+    got = (exact.to(narrow).double() + other).to(dtype)
+    assert judge(got, (exact + other).to(dtype), exact + other).failure
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1.3), (torch.float16, 1.15), (torch.bfloat16, 1.15)])
+def test_a_larger_mean_error_fails(exact: Tensor, dtype: torch.dtype, factor: float) -> None:
+    """Errors of the same greatest size, but of a larger mean."""
+    error = torch.finfo(dtype).eps / 4 * torch.randn(exact.shape, dtype=torch.float64).clamp(-1, 1)
+    eager = (exact + error).to(dtype)
+    worse = (exact + factor * 1.6 * error).to(dtype)
+    assert "root mean square" in judge(worse, eager, exact).failure
+
+
+def test_few_elements_have_no_root_mean_square() -> None:
+    exact = torch.randn(10, dtype=torch.float64)
+    assert not judge((exact * (1 + 2e-3)).half(), exact.half(), exact).failure
+
+
+@pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(3, dtype=torch.float16)])
+def test_shape_and_dtype_are_those_of_eager(other: Tensor) -> None:
+    exact = torch.zeros(3, dtype=torch.float64)
+    assert "instead of" in judge(other, torch.zeros(3), exact).failure
+
+
+# Eager itself overflows.
+
+
+def test_float32_takes_the_place_of_an_eager_that_overflows() -> None:
+    exact = torch.full((10,), 3.0, dtype=torch.float64)
+    eager = torch.full((10,), math.inf).half()
+    right, wrong = exact.half(), exact.half() + 0.1
+    assert judge(right, eager, exact, wider=lambda: right).failure == ""
+    assert judge(wrong, eager, exact, wider=lambda: right).failure
+    verdict = judge(eager, eager, exact, wider=lambda: right)
+    assert verdict.overflows and not verdict.failure, "no worse than eager"
+    assert judge(eager, eager, exact, wider=lambda: eager).overflows
+    assert not judge(right, eager, exact, wider=lambda: right).overflows
+
+
+def test_overflow_of_one_element_excuses_no_other() -> None:
+    exact = torch.full((10,), 3.0, dtype=torch.float64)
+    eager = exact.half()
+    eager[0] = math.inf
+    got = eager.clone()
+    assert judge(got, eager, exact, wider=exact.half).overflows
+    got[1] = math.inf
+    assert "at (1,)" in judge(got, eager, exact, wider=exact.half).failure
+
+
+def test_an_eager_without_anything_finite_passes_nothing() -> None:
+    exact = torch.full((10,), 3.0, dtype=torch.float64)
+    assert "nothing finite" in judge(exact.float() + 5, torch.full((10,), math.nan), exact).failure
+
+
+def test_what_eager_alone_has_not_finite_is_compared_all_the_same() -> None:
+    exact = torch.ones(10, dtype=torch.float64)
+    eager = exact.float()
+    eager[3] = math.inf
+    got = exact.float()
+    assert not judge(got, eager, exact).failure
+    got[3] = 2.0
+    assert "error of 1.000e+00" in judge(got, eager, exact).failure
+
+
+def test_only_inputs_near_overflow_excuse_a_result() -> None:
+    exact = torch.linspace(1, 2, 100, dtype=torch.float64)
+    eager, got = torch.zeros(100), torch.full((100,), math.nan)
+    assert judge(got, eager, exact, may_overflow=True).overflows
+    assert judge(got, eager, exact).failure
+    assert judge(got, exact.float(), exact, may_overflow=True).failure, "eager is right"
+
+
+def test_either_side_of_the_greatest_number_is_a_matter_of_the_error() -> None:
+    exact = torch.tensor([65519.0, 65521.0, -65521.0], dtype=torch.float64)
+    eager = exact.half()
+    other = torch.tensor([math.inf, 65504.0, -65504.0]).half()
+    assert not judge(other, eager, exact).failure
+    assert judge(other, eager, exact / 2).failure
+    assert judge(torch.tensor([math.inf, 1.0, -65504.0]).half(), eager, exact).failure

@@ -1,0 +1,196 @@
+"""The cases reach every form that a plan can take, and are what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen.dtypes import DType
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.specs import SPECS, Spec, meta
+from fusegen.target import target
+from fusegen.verify.cases import CANONICAL, Case, cases, data_parameters, feature_sizes
+from fusegen.verify.layout import Layout, row_major
+from fusegen.verify.lowering import prepare, stand_ins
+from fusegen.verify.values import Values, draw
+
+CPU = torch.device("cpu")
+
+WANTED = {
+    *(f"kind {kind.value}" for kind in GroupKind),
+    *(f"row {persistence.value}" for persistence in Persistence),
+    *(f"{kind} lanes {lanes}" for kind in ("pointwise", "row") for lanes in (1, 2, 4, 8)),
+    *(f"pointwise {word} tail" for word in ("with", "without")),
+    *(f"pointwise unroll {count}" for count in (1, 2)),
+    *(f"row {persistence} {word}" for persistence in ("registers", "staged") for word in ("exact", "not exact")),
+    *(f"row of {threads} threads" for threads in (32, 64, 128, 256, 512, 1024)),
+    *(f"row {word}" for word in ("resident", "tiled", "tiled exact", "column sums in registers")),
+    *(f"wide {kind}" for kind in ("pointwise", "row", "product", "attention")),
+    *(f"product of tiles of {consumers} by {width}" for consumers, width in ((1, 64), (2, 64), (2, 128), (2, 192), (2, 256))),
+    *(f"product {a}-major by {b}-major" for a, b in (("k", "k"), ("k", "n"), ("m", "n"))),
+    *(f"attention of {width}" for width in (64, 128)),
+}
+
+
+def _pointwise(plan: PointwisePlan) -> Iterator[str]:
+    yield f"pointwise lanes {plan.lanes}"
+    yield f"pointwise {'with' if plan.tail else 'without'} tail"
+    yield f"pointwise unroll {plan.unroll}"
+
+
+def _row(plan: RowPlan) -> Iterator[str]:
+    yield f"row {plan.persistence.value}"
+    yield f"row lanes {plan.lanes}"
+    yield f"row of {plan.threads} threads"
+    yield f"row {plan.persistence.value} {'exact' if plan.exact else 'not exact'}"
+    if plan.tiled:
+        yield from ("row tiled", "row tiled exact") if plan.exact else ("row tiled",)
+    elif plan.resident and plan.persistence is Persistence.STAGED:
+        yield "row resident"
+    elif plan.resident:
+        yield "row column sums in registers"
+
+
+def _product(plan: ContractionPlan) -> Iterator[str]:
+    yield f"product of tiles of {plan.consumers} by {plan.tile_n}"
+    yield f"product {plan.a_major}-major by {plan.b_major}-major"
+
+
+def forms(launch: Launch) -> Iterator[str]:
+    """What a launch is, in the words of `WANTED`."""
+    plan, wide = launch.kernel.body.plan, launch.kernel.wide
+    if isinstance(plan, PointwisePlan):
+        yield from _pointwise(plan)
+    elif isinstance(plan, RowPlan):
+        yield from _row(plan)
+    elif isinstance(plan, ContractionPlan):
+        yield from _product(plan)
+    elif isinstance(plan, AttentionPlan):
+        yield f"attention of {plan.head_dim}"
+    names = {PointwisePlan: "pointwise", RowPlan: "row", ContractionPlan: "product", AttentionPlan: "attention"}
+    if wide and type(plan) in names:
+        yield f"wide {names[type(plan)]}"
+
+
+@lru_cache(maxsize=1)
+def reached() -> frozenset[str]:
+    """All forms of all cases on Hopper; plans know the sizes of element types only, so that one of 16 bits speaks for both."""
+    found: set[str] = set()
+    for spec in SPECS.values():
+        for dtype in {dtype.itemsize: dtype for dtype in spec.dtypes}.values():
+            for case in cases(spec, dtype):
+                program = prepare(spec, case, target("sm_90a")).program
+                for step in program.steps if program else ():
+                    found.add(f"kind {step.group.kind.value}")
+                    found |= set(forms(step)) if isinstance(step, Launch) else set()
+    return frozenset(found)
+
+
+def test_every_form_of_a_plan_is_reached() -> None:
+    missing = sorted(WANTED - reached())
+    assert not missing, f"no case reaches: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
+def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
+    assert spec.sizes, "the example must take its sizes as parameters: `def _example(dtype, rows: int = 16384, …)`"
+    found = {case.name: case for case in cases(spec, spec.dtypes[-1])}
+    general = {CANONICAL, "odd", "unaligned", "padded rows", "transposed", "every second", "expanded", "empty", "64-bit"}
+    assert general | {values.value for values in Values if values is not Values.ORDINARY} <= set(found)
+    canonical = {name: Layout.of(t) for name, t in spec.example(spec.dtypes[-1].torch).items() if t.is_meta}
+    assert {name: found[CANONICAL].arguments[name] for name in canonical} == canonical
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
+def test_torch_accepts_every_case(spec: Spec) -> None:
+    """Dims that belong together are still equal, whatever the sizes."""
+    for case in cases(spec, DType.FLOAT32):
+        arguments = {name: _to_meta(value) for name, value in stand_ins(case.arguments).items()}
+        with torch.device("meta"):
+            spec.kernel.function(**arguments)
+
+
+def _to_meta(value: object) -> object:
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def test_what_a_size_is_follows_from_the_example() -> None:
+    assert feature_sizes(SPECS["linear_rotary"]) == ("inputs", "pairs")
+    assert data_parameters(SPECS["linear_rotary"]) == {"x", "cos", "sin"}
+    assert feature_sizes(SPECS["flash_attention_alibi"]) == ("channels",)
+
+
+def test_an_example_without_sizes_has_cases_all_the_same() -> None:
+    gelu = SPECS["gelu"]
+    plain = Spec("gelu", gelu.kernel, "elementwise", lambda dtype: {"x": meta(16, 64, dtype=dtype)})
+    assert {CANONICAL, "unaligned", "nan"} <= {case.name for case in cases(plain, DType.FLOAT32)}
+
+
+# Layouts.
+
+SHAPE = (2, 3, 4, 8)
+PLAIN = Layout(torch.float32, SHAPE, row_major(SHAPE))
+LAYOUTS = {
+    "shifted": (PLAIN.shifted(), (96, 32, 8, 1)),
+    "padded": (PLAIN.padded(8), (192, 64, 16, 1)),
+    "stepped": (PLAIN.stepped(), (192, 64, 16, 2)),
+    "swapped": (PLAIN.swapped(-3, -2), (96, 8, 24, 1)),
+    "expanded": (PLAIN.expanded(), (0, 32, 8, 1)),
+    "far apart": (PLAIN.far_apart(1000), (1000, 32, 8, 1)),
+}
+
+
+@pytest.mark.parametrize(("layout", "strides"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_tensor_lies_as_its_layout_says(layout: Layout, strides: tuple[int, ...]) -> None:
+    tensor = layout.tensor(lambda shape: torch.arange(float(torch.Size(shape).numel())).view(shape), CPU)
+    assert (tuple(tensor.shape), tensor.stride()) == (SHAPE, strides)
+    assert Layout.of(tensor) == layout == Layout.of(layout.stand_in())
+    storage = torch.empty(0).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    used = len({float(x) for x in tensor.flatten()})
+    assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
+    assert layout.stored == storage.numel()
+
+
+def test_row_major_is_what_torch_says() -> None:
+    for shape in ((), (5,), (3, 4), (2, 3, 4), (1, 1), (0, 4)):
+        assert row_major(shape) == torch.empty(shape).stride()
+
+
+def test_layouts_in_words() -> None:
+    assert str(Layout(torch.bfloat16, (5, 33), (33, 1))) == "bf16 5x33"
+    assert str(Layout(torch.float16, (5, 32), (40, 1), 1)) == "f16 5x32 strides 40x1 offset 1"
+
+
+# Values.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("values", Values, ids=lambda values: values.value)
+def test_values_are_the_same_each_time(values: Values, dtype: torch.dtype) -> None:
+    first, second = (draw(values, (9, 40), dtype, CPU, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first.dtype is dtype and first.shape == (9, 40)
+    assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
+    assert bool(first.isinf().any()) is (values is Values.INFINITE)
+    assert bool(first.isnan().any()) is (values is Values.NAN)
+    assert bool(first[-1].isfinite().all()), "some rows are as always"
+
+
+def test_hard_values_are_hard() -> None:
+    def drawn(values: Values) -> Tensor:
+        return draw(values, (64, 512), torch.float32, CPU, torch.Generator().manual_seed(0)).double()
+
+    assert 80 < drawn(Values.MEAN_100).mean() / drawn(Values.MEAN_100).std() < 120
+    assert 0 < drawn(Values.TINY_VARIANCE).std() < 1e-9
+    assert drawn(Values.NEAR_OVERFLOW).abs().min() > 1.7e38
+    assert drawn(Values.LARGE).square().sum(-1).max() < torch.finfo(torch.float32).max
+
+
+def test_a_case_says_what_came_before() -> None:
+    (case,) = (case for case in cases(SPECS["softmax"], DType.BFLOAT16) if case.name == "another length, odd")
+    assert isinstance(case, Case) and str(case) == "x: bf16 67x2049, after x: 67x2048"

@@ -1,0 +1,158 @@
+"""A verification run on the CPU: right kernels pass, wrong ones fail, and the command says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.cli.main import main
+from fusegen.dtypes import DType
+from fusegen.ir.reference import evaluate
+from fusegen.jit import nvrtc
+from fusegen.specs import SPECS, Spec, meta
+from fusegen.specs.spec import Arguments
+from fusegen.target import CPU, target
+from fusegen.verify.cases import cases
+from fusegen.verify.check import Outcome, check, materialize
+from fusegen.verify.compilation import compile_all
+from fusegen.verify.lowering import Prepared, prepare
+from fusegen.verify.run import verify
+
+HOST = torch.device("cpu")
+
+
+@fg.kernel
+def shifted(x: Tensor, bias: Tensor) -> Tensor:
+    """x + bias"""
+    return x + bias
+
+
+def _example(dtype: torch.dtype, rows: int = 8, features: int = 16) -> Arguments:
+    return {"x": meta(rows, features, dtype=dtype), "bias": meta(features, dtype=dtype)}
+
+
+SHIFTED = Spec("shifted", shifted, "elementwise", _example, (DType.FLOAT32,))
+
+
+def outcome(name: str, change: Callable[[Tensor], Any] = lambda result: result) -> Outcome:
+    """Of a case of `shifted`, whose result is changed before anybody looks at it."""
+    (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == name)
+
+    class Changed(Prepared):
+        def run(self, arguments: Any, device: torch.device) -> tuple[Tensor, ...]:
+            (result,) = super().run(arguments, device)
+            changed = change(result)
+            return changed if isinstance(changed, tuple) else (changed,)
+
+    found = prepare(SHIFTED, case, CPU)
+    (result,) = check(SHIFTED, case, [Changed(found.case, found.target, found.dispatcher, found.variant)], HOST)
+    return result
+
+
+@pytest.mark.parametrize("name", ["canonical", "odd", "unaligned", "transposed", "expanded", "empty", "infinite", "nan"])
+def test_right_kernels_pass(name: str) -> None:
+    found = outcome(name)
+    assert found.passed and found.word == "passed", found.failure
+
+
+def _last_is_wrong(result: Tensor) -> Tensor:
+    result[-1, -1] += 1
+    return result
+
+
+def _raises(_: Tensor) -> Tensor:
+    raise RuntimeError("an illegal memory access\nwith details")
+
+
+@pytest.mark.parametrize(
+    ("change", "failure"),
+    [
+        (_last_is_wrong, "more than twice eager's greatest"),
+        (lambda result: result.bfloat16(), "instead of torch.float32"),
+        (lambda result: result.bfloat16().float(), "more than twice eager's greatest"),
+        (lambda result: result[:-1], "instead of"),
+        (lambda result: (result, result), "2 results instead of 1"),
+        (lambda result: result / 0, "should not be"),
+        (_raises, "RuntimeError: an illegal memory access"),
+    ],
+)
+def test_wrong_kernels_fail(change: Callable[[Tensor], Any], failure: str) -> None:
+    found = outcome("odd", change)
+    assert not found.passed and failure in found.failure and "\n" not in found.failure
+
+
+def test_an_empty_result_has_its_shape() -> None:
+    assert "instead of" in outcome("empty", lambda result: result[:, 1:]).failure
+
+
+def test_what_is_too_large_is_skipped_with_a_reason() -> None:
+    found = outcome("64-bit")
+    assert (found.word, found.passed, found.failure) == ("skipped", False, "") and found.skipped
+
+
+def test_nothing_is_run_after_a_case_that_the_device_does_not_survive(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    answers = iter([True, True, True, False])  # before and after the first case, before and after the second
+    monkeypatch.setattr("fusegen.verify.run.is_alive", lambda _: next(answers, False))
+    (row,) = verify([SHIFTED], [DType.FLOAT32], [CPU], HOST, said.append)
+    words = [outcome.word for _, outcome in row.cases]
+    assert words[:2] == ["passed", "passed"] and set(words[2:]) == {"skipped"} and not row.passed
+    assert said[-2:] == ["running shifted f32: half as wide", "the device failed in shifted f32: half as wide; nothing more is run"]
+
+
+def test_a_case_has_the_same_numbers_each_time() -> None:
+    (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == "transposed")
+    first, second = materialize(case, HOST), materialize(case, HOST)
+    assert torch.equal(first["x"], second["x"]) and first["x"].stride() == (1, 72)
+
+
+def test_the_oracle_runs_where_it_is_told() -> None:
+    low = shifted.lower(torch.zeros(2, 3), torch.zeros(3))
+    (result,) = evaluate(low.traced, {"x": torch.ones(2, 3), "bias": torch.ones(3)}, device="meta")
+    assert result.is_meta and result.dtype is torch.float64
+
+
+def test_many_texts_are_compiled_into_the_cache() -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC does not exist for this platform")
+    (case, *_) = cases(SHIFTED, DType.FLOAT32)
+    (source,) = prepare(SHIFTED, case, target("sm_80")).sources
+    broken = replace(source, pipeline="this is no C++")
+    assert list(compile_all([source, source, broken], "sm_90a")) == [1, 2]
+    assert nvrtc.compile_cubin(source, "sm_90a").from_cache
+
+
+# The command.
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "softmax", "--dtype", "f32", "--json", "--case", "odd", "--case", "64-bit"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["rows"]
+    assert (row["spec"], row["dtype"], row["target"]) == ("softmax", "f32", "cpu")
+    assert {case["name"]: case["verdict"] for case in row["cases"]} == {"odd": "passed", "64-bit": "skipped"}
+    assert document["written"] == []
+
+
+def test_the_command_checks_records(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    assert main(["verify", "gelu", "--check", "--record", str(tmp_path)]) == 1
+    assert "sm_90a gelu bf16: no record" in capsys.readouterr().out.splitlines()
+
+
+MISTAKES = (["nothing"], ["--target", "sm_90a"], ["--target", "sm_1"], ["--dtype", "f64"], ["--case", "good"])
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_mistakes_are_said_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_every_spec_takes_part() -> None:
+    assert all(cases(spec, dtype) for spec in SPECS.values() for dtype in spec.dtypes)

@@ -1,0 +1,183 @@
+"""Records: what is written, what is kept, what is refused; and that only what passed is stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusegen
+from fusegen.dtypes import DType
+from fusegen.errors import ArgumentError
+from fusegen.specs import SPECS
+from fusegen.target import target
+from fusegen.verify import run as verification
+from fusegen.verify.accuracy import Errors, Verdict
+from fusegen.verify.cases import cases
+from fusegen.verify.check import Outcome
+from fusegen.verify.lowering import can_run, prepare
+from fusegen.verify.record import (
+    LIST,
+    CaseRecord,
+    Entry,
+    Where,
+    folder_to_write,
+    merge,
+    own_folder,
+    path_of,
+    read,
+    render,
+    unverified,
+)
+from fusegen.verify.run import Row, store
+from fusegen.verify.status import Status, problems, status
+
+WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
+GELU, HOPPER = SPECS["gelu"], target("sm_90a")
+RIGHT = Outcome((Verdict(Errors(1.23456e-3, 1e-3, 1e-4, 1e-4, 100)),))
+WRONG = Outcome((Verdict(Errors(), "an error"),))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not there to be asked."""
+    monkeypatch.setattr(verification, "where", lambda device: WHERE)
+
+
+def row(dtype: DType = DType.BFLOAT16, last: Outcome = RIGHT) -> Row:
+    prepared = [prepare(GELU, case, HOPPER) for case in cases(GELU, dtype)]
+    outcomes = [*[RIGHT] * (len(prepared) - 1), last]
+    return Row(GELU, dtype, HOPPER, tuple(zip(prepared, outcomes, strict=True)))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    (path,) = store([row()], tmp_path, CPU)
+    assert path == tmp_path / "sm_90a/gelu/verified.json"
+    entry = read(path)["bf16"]
+    assert entry.environment == WHERE and list(entry.cases) == [case.name for case in cases(GELU, DType.BFLOAT16)]
+    odd = entry.cases["odd"]
+    assert odd.arguments == "x: bf16 67x2049" and odd.plan == ["pointwise: threads=256 lanes=8 unroll=2 tail"]
+    assert odd.results == [{"worst": 1.23e-3, "eager_worst": 1e-3, "rms": 1e-4, "eager_rms": 1e-4, "compared": 100}]
+    assert [len(digest) for digest in odd.sources] == [32]
+
+
+def test_a_record_has_a_line_a_case_and_is_json() -> None:
+    case = CaseRecord("x: bf16 5", ["pointwise: …"], ["abc"], [], "passed")
+    text = render("sm_90a", "gelu", {"bf16": Entry(WHERE, {"odd": case, "even": case})})
+    assert json.loads(text)["dtypes"]["bf16"]["cases"]["even"]["verdict"] == "passed"
+    assert [line.strip().partition(":")[0] for line in text.splitlines() if "passed" in line] == ['"odd"', '"even"']
+    assert text == render("sm_90a", "gelu", {"bf16": Entry(WHERE, {"odd": case, "even": case})})
+
+
+def test_an_entry_leaves_those_of_other_element_types(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "sm_90a", "gelu")
+    first, second = Entry(WHERE, {}), Entry(replace(WHERE, time="later"), {})
+    merge(path, "sm_90a", "gelu", {"bf16": first, "f32": first})
+    merge(path, "sm_90a", "gelu", {"bf16": second, "f16": second})
+    assert {name: entry.environment.time for name, entry in read(path).items()} == {
+        "f16": "later",
+        "bf16": "later",
+        "f32": WHERE.time,
+    }
+    assert list(json.loads(path.read_text())["dtypes"]) == ["f16", "bf16", "f32"], "in one order"
+
+
+@pytest.mark.parametrize("last", [WRONG, Outcome(error="it broke"), Outcome(skipped="too little memory")])
+def test_a_case_that_did_not_pass_leaves_the_old_record(tmp_path: Path, last: Outcome) -> None:
+    (path,) = store([row(), row(DType.FLOAT32)], tmp_path, CPU)
+    before = path.read_bytes()
+    assert store([row(DType.FLOAT32), row(last=last)], tmp_path, CPU) == []
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["verified.json"], "nothing half-written"
+
+
+def test_the_list_of_what_is_not_verified_follows(tmp_path: Path) -> None:
+    store([row()], tmp_path, CPU)
+    lines = (tmp_path / LIST).read_text().splitlines()[1:]
+    assert lines == [" ".join(each) for each in unverified(tmp_path)]
+    assert "sm_80 gelu bf16" in lines and "sm_90a gelu f32" in lines and "sm_90a gelu bf16" not in lines
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "dtypes": {"f32": {}}}', '{"format": 1, "dtypes": 3}']
+)
+def test_what_is_no_record_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "verified.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="is no verification record"):
+        read(path)
+
+
+# Folders.
+
+
+def test_records_go_into_the_checkout() -> None:
+    assert folder_to_write(None) == own_folder() == Path(fusegen.__file__).parents[1] / "generated"
+
+
+def test_an_installation_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "lib/site-packages/fusegen/records", Path(fusegen.__file__).parent / "records"):
+        with pytest.raises(ArgumentError, match="belongs to an installation"):
+            folder_to_write(folder)
+    monkeypatch.setattr("fusegen.verify.record.is_installed", lambda: True)
+    assert folder_to_write(None) is None
+    assert folder_to_write(tmp_path / "mine") == tmp_path / "mine"
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="is no folder"):
+        folder_to_write(tmp_path / "file")
+
+
+# What a record is worth today.
+
+
+def _changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
+    rows = {dtype: row(dtype) for dtype in GELU.dtypes}
+    (path,) = store([*rows.values()], tmp_path, CPU)
+    assert problems(GELU, HOPPER, tmp_path) == []
+    assert set(status(GELU, HOPPER, tmp_path).values()) == {Status.VERIFIED}
+    (digest,) = rows[DType.BFLOAT16].cases[0][0].digests
+    _changed(path, digest, "0" * len(digest))
+    assert "sm_90a gelu bf16: the case 'canonical' launches other kernels" in problems(GELU, HOPPER, tmp_path)
+    found = status(GELU, HOPPER, tmp_path)
+    assert (found[DType.BFLOAT16], found[DType.FLOAT32]) == (Status.STALE, Status.VERIFIED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"odd"', '"old"', "the case 'odd' is missing"),
+        ('"odd"', '"old"', "there is no case 'old' any more"),
+        ("67x2049", "67x2051", "the case 'odd' has other arguments"),
+        ('"verdict": "passed"', '"verdict": "failed"', "has the verdict 'failed'"),
+    ],
+)
+def test_every_case_must_be_there_as_it_is_called(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    (path,) = store([row(dtype) for dtype in GELU.dtypes], tmp_path, CPU)
+    _changed(path, old, new)
+    assert any(problem in line for line in problems(GELU, HOPPER, tmp_path))
+
+
+def test_without_a_record_nothing_is_verified(tmp_path: Path) -> None:
+    assert set(status(GELU, HOPPER, tmp_path).values()) == {Status.UNVERIFIED}
+    assert problems(GELU, HOPPER, tmp_path) == [f"sm_90a gelu {dtype.short}: no record" for dtype in GELU.dtypes]
+
+
+def test_which_text_a_device_runs() -> None:
+    assert can_run(target("sm_80"), target("sm_90a")) and can_run(HOPPER, HOPPER)
+    assert not can_run(HOPPER, target("sm_100")), "warpgroup products are Hopper's alone"
+    assert not can_run(target("sm_90a"), target("sm_80")), "a device is older than the text"
+    assert not can_run(target("sm_80"), target("sm_86")), "less shared memory than the text counts on"
+    assert not can_run(target("sm_80"), target("cpu"))
