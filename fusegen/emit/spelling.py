@@ -66,6 +66,11 @@ def prefix(sign: str) -> Form:
     return Form(f"{sign}{{0}}", Precedence.UNARY, (Precedence.UNARY,))
 
 
+def bitwise(sign: str) -> Form:
+    """An operator on bits, whose operands are put into parentheses for the reader's sake."""
+    return Form(f"{{0}} {sign} {{1}}", Precedence.CONDITIONAL, (Precedence.UNARY,))
+
+
 COMMON: dict[Op, Form] = {
     Op.ADD: infix("+", Precedence.SUM),
     Op.SUB: infix("-", Precedence.SUM),
@@ -88,6 +93,11 @@ COMMON: dict[Op, Form] = {
     Op.SIGN: function("sign_of"),
     Op.REMAINDER: function("remainder_floor", 2),
     Op.FLOOR_DIVIDE: function("floor_divide", 2),
+    Op.BITWISE_AND: bitwise("&"),
+    Op.BITWISE_OR: bitwise("|"),
+    Op.BITWISE_XOR: bitwise("^"),
+    Op.LEFT_SHIFT: function("shift_left", 2),
+    Op.RIGHT_SHIFT: function("shift_right", 2),
 }
 """Forms that all languages share, for every type."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 
 from fusegen.dtypes import DType
 from fusegen.emit import emit
+from fusegen.errors import UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.lang import functions
@@ -91,9 +93,19 @@ def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], Inpu
 
     Raises:
         TraceError: the function does something that no kernel can do.
+        UnsupportedError: a chain of operations is too long.
         NeedsLiteral: a size must be literal.
     """
     found = trace_function(request, hidden_spec, parameters)
+    try:
+        return _compiled(request, found)
+    except RecursionError:
+        what = f"{request.name} has {len(found.graph.nodes)} values that depend on each other in too long a chain"
+        raise UnsupportedError(what, mend="split it into several kernels; some 150 operations in a row fit one") from None
+
+
+def _compiled(request: Request, found: Trace) -> Variant:
+    """Everything after the trace."""
     graph = run_passes(found.graph)
     groups = fuse(graph, request.target)
     program = lower(graph, groups, request.target, wide=request.wide)
@@ -116,6 +128,7 @@ def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Ca
     """The function with all parameters positional, however it declares them."""
     kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
 
+    @wraps(function)
     def call(*values: object) -> Any:
         named: Mapping[str, object] = dict(zip(parameters, values, strict=True))
         positional = [named[n] for n in parameters if kinds[n] is not inspect.Parameter.KEYWORD_ONLY]

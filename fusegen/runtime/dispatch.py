@@ -6,7 +6,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -30,6 +30,8 @@ from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MANY_VARIANTS = 32  # from here on the user is told
+_LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
+_TOO_WIDE = "too wide"
 
 _NO_SCALARS: Mapping[str, float] = {}
 Key: TypeAlias = tuple[object, ...]
@@ -117,6 +119,7 @@ class Dispatcher:
     def _key(self, values: Values) -> Key:
         """What the choice of a bound program depends on."""
         parts = [_part(value, static) for value, static in zip(values, self._static, strict=True)]
+        parts.append(torch.get_default_dtype())  # what torch.ones(n) gives, and what an integer times 0.5
         if self.hidden:
             parts += [_part(_value(accessor), True) for accessor in tuple(self.hidden.values())]
         parts += [hidden.setting(_value(accessor)) for accessor in self._settings]
@@ -164,8 +167,6 @@ class Dispatcher:
         target, backend = backend_of(device)
         variant = self.variant(values, target, device)
         sizes = self.sizes(variant, values)
-        if not variant.request.wide and _is_wide(variant, sizes):
-            variant = self.variant(values, target, device, wide=True)
         program = BoundProgram(variant, sizes, device, backend)
         names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
         places = {name: position for position, name in enumerate(self.parameters.names)}
@@ -178,15 +179,21 @@ class Dispatcher:
         accessor = self.hidden[name]
         return lambda values: accessor()
 
-    def variant(self, values: Values, target: Target, device: torch.device, *, wide: bool = False) -> Variant:
+    def variant(self, values: Values, target: Target, device: torch.device) -> Variant:
         """The variant for some arguments, compiled when there is none.
 
         Args:
             values: all arguments, in the order of the parameters.
             target: the machine.
             device: what ``x.device`` answers.
-            wide: whether indices need 64 bits whatever the inputs' sizes.
         """
+        variant = self._variant(values, target, device, wide=False)
+        if not variant.request.wide and _is_wide(variant, self.sizes(variant, values)):
+            return self._variant(values, target, device, wide=True)
+        return variant
+
+    def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> Variant:
+        """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
         with self._lock:
             while True:
                 request = self._request(values, target, device, wide)
@@ -214,7 +221,8 @@ class Dispatcher:
 
     def _variant_key(self, request: Request) -> Key:
         """What a variant depends on, but for guards and tensors that the function closes over."""
-        return (*_variant_key(request), *(hidden.setting(_value(accessor)) for accessor in self._settings))
+        settings = (hidden.setting(_value(accessor)) for accessor in self._settings)
+        return (*_variant_key(request), torch.get_default_dtype(), *settings)
 
     def _has_hidden(self, variant: Variant) -> bool:
         """Whether the tensors that the function closes over are still as the variant knows them."""
@@ -284,8 +292,8 @@ def _part(value: Any, is_static: bool) -> object:
     if isinstance(value, Tensor):
         grad = value.requires_grad and torch.is_grad_enabled()
         return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
-    if not is_static and _is_scalar(value):
-        return type(value)
+    if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
+        return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
     return None if isinstance(value, TracedTensor) else (type(value), value)
 
 
@@ -301,7 +309,7 @@ def _scalar_dtype(value: float, double: bool) -> DType:
 
 
 def _check_plain(kernel: str, name: str, value: object) -> None:
-    if _is_scalar(value) and isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if _is_scalar(value) and isinstance(value, int) and not _LEAST <= value <= _GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
     try:
         hash(value)
@@ -345,7 +353,7 @@ def target_of(device: torch.device) -> Target:
         ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
     """
     if device.type == "cpu":
-        return _emulated() if settings().emulate else targets.CPU
+        return targets.target("sm_90a") if settings().emulate else targets.CPU
     if device.type == "cuda" and torch.version.hip is None:
         return targets.from_capability(*_capability(device))
     raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
@@ -367,8 +375,3 @@ def _cuda_backend(architecture: str, device: torch.device) -> CudaBackend:
 @lru_cache(maxsize=64)
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-def _emulated() -> Target:
-    """What the emulator runs: Hopper's kernels but for tensor cores and the copy engine, which need hardware."""
-    return replace(targets.target("sm_90a"), wgmma=False)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Flag
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -21,15 +23,33 @@ from fusegen.errors import EmulationError
 from fusegen.jit.host import compile_shared, load_shared
 from fusegen.settings import cache_folder
 
+# Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in machine.hpp.
 # No contraction: whether the device fuses a multiply with an add is its compiler's choice, not the text's.
 _FLAGS = (
     "-std=c++17", "-O1", "-g0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-exceptions",
-    "-fvisibility=hidden",
+    "-fvisibility=hidden", "-fsanitize=bounds",
 )  # fmt: skip
-_RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "launch")
+_RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "tensor", "launch")
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")
+_PRODUCT = re.compile(
+    r"(void wgmma_m64n(?P<n>\d+)k16_(?P<type>b?f16)(?P<registers>_rs)?\([^{]*\{)\n"
+    r"    asm volatile\(.*?wgmma\.mma_async\.sync\.aligned\.m64n(?P=n)k16\.f32\.(?P=type)\.(?P=type) .*?\);\n\}",
+    re.DOTALL,
+)
+"""An instruction of tensor cores: a function of the emitted text, since there is one for each shape."""
 _MESSAGE_BYTES = 1024
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
+
+
+class Timing(Flag):
+    """When things happen whose time is not settled; a kernel must be right with all of it."""
+
+    LATE = 1  # what is asynchronous takes effect when somebody waits for it, not at once
+    BACKWARDS = 2  # threads run from the last to the first
+
+
+EARLY = Timing(0)
+"""All at once, threads from the first to the last."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +73,19 @@ class Buffer:
 
 @dataclass(frozen=True)
 class EmulatedSource:
-    """The math and pipeline parts of an emitted file, without its primitives."""
+    """A kernel of an emitted file.
+
+    Attributes:
+        text: math and pipeline, without the primitives.
+        entry: name of the ``extern "C" __global__`` function.
+    """
 
     text: str
+    entry: str
 
 
 def emulate(
     source: EmulatedSource,
-    entry: str,
     *,
     grid: int,
     block: int,
@@ -68,47 +93,91 @@ def emulate(
     shared_bytes: int = 0,
     arguments: Sequence[int | float],
     buffers: Sequence[Buffer],
+    timing: Timing = EARLY,
 ) -> None:
-    """Runs ``entry`` on memory of this process, as a launch of ``grid`` blocks of ``block`` threads would.
+    """Runs a kernel on memory of this process, as a launch of ``grid`` blocks of ``block`` threads would.
 
     Args:
-        source: the emitted text; compiled on first use, then taken from the cache.
-        entry: name of the ``extern "C" __global__`` function.
+        source: the kernel; compiled on first use, then taken from the cache.
         grid: number of blocks, a multiple of ``cluster``.
         block: threads in a block.
         cluster: blocks in a cluster; these run concurrently, clusters one after the other.
         shared_bytes: dynamic shared memory of a block.
         arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating numbers.
         buffers: all that the kernel may touch in global memory.
+        timing: when things happen whose time is not settled.
 
     Raises:
         EmulationError: the kernel did something illegal, or a primitive that it uses has no host version.
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
     """
-    _check_shape(entry, grid, block, cluster, shared_bytes)
-    library = compile_shared(host_text(source, entry), _FLAGS, cache_folder("emulator"))
+    _check_shape(source.entry, grid, block, cluster, shared_bytes)
+    (run,) = load_emulated([source])
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     launch = _Launch(
-        entry.encode(), grid, block, cluster, shared_bytes,
+        source.entry.encode(), grid, block, cluster, shared_bytes,
         _argument_array(arguments), len(arguments),
         _buffer_array(buffers), len(buffers),
-        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES,
+        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value,
     )  # fmt: skip
-    if load_shared(library).fg_emulate(ctypes.byref(launch)) != 0:
-        raise EmulationError(message.value.decode(errors="replace"), where=str(library.with_suffix(".cpp")))
+    if run.function(ctypes.byref(launch)) != 0:
+        raise EmulationError(message.value.decode(errors="replace"), where=run.where)
 
 
-@lru_cache(maxsize=64)
-def host_text(source: EmulatedSource, entry: str) -> str:
-    """The C++ that :func:`emulate` compiles: runtime, host primitives, the emitted text, and the entry."""
+@dataclass(frozen=True)
+class _Loaded:
+    """A compiled kernel: runs a launch, and gives 0 when nothing illegal happened; the file that it was compiled from."""
+
+    function: Callable[[Any], int]
+    where: str
+
+
+_LOADED: dict[EmulatedSource, _Loaded] = {}
+
+
+def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
+    """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
+
+    Args:
+        sources: with entries that differ.
+
+    Raises:
+        EmulationError: a primitive that a kernel uses has no host version.
+        CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
+    """
+    new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
+    if new:
+        path = compile_shared(host_text(new), _FLAGS, cache_folder("emulator"))
+        library, where = load_shared(path), str(path.with_suffix(".cpp"))
+        _LOADED.update((source, _Loaded(getattr(library, _runner(source)), where)) for source in new)
+    return [_LOADED[source] for source in sources]
+
+
+def host_text(sources: Sequence[EmulatedSource]) -> str:
+    """The C++ that is compiled: runtime, host primitives, and for each kernel its text in a namespace and what runs it."""
     runtime = [(templates() / "emulator" / f"{name}.hpp").read_text() for name in _RUNTIME]
-    types, *primitives = closure(source.text, _primitive_names(), _host_body).values()
-    main = (
-        'extern "C" __attribute__((visibility("default"))) i32 fg_emulate(const emulator::Launch* launch) {\n'
-        f"  return emulator::run(*launch, [](const emulator::Launch& each) {{ emulator::call({entry}, each); }});\n"
-        "}\n"
+    types, *primitives = closure("\n".join(s.text for s in sources), _primitive_names(), _host_body).values()
+    return "\n".join([types, *runtime, *primitives, *(_kernel_text(n, source) for n, source in enumerate(sources))])
+
+
+def _kernel_text(number: int, source: EmulatedSource) -> str:
+    return (
+        f"namespace kernel_{number} {{\n{_PRODUCT.sub(_product, source.text)}\n"
+        f'extern "C" __attribute__((visibility("default"))) i32 {_runner(source)}(const emulator::Launch* launch) {{\n'
+        f"  return emulator::run(*launch, [](const emulator::Launch& each) {{ emulator::call({source.entry}, each); }});\n"
+        "}\n}\n"
     )
-    return "\n".join([types, *runtime, *primitives, source.text, main])
+
+
+def _product(match: re.Match[str]) -> str:
+    """The host version of an instruction of tensor cores."""
+    if match["registers"]:
+        return f"{match[1]}\n    emulator::wgmma_rs<TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
+    return f"{match[1]}\n    emulator::wgmma<TRANSPOSE_A, TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
+
+
+def _runner(source: EmulatedSource) -> str:
+    return f"emulate_{source.entry}"
 
 
 class _Argument(ctypes.Structure):
@@ -139,6 +208,7 @@ class _Launch(ctypes.Structure):
         ("buffer_count", ctypes.c_int32),
         ("message", ctypes.c_void_p),
         ("message_bytes", ctypes.c_int32),
+        ("timing", ctypes.c_int32),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fusegen.runtime.compile import Variant
-from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
+from fusegen.runtime.emulated_maps import encode
+from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
+from fusegen.runtime.library import multiply
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import (
     BufferSpec,
@@ -53,7 +56,7 @@ class BoundProgram:
         variant: what to run.
         sizes: values of all sizes and strides, by name.
         device: where.
-        backend: makes a step of a launch.
+        backend: makes steps of launches.
     """
 
     def __init__(self, variant: Variant, sizes: Mapping[str, int], device: torch.device, backend: Backend) -> None:
@@ -64,13 +67,8 @@ class BoundProgram:
         self.slots, self.workspace_bytes = _slots([s for s in program.buffers if s.role is Role.TEMPORARY], sizes)
         self.results = [view.buffer for view in program.results]
         self.single = None if variant.returns_tuple else self.results[0]
-        sources = iter(variant.sources)
-        self.steps: list[Step] = []
-        for step in program.steps:
-            if isinstance(step, Launch):
-                self.steps.append(backend.launch_step(step, next(sources), program.buffers, sizes))
-            else:
-                self.steps.append(_library_step(step, sizes))
+        launches = iter(backend.launch_steps(program.launches, variant.sources, program.buffers, sizes))
+        self.steps = [next(launches) if isinstance(step, Launch) else _library_step(step, sizes) for step in program.steps]
 
     def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         """Runs the program.
@@ -85,7 +83,7 @@ class BoundProgram:
         buffers: Buffers = dict(zip(self.inputs, tensors, strict=True))
         for key, shape, dtype in self.outputs:
             buffers[key] = torch.empty(shape, dtype=dtype, device=self.device)
-        if self.workspace_bytes:
+        if self.slots:
             self._place_temporaries(buffers)
         for step in self.steps:
             step(buffers, scalars)
@@ -119,8 +117,7 @@ def _library_step(step: LibraryProduct, sizes: Mapping[str, int]) -> Step:
     views = [_strided(operand, sizes) for operand in (step.a, step.b, step.out)]
 
     def run(buffers: Buffers, _scalars: Scalars) -> None:
-        a, b, out = (view(buffers) for view in views)
-        torch.matmul(a, b, out=out)
+        multiply(*(view(buffers) for view in views))
 
     return run
 
@@ -143,8 +140,14 @@ def _strided(operand: StridedOperand, sizes: Mapping[str, int]) -> Callable[[Buf
 class Backend:
     """Makes steps of launches."""
 
+    def launch_steps(
+        self, launches: Sequence[Launch], sources: Sequence[Source], buffers: Sequence[BufferSpec], sizes: Mapping[str, int]
+    ) -> list[Step]:
+        """For each launch of a program a step that launches its kernel with arguments from the buffers at hand."""
+        return [self.launch_step(launch, source, buffers, sizes) for launch, source in zip(launches, sources, strict=True)]
+
     def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
-        """A step that launches a kernel with arguments from the buffers at hand."""
+        """The step of one launch."""
         raise NotImplementedError
 
 
@@ -234,36 +237,68 @@ def _of_scalar(name: str, launch: Launch) -> Callable[[Buffers, Scalars], Any]:
 
 
 class EmulatorBackend(Backend):
-    """Runs CUDA text on the CPU, with every access checked."""
+    """Runs CUDA text on the CPU, with every access checked.
+
+    Args:
+        timing: when things happen whose time is not settled.
+    """
+
+    def __init__(self, timing: Timing = EARLY) -> None:
+        self.timing = timing
+
+    def launch_steps(
+        self, launches: Sequence[Launch], sources: Sequence[Source], buffers: Sequence[BufferSpec], sizes: Mapping[str, int]
+    ) -> list[Step]:
+        """The steps of a program; its kernels are compiled as one unit."""
+        load_emulated([EmulatedSource(source.kernel_text, source.entry) for source in sources])
+        return super().launch_steps(launches, sources, buffers, sizes)
 
     def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
-        fill = argument_filler(launch, sizes)
         grid = launch.grid(sizes)
         if not grid:
             return _nothing
-        pointers = launch.kernel.pointers
+        emulated = EmulatedSource(source.kernel_text, source.entry)
+        names = {spec.key: spec.name for spec in buffers}
+        touched = dict.fromkeys([*(p.buffer for p in launch.kernel.pointers), *(m.buffer for m in launch.tensor_maps)])
+        written = {p.buffer for p in launch.kernel.pointers if p.writable}
+        written |= {m.buffer for m in launch.tensor_maps if m.buffer not in launch.group.inputs}
 
         def step(given: Buffers, scalars: Scalars) -> None:
+            maps = [encode(spec, given[spec.buffer], sizes) for spec in launch.tensor_maps]
+            fill = argument_filler(launch, sizes, [_found_at(ctypes.addressof(encoded)) for encoded in maps])
             emulate(
-                EmulatedSource(source.kernel_text),
-                source.entry,
+                emulated,
                 grid=grid,
                 block=launch.block,
                 shared_bytes=launch.shared_bytes,
                 arguments=fill(given, scalars),
-                buffers=[Buffer.of(p.name, given[p.buffer], writable=p.writable) for p in pointers],
+                buffers=[Buffer.of(names[key], given[key], writable=key in written) for key in touched],
+                timing=self.timing,
             )
 
         return step
 
 
+def _found_at(address: int) -> MapOf:
+    return lambda given: address
+
+
 class HostBackend(Backend):
     """Runs C++ on the CPU."""
 
-    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
-        from fusegen.runtime.host_launch import HostKernel
+    def launch_steps(
+        self, launches: Sequence[Launch], sources: Sequence[Source], buffers: Sequence[BufferSpec], sizes: Mapping[str, int]
+    ) -> list[Step]:
+        """The steps of a program; its kernels are compiled as one unit."""
+        from fusegen.runtime.host_launch import host_kernels
 
-        kernel = HostKernel(source)
+        host_kernels(sources)
+        return super().launch_steps(launches, sources, buffers, sizes)
+
+    def launch_step(self, launch: Launch, source: Source, buffers: Sequence[BufferSpec], sizes: Mapping[str, int]) -> Step:
+        from fusegen.runtime.host_launch import host_kernels
+
+        (kernel,) = host_kernels([source])
         fill = argument_filler(launch, sizes)
 
         def step(given: Buffers, scalars: Scalars) -> None:

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from fusegen.emit.unit import unit_text
 from fusegen.jit.host import compile_shared, load_shared
 from fusegen.settings import cache_folder
 from fusegen.source import Source
@@ -20,20 +22,36 @@ _X86 = ("x86_64", "AMD64")
 _VALUE_BYTES = 8  # pointers, sizes and scalars alike
 
 
-class HostKernel:
-    """A compiled kernel of the CPU target; calls from several threads do not disturb each other.
+_LOADED: dict[Source, HostKernel] = {}
+
+
+def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None) -> list[HostKernel]:
+    """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
 
     Args:
-        source: emitted C++; compiled now, unless it was before.
+        sources: emitted C++, with entries that differ.
+        flags: of the compiler; by default those of `host_flags`.
 
     Raises:
         ToolNotFoundError: there is no compiler.
         CompileError: the compiler refused the text.
     """
+    new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
+    if new:
+        library = load_shared(compile_shared(unit_text(new), flags or host_flags(), cache_folder("cpu")))
+        _LOADED.update((source, HostKernel(getattr(library, source.entry))) for source in new)
+    return [_LOADED[source] for source in sources]
 
-    def __init__(self, source: Source) -> None:
-        library = load_shared(compile_shared(source.text, host_flags(), cache_folder("cpu")))
-        self._function = getattr(library, source.entry)
+
+class HostKernel:
+    """A compiled kernel of the CPU target; calls from several threads do not disturb each other.
+
+    Args:
+        function: the entry, which takes an array of pointers to the arguments.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
         self._function.restype = None
         self._function.argtypes = (ctypes.c_void_p,)
         self._frames = threading.local()

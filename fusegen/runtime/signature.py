@@ -180,8 +180,11 @@ def _unexpected(name: str, dim: int, stride: int) -> Dim:
 
 
 def _alignment(tensor: torch.Tensor, dtype: DType, strides: tuple[Dim, ...]) -> int:
-    """Bytes, up to 16, that divide the address and every stride that is a symbol of its own."""
-    bits = tensor.data_ptr() if has_memory(tensor) else 0
+    """Bytes, up to 16, that divide the address and every stride that is a symbol of its own.
+
+    A tensor without memory lies where its view of a fresh allocation would.
+    """
+    bits = tensor.data_ptr() if has_memory(tensor) else int(tensor.storage_offset()) * dtype.itemsize
     for value, stride in zip(tensor.stride(), strides, strict=True):
         if literal(stride) is None:
             bits |= value * dtype.itemsize

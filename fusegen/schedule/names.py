@@ -5,20 +5,27 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_RESERVED = """
-    alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double else
-    enum explicit export extern false float for friend goto if inline int long mutable namespace new not operator or
-    private protected public register return short signed sizeof static struct switch template this throw true try typedef
-    typename union unsigned using virtual void volatile while xor main thread row col column index lane lanes load store
-    chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16 f16 Index Operands operands exp log sin cos
-    tanh part erf sqrt abs floor ceil trunc rint pow fabs fmod acc out position first row_count column_count element_count
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept const
+    consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do double dynamic_cast
+    else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return short signed sizeof static
+    static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
+    using virtual void volatile wchar_t while xor xor_eq main half omp parallel pragma schedule simd unroll
 """
-"""Words of the language, and names that pipelines share."""
+"""Words of the languages, and of pragmas."""
+
+_SHARED = """
+    thread row col column index lane lanes load store chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16
+    f16 Index Operands operands exp log sin cos tanh part erf sqrt abs floor ceil trunc rint pow fabs fmod acc out position first
+    row_count column_count element_count
+"""
+"""Names that all pipelines share."""
 
 _PIPELINES = """
-    arguments begin block count end group is_first last_row first_row outer_count column_outer first_column rank sum span
-    spans task tasks tile tiles turn groups KEPT BLOCK CHUNKS CLUSTER COLUMNS LANES PARTS ROWS SPAN THREADS TILE UNROLL WARPS
-    WORTH_THREADS
+    arguments base begin block count end fetch group is_first last_row first_row outer_count column_outer first_column rank
+    slot_of sum span spans task tasks tile tiles turn groups AHEAD KEPT BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY LANES
+    PARTS ROWS SLOT SLOTS SPAN Scratch THREADS TILE UNROLL WARPS WORTH_THREADS
 """
 """Names that pipelines use for themselves."""
 
@@ -33,14 +40,15 @@ _PRIMITIVES = """
     minimum named_barrier_sync narrow narrow_vec nearest_integer opaque pack_pair pow_f32 pow_f64
     power_of_two quad_transpose quarter_turns raise_registers remainder_floor rint_f32 rint_f64 round_bf16 round_f16
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
-    shuffle_xor sign_of sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
+    shift_left shift_right shuffle_xor sign_of
+    sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait
     widen widen_vec
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 
-_TAKEN = frozenset((_RESERVED + _PIPELINES + _PRIMITIVES).split())
+_TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
 _MADE = re.compile(

@@ -203,15 +203,16 @@ class Evaluator:
 
     def _rounded(self, position: int, dtype: DType) -> int:
         term = self.terms.items[position]
-        if term.op is Leaf.CONSTANT and _is_exact(float(str(term.payload)), dtype):
-            return position
+        if term.op is Leaf.CONSTANT:
+            rounded = torch.tensor(float(_as_number(term.payload, dtype.compute)), dtype=dtype.torch).item()
+            return self.terms.put(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
         return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
 
     def _cast(self, node: Node, arg: int, location: Location | None) -> int:
         """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
         source = self.terms.items[arg]
-        if source.op is Leaf.CONSTANT and not node.dtype.is_half:
-            return self.terms.convert(arg, node.dtype.compute)
+        if source.op is Leaf.CONSTANT and node.dtype not in _NARROW_INTEGERS:
+            return self._rounded(arg, node.dtype) if node.dtype.is_half else self.terms.convert(arg, node.dtype.compute)
         if source.dtype is node.dtype.compute and node.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL):
             return arg
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
@@ -257,10 +258,6 @@ def _at_least(index: Index, lower: Dim) -> bool:
 def _upper_only(bounds: Bounds) -> Bounds:
     """Parts are tested in order, so that the lower bound is implied by the parts before."""
     return Bounds(bounds.index, None, bounds.upper)
-
-
-def _is_exact(value: float, dtype: DType) -> bool:
-    return value != value or torch.tensor(value, dtype=dtype.torch).item() == value
 
 
 def operand_types(graph: Graph, node: Node) -> list[DType]:

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <functional>
+#include <map>
 #include <vector>
 
 #define __device__
@@ -11,6 +13,7 @@
 #define __constant__ static const
 #define __forceinline__ inline
 #define __restrict__
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __align__(bytes) alignas(bytes)

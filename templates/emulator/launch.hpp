@@ -28,6 +28,11 @@ struct Parameter<double> {
   static double take(const Launch& launch, i32 i) { return real_argument(launch, i); }
 };
 
+template <>
+struct Parameter<TensorMap> {
+  static TensorMap take(const Launch& launch, i32 i) { return *reinterpret_cast<const TensorMap*>(integer_argument(launch, i)); }
+};
+
 template <typename... P>
 struct Call {
   Call(void (*kernel)(P...), P... values) { kernel(values...); }

@@ -26,6 +26,7 @@ struct Launch {
   i32 buffer_count;
   char* message;  // where an error is written
   i32 message_bytes;
+  i32 timing;  // 1: what is asynchronous comes as late as it may; 2: threads run from the last to the first
 };
 
 // A barrier: `epoch` counts how often all members met.
@@ -42,9 +43,21 @@ struct Meeting {
   }
 };
 
+// A barrier in shared memory: a phase ends when all have arrived and all announced bytes have come.
+struct Barrier {
+  Meeting meeting{"mbarrier_wait"};
+  i64 bytes = 0;
+  bool visible = false;
+
+  void complete() {
+    if (bytes == 0) meeting.release_if_complete();
+  }
+};
+
 struct Warp {
   Meeting sync{"warp_sync"};
   Meeting shuffle{"shuffle_xor"};
+  Meeting sync_products{"wgmma"};
   u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads
 };
 
@@ -55,11 +68,56 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<u8> memory;
   std::vector<ShadowByte> shadow;
+  std::vector<bool> in_flight;  // bytes that an asynchronous copy is bringing
+  std::vector<bool> leaving;    // bytes that the copy engine has yet to read
+  std::vector<bool> unfenced;   // bytes that were written and that the copy engine may not see yet
+  std::map<i64, Barrier> barriers;
+  Meeting named[16];
   Stamp last_remote_read;
+};
+
+// An asynchronous copy into shared memory, which arrives when its thread waits for it.
+struct Copy {
+  i64 offset;
+  i64 bytes;
+  u8 data[16];
+  u32 group;
+};
+
+// A box on its way from shared to global memory.
+struct Store {
+  u64 map[16];
+  i64 offset;
+  i32 at[2];
+  u32 group;
+};
+
+// A product of a warpgroup, as far as one thread's accumulator goes.
+struct Product {
+  float* d;
+  i32 count;
+  u64 a;
+  u32 a_registers[4];
+  u64 b;
+  bool accumulate, a_transposed, b_transposed, a_in_registers;
+  void (*run)(const Product&) = nullptr;
+  u32 group = 0;
+  u32 number = 0;
+  i32 first_thread = 0;  // of the warp
 };
 
 struct Thread {
   Context context;
+  std::vector<Store> stores;
+  u32 store_groups = 0;
+  std::vector<u32> unfenced;  // addresses of words that the thread wrote
+  std::vector<Product> products;
+  u32 product_groups = 0;
+  u32 product_count = 0;
+  bool products_fenced = false;
+  u32 shown[64][4] = {};  // operands in registers, by the product's number
+  std::vector<Copy> copies;  // under way, the oldest first
+  u32 copy_groups = 0;       // closed so far
   i32 index = 0;
   Block* block = nullptr;
   Warp* warp = nullptr;
@@ -86,6 +144,7 @@ struct Machine {
   Meeting cluster_sync{"cluster_sync"};
   std::vector<Block> blocks;  // of the cluster that runs
   std::vector<Thread> threads;
+  std::vector<std::function<void()>> deliveries;  // copies that have not arrived
   Thread* current = nullptr;
   Context scheduler;
   bool failed = false;
@@ -125,6 +184,14 @@ __attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, c
   abort();
 }
 
+// What the compiler calls for an index outside of an array of known size, such as a thread's registers.
+extern "C" void __ubsan_handle_out_of_bounds(void*, void* index) {
+  fail("out of bounds: index %lld of an array of the thread's own", static_cast<i64>(reinterpret_cast<u64>(index)));
+}
+
+// Lets the others go on first.
+inline void pause() { switch_context(machine->current->context, machine->scheduler); }
+
 // Waits until all members have come.
 inline void meet(Meeting& meeting) {
   Thread& thread = *machine->current;
@@ -149,8 +216,12 @@ inline void leave(Thread& thread) {
   }
 }
 
+inline void check_nothing_under_way(const Thread& thread);
+inline bool deliver_one();
+
 inline void thread_entry() {
   machine->kernel(machine->launch);
+  check_nothing_under_way(*machine->current);
   leave(*machine->current);
   switch_context(machine->current->context, machine->scheduler);
   abort();
@@ -159,7 +230,9 @@ inline void thread_entry() {
 // Whether the barrier at which `stuck` waits also waits for this thread.
 inline bool expected(const Thread& thread, const Thread& stuck) {
   if (stuck.waiting == &machine->cluster_sync) return !thread.done;
-  return stuck.waiting == &stuck.block->sync ? thread.block == stuck.block : thread.warp == stuck.warp;
+  if (stuck.waiting == &stuck.block->sync) return thread.block == stuck.block;
+  bool of_warp = stuck.waiting == &stuck.warp->sync || stuck.waiting == &stuck.warp->shuffle;
+  return of_warp && thread.warp == stuck.warp;
 }
 
 // Nobody can go on: some wait at a barrier that others will never reach. Names the first of each.
@@ -172,6 +245,10 @@ inline void report_deadlock() {
     if (!expected(thread, *stuck)) continue;
     if (thread.waiting == stuck->waiting) ++waiting;
     else if (!absent) absent = &thread;
+  }
+  if (!absent) {
+    report(*stuck, "waits for ever at %s: %d of %d came", stuck->waiting->name, stuck->waiting->arrived, stuck->waiting->members);
+    return;
   }
   report(*stuck, "waits for ever at %s: %d of %d threads came; thread %d of block %d %s%s", stuck->waiting->name, waiting,
          stuck->waiting->members, absent->index, absent->block->index, absent->done ? "has ended" : "waits at ",
@@ -187,7 +264,9 @@ inline void resume(Thread& thread, i64 i) {
 // Lets each thread that can go on run to its next barrier; false when none can.
 inline bool run_round() {
   bool progress = false;
-  for (size_t i = 0; i < machine->threads.size() && !machine->failed; ++i) {
+  size_t count = machine->threads.size();
+  for (size_t n = 0; n < count && !machine->failed; ++n) {
+    size_t i = machine->launch.timing & 2 ? count - 1 - n : n;
     if (!machine->threads[i].runnable()) continue;
     progress = true;
     resume(machine->threads[i], static_cast<i64>(i));
@@ -209,10 +288,14 @@ inline void start_block(Block& block, i32 index) {
   block.warps.resize((launch.block + 31) / 32);
   block.memory.assign(launch.shared_bytes, 0xff);  // NaN in every floating type
   block.shadow.resize(launch.shared_bytes);
+  block.in_flight.resize(launch.shared_bytes);
+  block.leaving.resize(launch.shared_bytes);
+  block.unfenced.resize(launch.shared_bytes);
   for (i32 t = 0; t < launch.block; ++t) {
     Warp& warp = block.warps[t / 32];
     ++warp.sync.members;
     ++warp.shuffle.members;
+    ++warp.sync_products.members;
   }
 }
 
@@ -230,7 +313,7 @@ inline void run_cluster(i32 first_block) {
   machine->cluster_sync = Meeting{"cluster_sync", launch.cluster * launch.block};
   for (i32 b = 0; b < launch.cluster; ++b) start_block(machine->blocks[b], first_block + b);
   for (i32 i = 0; i < launch.cluster * launch.block; ++i) start_thread(machine->threads[i], i);
-  while (!machine->failed && run_round()) {}
+  while (!machine->failed && (run_round() || deliver_one())) {}
   if (!machine->failed && !all_done()) report_deadlock();
 }
 

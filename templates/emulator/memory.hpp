@@ -121,6 +121,7 @@ inline void map_buffers() {
 template <typename T>
 struct SharedArray {
   i64 offset;
+  T& operator*() const { return *reinterpret_cast<T*>(machine->current->block->memory.data() + offset); }  // only its address is taken
   SharedArray operator+(i64 elements) const { return {offset + elements * static_cast<i64>(sizeof(T))}; }
 };
 
@@ -132,8 +133,15 @@ inline void check_shared(const char* doing, i64 offset, i64 bytes) {
   if (offset % bytes != 0) fail("misaligned: %s %lld bytes at byte %lld of shared memory", doing, bytes, offset);
 }
 
+inline void check_arrived(const Block& block, const char* doing, i64 offset, i64 bytes) {
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    if (block.in_flight[b]) fail("%s byte %lld of shared memory, which an asynchronous copy is still bringing", doing, b);
+  }
+}
+
 inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
   check_shared("reads", offset, bytes);
+  check_arrived(block, "reads", offset, bytes);
   for (i64 b = offset; b < offset + bytes; ++b) {
     if (block.shadow[b].writer.thread == 0) {
       fail("uninitialised: reads byte %lld of the shared memory of block %d, which nobody has written", b, block.index);
@@ -145,8 +153,33 @@ inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
 
 inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
   check_shared("writes", offset, bytes);
+  check_arrived(block, "writes", offset, bytes);
   note_write(&block.shadow[offset], bytes, "shared memory", offset);
   memcpy(&block.memory[offset], from, bytes);
+}
+
+// From here on nobody may touch the bytes until the copying thread has waited.
+inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes) {
+  Thread& thread = *machine->current;
+  Copy copy{offset, bytes, {}, thread.copy_groups};
+  global_read(copy.data, base, from, bytes, bytes);
+  check_shared("copies", offset, bytes);
+  check_arrived(*thread.block, "copies to", offset, bytes);
+  note_write(&thread.block->shadow[offset], bytes, "shared memory", offset);
+  for (i64 b = offset; b < offset + bytes; ++b) thread.block->in_flight[b] = true;
+  thread.copies.push_back(copy);
+}
+
+// The copies of all groups but the last `pending` ones arrive.
+inline void finish_copies(u32 pending) {
+  Thread& thread = *machine->current;
+  size_t done = 0;
+  for (; done < thread.copies.size() && thread.copies[done].group + pending < thread.copy_groups; ++done) {
+    const Copy& copy = thread.copies[done];
+    memcpy(&thread.block->memory[copy.offset], copy.data, copy.bytes);
+    for (i64 b = copy.offset; b < copy.offset + copy.bytes; ++b) thread.block->in_flight[b] = false;
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + done);
 }
 
 inline void cluster_read(i32 rank, void* to, i64 offset, i64 bytes) {

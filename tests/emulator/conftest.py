@@ -24,8 +24,7 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
     entry = re.findall(r"\bfg_\w+", text)[0]
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     emulate(
-        EmulatedSource(text),
-        entry,
+        EmulatedSource(text, entry),
         grid=grid,
         block=block,
         arguments=[value.data_ptr() if isinstance(value, Tensor) else value for value in arguments.values()],

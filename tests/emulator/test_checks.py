@@ -290,4 +290,35 @@ def test_missing_compiler_says_what_to_do() -> None:
 def test_a_primitive_without_a_host_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator, "_primitive_names", lambda: frozenset({"types", "no_such_primitive"}))
     with pytest.raises(EmulationError, match="the primitive no_such_primitive has no host version"):
-        emulator.host_text(emulator.EmulatedSource("no_such_primitive(1);"), "fg_none")
+        emulator.host_text([emulator.EmulatedSource("no_such_primitive(1);", "fg_none")])
+
+
+COPIED = "copy_async<4>(p, thread_id() * 4, x, thread_id() * 4); copy_async_commit();"
+
+
+def test_a_copy_that_nobody_waited_for_has_not_arrived(launch: Launch) -> None:
+    x = torch.arange(256.0)
+    message = "reads byte 0 of shared memory, which an asynchronous copy is still bringing"
+    expect(launch, message, COPIED + "shared_load(p, thread_id() * 4);", x=x, shared_bytes=1024)
+    expect(launch, message, COPIED + "copy_async_wait<1>(); shared_load(p, thread_id() * 4);", x=x, shared_bytes=1024)
+    expect(launch, "writes byte 0 .* still bringing", COPIED + "shared_store(p, thread_id() * 4, 1.0f);", x=x, shared_bytes=1024)
+
+
+def test_copies_arrive_group_by_group(launch: Launch) -> None:
+    x, out = torch.arange(256.0), torch.empty(64)
+    second = COPIED.replace("(p, ", "(p + 128, ").replace("x, ", "x + 128, ")
+    text = kernel(COPIED + second + "copy_async_wait<1>(); store(out, thread_id(), shared_load(p, thread_id() * 4));"
+                  "copy_async_wait<0>(); store(out, 32 + thread_id(), shared_load(p, 128 + thread_id() * 4));")  # fmt: skip
+    launch(text, {"x": x, "out": out}, shared_bytes=1024)
+    assert torch.equal(out, x[::4])
+
+
+def test_a_copy_is_aligned_to_its_size(launch: Launch) -> None:
+    expect(launch, "misaligned: reads 16 bytes", "copy_async<4>(p, 0, x, 1);", shared_bytes=64)
+    expect(launch, "misaligned: copies 16 bytes", "copy_async<4>(p, 1, x, 0);", shared_bytes=64)
+
+
+def test_an_index_outside_of_a_thread_s_own_array(launch: Launch) -> None:
+    body = "float held[4]; for (i32 k = 0; k {} 4; ++k) held[k] = load(x, k); store(out, thread_id(), held[thread_id() % 4]);"
+    launch(kernel(body.format("<")), {"x": torch.ones(8), "out": torch.empty(32)})
+    expect(launch, "out of bounds: index 4 of an array of the thread's own", body.format("<="))

@@ -103,7 +103,7 @@ SPECIAL = [
 @pytest.mark.parametrize("name", sorted(USES))
 def test_has_a_file_and_compiles_for_the_host(name: str, tmp_path: Path) -> None:
     assert (DEVICE / f"{name}.cuh").exists()
-    assert compile_shared(host_text(EmulatedSource(USE % USES[name]), "fg_use"), ("-std=c++17", "-O0", "-w"), tmp_path).exists()
+    assert compile_shared(host_text([EmulatedSource(USE % USES[name], "fg_use")]), ("-std=c++17", "-O0", "-w"), tmp_path).exists()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -259,3 +259,19 @@ extern "C" __global__ void fg_double(const bf16* x, bf16* out) {{
 """
         launch(text, {"x": x, "out": out})
         assert torch.equal(out, x * 2)
+
+
+def test_integer_powers(launch: Launch) -> None:
+    bases = torch.tensor([0, 1, -1, 2, -2, 3, 10, 2**31, -(2**62)])
+    pairs = torch.cartesian_prod(bases, torch.tensor([-3, -2, -1, 0, 1, 2, 5, 63, 64, 65]))
+    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    got = run_map(launch, "store(out, i, integer_power(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b)
+    assert torch.equal(got, torch.pow(a, b))
+
+
+def test_integer_remainders_of_every_sign(launch: Launch) -> None:
+    values = torch.arange(-6, 7)
+    pairs = torch.cartesian_prod(values, values[values != 0])
+    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
+        assert torch.equal(run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want)

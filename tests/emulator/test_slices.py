@@ -199,7 +199,7 @@ def test_the_emulator_sees_a_store_beyond_the_end() -> None:
     names = [p.name for p in launch.kernel.pointers]
     with pytest.raises(EmulationError, match="out_ptr"):
         emulate(
-            EmulatedSource(source.kernel_text), source.entry, grid=1, block=launch.block,
+            EmulatedSource(source.kernel_text, source.entry), grid=1, block=launch.block,
             arguments=[x.data_ptr(), out.data_ptr()],
             buffers=[Buffer.of(names[0], x, writable=False), Buffer.of(names[1], out[:63], writable=True)],
         )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.passes.fuse import Group, GroupKind
+from tests.unit.eager import agree, randn
 
 P, R, C, RC = GroupKind.POINTWISE, GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN
 
@@ -90,3 +91,28 @@ def test_what_a_row_kernel_reads_it_reads_once() -> None:
     (launch,) = low.program.launches
     loads = [a.name for phase in launch.kernel.body.phases for a in (*phase.reads, *phase.late)]  # type: ignore[union-attr]
     assert len(loads) == len(set(loads)) == 2
+
+
+def test_a_statistic_of_another_row_is_taken_from_memory() -> None:
+    """Only what is read at the row that is being computed can be computed with it."""
+
+    def next_row(x: Tensor) -> Tensor:
+        peak = x.amax(-1, keepdim=True)
+        return x - torch.cat([peak[1:], peak[:1]])
+
+    def transposed(x: Tensor) -> Tensor:
+        return x - x.sum(-1)
+
+    agree(next_row, (randn(5, 8),))
+    agree(transposed, (randn(8, 8),))
+    assert len(groups(next_row, (5, 8))) == 2
+
+
+def test_kernels_that_wait_for_each_other_are_not_merged() -> None:
+    """x * s waits for the product, which waits for the exponential."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        e = x.exp()
+        return e, x * (e @ w)
+
+    agree(function, (randn(6, 6), randn(6, 6)))

@@ -78,6 +78,7 @@ RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
     "one-plus-tanh": (lambda x: 1 + torch.tanh(x), Op.TANH, 0),
     "times-one": (lambda x: x * 1.0 + x, Op.MUL, 0),
     "gather-powers-of-two": (lambda x: (2 * x) * (0.5 * x.exp()), Op.MUL, 1),
+    "times-sigmoid": (lambda x: x * torch.sigmoid(x), Op.SIGMOID, 0),
     "double-negation": (lambda x: x.neg().neg() + x, Op.NEG, 0),
     "reciprocal-sqrt": (lambda x: 1 / torch.sqrt(x), Op.DIV, 0),
 }
@@ -118,3 +119,22 @@ def test_a_pass_that_changes_a_type_is_caught() -> None:
 def test_new_nodes_inherit_the_place_of_the_old() -> None:
     after = run_passes(traced(lambda x: F.gelu(x)))
     assert all("F.gelu(x)" in loc.text for node, loc in zip(after.nodes, after.locations, strict=True) if node.args and loc)
+
+
+def multiplied(a: float, b: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: (a * x) * (b * x.exp())
+
+
+def test_gathered_factors_keep_their_product() -> None:
+    for a, b in ((2.0, 0.25), (4.0, 0.25), (2.0, 8.0), (0.5, 0.5)):
+        before = traced(multiplied(a, b))
+        after = run_passes(before)
+        assert after != before
+        torch.testing.assert_close(evaluate(after, {"x": X.double()}), evaluate(before, {"x": X.double()}), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0, 4.0, -1.0, -2.0, 0.5, -0.5, 5.0, 0.0])
+def test_powers_keep_their_value(exponent: float) -> None:
+    before = traced(lambda x: x.abs() ** exponent)
+    x = {"x": X.double()}
+    torch.testing.assert_close(evaluate(run_passes(before), x), evaluate(before, x), rtol=1e-12, atol=0.0)

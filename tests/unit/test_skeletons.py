@@ -63,3 +63,13 @@ def test_planted_math_is_found(planted: str) -> None:
 @pytest.mark.parametrize("line", ["float mass = 0.0f;", "const i32 rows = min(group, height - first);", "// exp(x) * 1.44"])
 def test_indices_and_comments_are_no_math(line: str) -> None:
     assert math_in(line) == []
+
+
+@pytest.mark.parametrize("path", SKELETONS, ids=lambda path: path.name)
+def test_block_numbers_are_as_wide_as_indices_before_they_are_multiplied(path: Path) -> None:
+    """A grid times its elements may pass 31 bits where the number of blocks does not; no test can launch that many."""
+    text = re.sub(r"\{#.*?#\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"block_id\(\) \*|\* block_id\(\)", text)
+    assert all(f"static_cast<Index>({name})" in text for name in re.findall(r"static_cast<Index>\((\w+)\) \*", text))
+    if path.name == "pointwise.cu.jinja":
+        assert text.count("static_cast<Index>(block_id()) *") == 1 and text.count("static_cast<Index>(u) *") == 2

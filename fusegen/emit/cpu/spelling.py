@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen.dtypes import DType
-from fusegen.emit.spelling import Form, Language, Precedence, function
+from fusegen.emit.spelling import Form, Language, Precedence, bitwise, function
 from fusegen.ir.ops import Op
 
 _NAMES = {
@@ -15,6 +15,7 @@ _NAMES = {
     Op.EXPM1: "expm1",
     Op.LOG: "log",
     Op.LOG1P: "log1p",
+    Op.LOG2: "log2",
     Op.SQRT: "sqrt",
     Op.RSQRT: "rsqrt",
     Op.SIN: "sin",
@@ -24,12 +25,7 @@ _NAMES = {
 }
 
 
-def _bitwise(sign: str) -> Form:
-    """A logical operation without short circuit, which would be a branch in a vectorised loop."""
-    return Form(f"{{0}} {sign} {{1}}", Precedence.CONDITIONAL, (Precedence.UNARY,))
-
-
-_AND, _OR = _bitwise("&"), _bitwise("|")
+_AND, _OR = bitwise("&"), bitwise("|")  # of bools: a short circuit would be a branch in a vectorised loop
 
 _FLOAT = {
     **{op: function(f"{name}_f32") for op, name in _NAMES.items()},

@@ -17,6 +17,7 @@ _BUILTINS = {
     Op.EXPM1: "expm1",
     Op.LOG: "log",
     Op.LOG1P: "log1p",
+    Op.LOG2: "log2",
     Op.SQRT: "sqrt",
     Op.RSQRT: "rsqrt",
     Op.SIN: "sin",

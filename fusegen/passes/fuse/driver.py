@@ -38,7 +38,7 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         group = _grow(graph, root, target)
         group = _absorb(graph, group, sorted(pending - {root}, reverse=True))
         groups.append(group)
-        done |= {root, *(strip_views(graph, o) for o in group.outputs)}
+        done |= {root, *group.outputs}
         wanted |= {p for p in group.inputs if not is_stored_elsewhere(graph, p)}
     return _in_order(graph, groups)
 

@@ -56,7 +56,7 @@ def row_plan(axes: Axes, reductions: int, column_sums: int, computed: int) -> Ro
         return _plan(lanes, _TILE, Persistence.REGISTERS, parts, tiled=True)
     columns = literal(axes.extents[0]) if len(axes.symbols) == 1 else None
     if computed and columns is not None and columns * computed <= _MOST_KEPT:
-        return _plan(lanes, -(-columns // lanes), Persistence.REGISTERS, parts)
+        return _plan(lanes, max(1, -(-columns // lanes)), Persistence.REGISTERS, parts)
     return _plan(lanes, 0, Persistence.LOOPED, parts)
 
 

@@ -74,7 +74,7 @@ def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds
         return _looped(lanes, target, features)
     held = max(0.5, features.held + features.column_sums)
     for threads in _THREADS:
-        chunks = -(-columns // (lanes * threads))
+        chunks = max(1, -(-columns // (lanes * threads)))  # a sum of no columns is a row of them still
         last_resort = bool(features.column_sums) and threads == _MOST_THREADS
         if _fits(chunks * lanes, held, threads, features) or last_resort:
             return _held(columns if known else None, lanes, threads, chunks, features, target)

@@ -39,7 +39,7 @@ from fusegen.schedule.terms import Evaluator, Leaf, Term
 WORDS = ("batch", "head", "query")
 """What the math calls its first coordinates."""
 
-_TAKEN = ("operands", "product", "total", "mass", "out", "result", "key", "channel", *WORDS)
+_TAKEN = ("operands", "product", "s", "total", "mass", "out", "result", "key", "channel", *WORDS)
 _OCTET = 8  # channels that are stored at once
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 

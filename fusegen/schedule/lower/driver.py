@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from fusegen.errors import VerificationError
 from fusegen.ir.formula import Formula, formula
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group, GroupKind
@@ -16,8 +17,8 @@ from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.rows import lower_rows
 from fusegen.schedule.names import identifier
-from fusegen.schedule.program import WORKSPACE, BufferSpec, Program, Role, Step
-from fusegen.target import Target
+from fusegen.schedule.program import WORKSPACE, BufferSpec, Launch, Program, Role, Step
+from fusegen.target import Backend, Target
 
 Lowered: TypeAlias = tuple[Sequence[Step], Sequence[BufferSpec]]
 
@@ -55,10 +56,23 @@ def lower(graph: Graph, groups: tuple[Group, ...], target: Target, *, wide: bool
         names = {spec.key: spec.name for spec in buffers}
         context = Context(graph, group, memory, target, wide, name, names)
         new_steps, added = _KINDS[group.kind](context, WORKSPACE - workspace)
+        _check_shared(new_steps, target)
         steps += new_steps
         buffers += added
         workspace += len(added)
     return Program(graph, target, tuple(buffers), tuple(steps), memory.result_views(), _workspace(graph, memory, buffers))
+
+
+def _check_shared(steps: Sequence[Step], target: Target) -> None:
+    """Refuses what no launch could have.
+
+    Raises:
+        VerificationError: a plan takes more shared memory than a block can have.
+    """
+    for step in steps:
+        if isinstance(step, Launch) and target.backend is Backend.CUDA and step.shared_bytes > target.shared_bytes:
+            what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
+            raise VerificationError(what, mend="please report the declaration and its shapes")
 
 
 def _workspace(graph: Graph, memory: Memory, buffers: list[BufferSpec]) -> Formula:

@@ -49,19 +49,27 @@ class Memory:
         """The distinct results, each the key of its own buffer."""
         return tuple(dict.fromkeys(self.graph.outputs))
 
-    @cached_property
-    def _is_result(self) -> frozenset[int]:
-        """Results, and values that a result is a view of."""
-        return frozenset(self.results) | {strip_views(self.graph, r) for r in self.results}
+    def _is_stored_as_result(self, position: int) -> bool:
+        """Whether the only buffer of a value is a result's; what is read later has one of its own beside that of a view of it."""
+        if position in self.results:
+            return True
+        return position not in self.read_later and position in {strip_views(self.graph, r) for r in self.results}
 
     def is_input(self, position: int) -> bool:
         """Whether a node is an input of the graph."""
         return self.graph.nodes[position].op is Op.INPUT
 
+    @cached_property
+    def _library_products(self) -> frozenset[int]:
+        """Products of 16-bit floats that the library computes."""
+        products = (p for group in self.groups if group.kind is GroupKind.LIBRARY for p in group.outputs)
+        return frozenset(p for p in products if self.graph.nodes[p].dtype.is_half)
+
     def dtype(self, position: int) -> DType:
-        """The element type of a value in memory: a statistic stays as wide as it was computed."""
+        """The element type of a value in memory: statistics and products stay as wide as they were computed."""
         node = self.graph.nodes[position]
-        if node.family is Family.REDUCTION and position not in self._is_result and position not in self.read_by_products:
+        wide = node.family is Family.REDUCTION or position in self._library_products
+        if wide and not self._is_stored_as_result(position) and position not in self.read_by_products:
             return node.dtype.compute
         return node.dtype
 

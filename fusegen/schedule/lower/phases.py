@@ -10,6 +10,7 @@ import sympy
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Index
 from fusegen.schedule.terms import Leaf, Read, Term, Terms
 
 _SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM)
@@ -21,7 +22,7 @@ class Keep(Enum):
     """Which element values live on from phase to phase."""
 
     ALL = "all"
-    READS = "reads"
+    ROW = "row"  # what is read of the row itself; what all rows share is read again
     NOTHING = "nothing"
 
 
@@ -66,14 +67,22 @@ class PhaseSplitter:
 
     Args:
         terms: the kernel's terms.
+        row_axes: symbols that number the rows.
         column_axes: symbols along which a row runs.
         statistics: for each reduction's node, the position of the term that it reduces.
         keep: which element values live on from phase to phase; each phase has the others for itself.
     """
 
-    def __init__(self, terms: Terms, column_axes: Collection[sympy.Symbol], statistics: Mapping[int, int], keep: Keep) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        row_axes: Collection[sympy.Symbol],
+        column_axes: Collection[sympy.Symbol],
+        statistics: Mapping[int, int],
+        keep: Keep,
+    ) -> None:
         self.terms = terms
-        self.column_axes = frozenset(column_axes)
+        self.row_axes, self.column_axes = frozenset(row_axes), frozenset(column_axes)
         self.statistics = statistics
         self.keep = keep
         self._depth: dict[int, int] = {}
@@ -89,6 +98,8 @@ class PhaseSplitter:
         for number, phase in enumerate(phases):
             for root in phase.roots:
                 self._place(root.term, number, phases, first)
+                if root.kind == "row_write" and self.terms.items[root.term].op is Leaf.CONSTANT:
+                    phase.row_terms.append(root.term)  # which has no name otherwise
         for phase in phases:
             for name in ("row_terms", "reads", "given", "held", "row_given"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
@@ -120,7 +131,7 @@ class PhaseSplitter:
             indices = [term.payload]
         else:
             return False
-        return any(not isinstance(i, int) and bool(i.free_symbols & self.column_axes) for i in indices)
+        return _mention(indices, self.column_axes)
 
     def _place(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
         """Puts a term and what it needs into a phase, unless an earlier phase holds it."""
@@ -147,7 +158,9 @@ class PhaseSplitter:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION):
             return False
-        return isinstance(term.payload, Read) or (self.keep is Keep.ALL and self._cost(term) > _CHEAP)
+        if self.keep is Keep.ROW:
+            return isinstance(term.payload, Read) and _mention([term.payload.offset], self.row_axes)
+        return isinstance(term.payload, Read) or self._cost(term) > _CHEAP
 
     def _cost(self, term: Term) -> int:
         """Additions and multiplications that a value takes along the row; a costly function counts for many."""
@@ -164,6 +177,10 @@ class PhaseSplitter:
         phases[self.depth(position)].row_terms.append(position)
         reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, Read))
         phases[0].row_terms += reads
+
+
+def _mention(indices: Sequence[Index], axes: frozenset[sympy.Symbol]) -> bool:
+    return any(not isinstance(i, int) and bool(i.free_symbols & axes) for i in indices)
 
 
 def _node(term: Term) -> int:

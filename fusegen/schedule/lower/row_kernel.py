@@ -37,7 +37,7 @@ class RowMath:
         stores: where written roots go, over merged axes.
         leaves: reads and coordinates, over merged axes.
         row_axes, column_axes: merged.
-        columns: the domain's axes along which a row runs.
+        rows, columns: the domain's axes that number rows, and those along which a row runs.
         moves: what became of the domain's axes when they were merged.
     """
 
@@ -48,6 +48,7 @@ class RowMath:
     leaves: Leaves
     row_axes: Axes
     column_axes: Axes
+    rows: frozenset[sympy.Symbol]
     columns: frozenset[sympy.Symbol]
     moves: Mapping[object, Index]
 
@@ -191,7 +192,8 @@ class RowKernelBuilder:
 
     def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
         """The math on statistics that the phase starts with."""
-        roots = [t for t in phase.row_terms if not isinstance(self.math.terms.items[t].op, Leaf)]
+        ops = {t: self.math.terms.items[t].op for t in phase.row_terms}
+        roots = [t for t, op in ops.items() if op is Leaf.CONSTANT or not isinstance(op, Leaf)]
         if not roots:
             return None
         earlier = [t for p in self.phases[:number] for t in p.row_terms]
@@ -200,7 +202,7 @@ class RowKernelBuilder:
 
     def _row_leaves(self) -> list[int]:
         kinds = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION)
-        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds]
+        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in self.names]  # others are of no use
 
     def _element_call(self, number: int, phase: PhaseTerms) -> Call | None:
         roots = [(self._result_name(r), r.term) for r in phase.roots if r.kind != "row_write"]

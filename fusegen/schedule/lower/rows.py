@@ -20,7 +20,7 @@ from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import BufferSpec, Launch
 from fusegen.schedule.terms import Evaluator, Terms, substitute
 
-_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.READS, Persistence.LOOPED: Keep.NOTHING}
+_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
 
 _SMALLEST_COPY = 4
@@ -102,8 +102,8 @@ def _merged(
     column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
     moves: dict[object, Index] = {**row_moves, **column_moves}
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
-    columns = frozenset(axes.symbols[d] for d in domain.columns)
-    return RowMath(terms, tuple(roots), statistics, moved, leaves.moved(moves), row_axes, column_axes, columns, moves)
+    rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
+    return RowMath(terms, tuple(roots), statistics, moved, leaves.moved(moves), row_axes, column_axes, rows, columns, moves)
 
 
 def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
@@ -131,7 +131,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
 
 
 def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
-    return PhaseSplitter(math.terms, math.columns, math.statistics, keep).split(math.roots)
+    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, keep).split(math.roots)
 
 
 def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:

@@ -103,26 +103,30 @@ def weight_functions(separation: Separation, unit: float, location: Location | N
 
 
 class _Weights:
-    """f(s, peak) = outer(scale * s - anchor), where anchor = scale * peak."""
+    """f(s, peak) = outer(scale * (s - peak)).
+
+    The difference comes first, and is exact near the peak. scale * s - scale * peak would be one instruction, and off by the
+    rounding of scale * peak, which overflows where scores pass 2^31.
+    """
 
     def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
         self.outer, self.scale, self.location = outer, scale, location
 
     def anchor(self, identity: str) -> Function:
-        """The peak in the weights' unit; 0 while there is none, since infinity less infinity is no number."""
+        """The peak; 0 while there is none, since infinity less infinity is no number."""
         terms = Terms()
         peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
         zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
         is_none = terms.put(Term(Op.EQ, (peak, none), DType.BOOL))
-        root = terms.put(Term(Op.WHERE, (is_none, zero, self._scaled(terms, peak)), DType.FLOAT32), self.location)
-        return self._function(terms, "anchor", root, (peak,), "The peak in the unit of weights; 0 while there is none.")
+        root = terms.put(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
+        return self._function(terms, "anchor", root, (peak,), "The peak; 0 while there is none.")
 
     def weight(self, name: str, score: str, anchor: str, doc: str) -> Function:
         """The weight of a score."""
         terms = Terms()
         s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
-        difference = terms.put(Term(Op.SUB, (self._scaled(terms, s), a), DType.FLOAT32), self.location)
-        root = terms.put(Term(self.outer, (difference,), DType.FLOAT32), self.location)
+        difference = terms.put(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
+        root = terms.put(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
         return self._function(terms, name, root, (s, a), doc)
 
     def _scaled(self, terms: Terms, position: int) -> int:

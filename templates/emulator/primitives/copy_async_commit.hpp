@@ -1,1 +1,1 @@
-inline void copy_async_commit() {}
+inline void copy_async_commit() { ++emulator::machine->current->copy_groups; }

@@ -1,2 +1,4 @@
 template <int PENDING>
-inline void copy_async_wait() {}
+inline void copy_async_wait() {
+  emulator::finish_copies(PENDING);
+}

@@ -1,0 +1,1 @@
+inline void fence_proxy_async() { emulator::fence_words(); }

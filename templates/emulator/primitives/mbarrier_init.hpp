@@ -1,0 +1,1 @@
+inline void mbarrier_init(u64* barrier, u32 arrivals) { emulator::init_barrier(barrier, arrivals); }

@@ -1,0 +1,1 @@
+inline void mbarrier_init_fence() { emulator::show_barriers(); }

@@ -1,0 +1,1 @@
+inline i32 opaque(i32 value) { return value; }

@@ -1,0 +1,1 @@
+inline void tma_prefetch_map(const TensorMap& map) {}

@@ -1,0 +1,1 @@
+inline void tma_store_commit() { ++emulator::machine->current->store_groups; }

@@ -1,0 +1,1 @@
+inline void wgmma_fence() { emulator::machine->current->products_fenced = true; }

@@ -1,0 +1,308 @@
+// What is asynchronous on sm_90a: barriers in shared memory, the copy engine, products of warpgroups. Launch.timing says whether
+// it takes effect at once or not before somebody waits for it; a kernel that is right is right with either.
+namespace emulator {
+
+inline bool is_late() { return machine->launch.timing & 1; }
+
+inline i64 shared_offset(const void* pointer) {
+  return static_cast<const u8*>(pointer) - machine->current->block->memory.data();
+}
+
+// Barriers.
+
+inline Barrier& find_barrier(const void* pointer) {
+  Block& block = *machine->current->block;
+  auto found = block.barriers.find(shared_offset(pointer));
+  if (found == block.barriers.end()) fail("byte %lld of shared memory is no barrier yet", shared_offset(pointer));
+  return found->second;
+}
+
+inline void init_barrier(const void* pointer, u32 arrivals) {
+  i64 offset = shared_offset(pointer);
+  check_shared("initialises", offset, 8);
+  Block& block = *machine->current->block;
+  if (block.barriers.count(offset)) fail("the barrier at byte %lld of shared memory is initialised twice", offset);
+  block.barriers[offset].meeting.members = static_cast<i32>(arrivals);
+}
+
+inline void show_barriers() {
+  for (auto& entry : machine->current->block->barriers) entry.second.visible = true;
+}
+
+inline void arrive(Barrier& barrier, i64 bytes) {
+  if (!barrier.visible) fail("arrives at a barrier that is not fenced after its initialisation");
+  barrier.bytes += bytes;
+  ++barrier.meeting.arrived;
+  barrier.complete();
+}
+
+inline void wait_for_phase(Barrier& barrier, u32 parity) {
+  Thread& thread = *machine->current;
+  if (!barrier.visible) fail("waits at a barrier that is not fenced after its initialisation");
+  if (parity > 1) fail("a parity of %u", parity);
+  while ((barrier.meeting.epoch & 1) == parity) {
+    thread.waiting = &barrier.meeting;
+    thread.waiting_epoch = barrier.meeting.epoch;
+    switch_context(thread.context, machine->scheduler);
+    thread.waiting = nullptr;
+  }
+}
+
+inline void meet_named(i32 id, i32 threads) {
+  if (id < 1 || id > 15 || threads % 32) fail("named_barrier_sync(%d, %d)", id, threads);
+  Meeting& meeting = machine->current->block->named[id];
+  if (meeting.members == 0) meeting = Meeting{"named_barrier_sync", threads};
+  if (meeting.members != threads) fail("the named barrier %d is one of %d threads and of %d", id, meeting.members, threads);
+  meet(meeting);
+}
+
+// The copy engine. A tensor map as the launch passes it: sizes from the contiguous dimension outwards, strides in bytes.
+
+struct Map {
+  u8* base;
+  i64 itemsize, rank, shape[4], strides[4], box[4];
+};
+static_assert(sizeof(Map) <= sizeof(TensorMap), "a map must fit its parameter");
+
+inline Map map_of(const TensorMap& opaque) {
+  Map map;
+  memcpy(&map, &opaque, sizeof(map));
+  return map;
+}
+
+inline i64 swizzled(i64 address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void check_tile(const char* doing, const Map& map, i64 rank, i64 offset) {
+  if (map.rank != rank) fail("%s a box of rank %lld by a map of rank %lld", doing, rank, map.rank);
+  if (map.box[0] * map.itemsize != 128) fail("%s lines of %lld bytes, and the swizzle is of 128", doing, map.box[0] * map.itemsize);
+  if (offset % 1024) fail("misaligned: %s a tile at byte %lld of shared memory, which needs 1024", doing, offset);
+}
+
+// Calls each(byte in shared memory, element in global memory or null) for the elements of a box.
+template <typename Each>
+inline void each_element(const Map& map, i64 offset, const i32* at, const Each& each) {
+  i64 index[4] = {}, count = 1;
+  for (i64 d = 0; d < map.rank; ++d) count *= map.box[d];
+  for (i64 n = 0; n < count; ++n) {
+    i64 rest = n;
+    u8* element = map.base;
+    for (i64 d = 0; d < map.rank; ++d) {
+      index[d] = at[d] + rest % map.box[d];
+      rest /= map.box[d];
+      if (element && index[d] >= 0 && index[d] < map.shape[d]) element += index[d] * map.strides[d];
+      else element = nullptr;
+    }
+    each(swizzled(offset + n * map.itemsize), element);
+  }
+}
+
+inline i64 box_bytes(const Map& map) {
+  i64 bytes = map.itemsize;
+  for (i64 d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  return bytes;
+}
+
+inline void deliver(Block& block, const Stamp& issuer, const Map& map, i64 offset, const i32* at, Barrier& barrier) {
+  each_element(map, offset, at, [&](i64 to, const u8* from) {
+    if (from) memcpy(&block.memory[to], from, map.itemsize);
+    else memset(&block.memory[to], 0, map.itemsize);
+    for (i64 b = to; b < to + map.itemsize; ++b) {
+      block.shadow[b].writer = issuer;
+      block.in_flight[b] = false;
+    }
+  });
+  barrier.bytes -= box_bytes(map);
+  barrier.complete();
+}
+
+inline void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at) {
+  Map map = map_of(opaque);
+  Block& block = *machine->current->block;
+  i64 offset = shared_offset(destination), bytes = box_bytes(map);
+  check_tile("loads", map, rank, offset);
+  if (offset < 0 || offset + bytes > machine->launch.shared_bytes) fail("out of bounds: loads a tile to byte %lld of shared memory", offset);
+  find_buffer("loads", map.base, map.base, map.itemsize, false);
+  Barrier& barrier = find_barrier(barrier_at);
+  if (barrier.bytes < bytes) fail("the copy engine brings %lld bytes of which the barrier was not told", bytes - barrier.bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    if (block.in_flight[b] || block.leaving[b]) fail("loads over byte %lld of shared memory, which another copy still uses", b);
+    block.in_flight[b] = true;
+  }
+  Stamp issuer = stamp_now();
+  std::vector<i32> place(at, at + rank);
+  auto arrives = [&block, &barrier, issuer, map, offset, place] { deliver(block, issuer, map, offset, place.data(), barrier); };
+  if (is_late()) machine->deliveries.push_back(arrives);
+  else arrives();
+}
+
+// Called by the scheduler when no thread can go on: the youngest copy arrives first, since they have no order.
+inline bool deliver_one() {
+  if (machine->deliveries.empty()) return false;
+  auto arrives = machine->deliveries.back();
+  machine->deliveries.pop_back();
+  arrives();
+  return true;
+}
+
+inline void write_word(u32 address, float word) {
+  Thread& thread = *machine->current;
+  Block& block = *thread.block;
+  check_shared("writes", address, 4);
+  for (i64 b = address; b < address + 4; ++b) {
+    if (block.leaving[b]) fail("writes byte %lld of shared memory, which the copy engine still reads", b);
+    if (block.in_flight[b]) fail("writes byte %lld of shared memory, which a copy is still bringing", b);
+    block.shadow[b].writer = stamp_now();
+    block.unfenced[b] = true;
+  }
+  memcpy(&block.memory[address], &word, 4);
+  thread.unfenced.push_back(address);
+}
+
+inline void fence_words() {
+  Thread& thread = *machine->current;
+  for (u32 address : thread.unfenced) {
+    for (i64 b = address; b < address + 4; ++b) thread.block->unfenced[b] = false;
+  }
+  thread.unfenced.clear();
+}
+
+inline void leave_shared(const Store& store) {
+  Block& block = *machine->current->block;
+  Map map;
+  memcpy(&map, store.map, sizeof(map));
+  each_element(map, store.offset, store.at, [&](i64 from, u8* to) {
+    for (i64 b = from; b < from + map.itemsize; ++b) {
+      block.leaving[b] = false;
+      if (block.shadow[b].writer.thread == 0) fail("uninitialised: stores byte %lld of shared memory, which nobody has written", b);
+      if (block.unfenced[b]) fail("stores byte %lld of shared memory without a fence_proxy_async after it was written", b);
+    }
+    if (!to) return;
+    const Buffer& buffer = find_buffer("stores", map.base, to, map.itemsize, true);
+    note_write(find_shadow(to), map.itemsize, buffer.name, to - buffer.begin);
+    memcpy(to, &block.memory[from], map.itemsize);
+  });
+}
+
+inline void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y) {
+  Thread& thread = *machine->current;
+  Map map = map_of(opaque);
+  Store store{{}, shared_offset(source), {x, y}, thread.store_groups};
+  memcpy(store.map, &map, sizeof(map));
+  check_tile("stores", map, 2, store.offset);
+  for (i64 b = store.offset; b < store.offset + box_bytes(map); ++b) thread.block->leaving[b] = true;
+  if (!is_late()) leave_shared(store);
+  else thread.stores.push_back(store);
+}
+
+inline void finish_stores(u32 pending) {
+  Thread& thread = *machine->current;
+  while (!thread.stores.empty() && thread.stores.front().group + pending < thread.store_groups) {
+    leave_shared(thread.stores.front());
+    thread.stores.erase(thread.stores.begin());
+  }
+}
+
+// Products of warpgroups. Each thread computes what its registers hold.
+
+// The byte of an element of an operand that a descriptor names; `line` counts along the dimension that is not the depth.
+inline i64 operand_byte(u64 descriptor, bool transposed, i64 line, i64 depth) {
+  i64 start = static_cast<i64>(descriptor & 0x3fff) << 4, leading = static_cast<i64>(descriptor >> 16 & 0x3fff) << 4;
+  i64 stride = static_cast<i64>(descriptor >> 32 & 0x3fff) << 4;
+  if (descriptor >> 62 != 1 || descriptor & (7ull << 49)) fail("a descriptor without a swizzle of 128 bytes");
+  i64 byte = transposed ? line / 64 * leading + depth / 8 * stride + depth % 8 * 128 + line % 64 * 2
+                        : line / 8 * stride + line % 8 * 128 + depth * 2;
+  return swizzled(start + byte);
+}
+
+inline float wide(bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
+inline float wide(f16 x) {
+  u32 exponent = x.bits >> 10 & 31u, fraction = x.bits & 1023u;
+  float magnitude = exponent == 31 ? __uint_as_float(0x7f800000u | fraction << 13)
+                  : exponent == 0  ? static_cast<float>(fraction) * 0x1p-24f
+                                   : __uint_as_float((exponent + 112u) << 23 | fraction << 13);
+  return x.bits & 0x8000u ? -magnitude : magnitude;
+}
+
+template <typename Element>
+inline float operand(u64 descriptor, bool transposed, i64 line, i64 depth) {
+  Block& block = *machine->current->block;
+  i64 offset = operand_byte(descriptor, transposed, line, depth);
+  check_shared("multiplies", offset, 2);
+  if (block.in_flight[offset]) fail("multiplies byte %lld of shared memory, which a copy is still bringing", offset);
+  if (block.shadow[offset].writer.thread == 0) fail("uninitialised: multiplies byte %lld of shared memory", offset);
+  Element element;
+  memcpy(&element, &block.memory[offset], 2);
+  return wide(element);
+}
+
+template <typename Element>
+inline void multiply(const Product& p) {
+  i32 thread = machine->current->index % 128, warp = thread / 32, lane = thread % 32;
+  for (i32 h = 0; h < 2; ++h) {
+    float a[16];
+    for (i32 k = 0; k < 16; ++k) {
+      i32 row = 16 * warp + lane / 4 + 8 * h;
+      if (!p.a_in_registers) a[k] = operand<Element>(p.a, p.a_transposed, row, k);
+    }
+    if (p.a_in_registers) {
+      // Register 2k + h of a lane holds columns 8k + 2 (lane % 4) and the next one: the row's others are in the quad's lanes.
+      for (i32 k = 0; k < 16; ++k) {
+        const u32* registers = machine->threads[p.first_thread + (lane & ~3) + k % 8 / 2].shown[p.number % 64];
+        u16 bits = static_cast<u16>(registers[k / 8 * 2 + h] >> (k % 2 * 16));
+        Element element;
+        memcpy(&element, &bits, 2);
+        a[k] = wide(element);
+      }
+    }
+    for (i32 i = 0; i < p.count / 4; ++i) {
+      for (i32 j = 0; j < 2; ++j) {
+        float sum = 0.0f;
+        for (i32 k = 0; k < 16; ++k) sum += a[k] * operand<Element>(p.b, p.b_transposed, 8 * i + 2 * (lane % 4) + j, k);
+        float& d = p.d[4 * i + 2 * h + j];
+        d = p.accumulate ? d + sum : sum;
+      }
+    }
+  }
+}
+
+inline void start_product(Product product) {
+  Thread& thread = *machine->current;
+  if (!thread.products_fenced) fail("a product without a wgmma_fence before it");
+  product.group = thread.product_groups;
+  product.number = thread.product_count++;
+  product.first_thread = static_cast<i32>(&thread - machine->threads.data()) / 32 * 32;
+  memcpy(thread.shown[product.number % 64], product.a_registers, sizeof(product.a_registers));
+  meet(thread.warp->sync_products);  // the lanes of a warp issue together, and see each other's registers
+  if (is_late()) thread.products.push_back(product);
+  else product.run(product);
+}
+
+inline void finish_products(u32 pending) {
+  Thread& thread = *machine->current;
+  while (!thread.products.empty() && thread.products.front().group + pending < thread.product_groups) {
+    thread.products.front().run(thread.products.front());
+    thread.products.erase(thread.products.begin());
+  }
+  meet(thread.warp->sync_products);
+}
+
+template <int TRANSPOSE_A, int TRANSPOSE_B, typename Element, int COUNT>
+inline void wgmma(float (&d)[COUNT], u64 a, u64 b, i32 accumulate) {
+  Product product{d, COUNT, a, {}, b, accumulate != 0, TRANSPOSE_A != 0, TRANSPOSE_B != 0, false};
+  product.run = multiply<Element>;
+  start_product(product);
+}
+
+template <int TRANSPOSE_B, typename Element, int COUNT>
+inline void wgmma_rs(float (&d)[COUNT], const u32 (&a)[4], u64 b, i32 accumulate) {
+  Product product{d, COUNT, 0, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, false, TRANSPOSE_B != 0, true};
+  product.run = multiply<Element>;
+  start_product(product);
+}
+
+inline void check_nothing_under_way(const Thread& thread) {
+  if (!thread.products.empty()) fail("the thread ends before its products are done");
+  if (!thread.stores.empty()) fail("the thread ends while the copy engine reads its shared memory: a tma_store_wait<0> is missing");
+}
+
+}  // namespace emulator

@@ -1,0 +1,35 @@
+"""Kernels for tensor cores in the emulator, on a machine of few multiprocessors and with every timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import target as targets
+from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.runtime.execute import BoundProgram, EmulatorBackend, scalar_names
+
+EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
+
+
+def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timing: Timing = EARLY) -> Tensor:
+    """The only result of a kernel whose program is launches alone, on a machine of some multiprocessors."""
+    kernel = fg.kernel(function)
+    machine = replace(targets.target("sm_90a"), processors=processors)
+    values = kernel._dispatcher.bind(arguments, {})
+    variant = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
+    assert len(variant.program.launches) == len(variant.program.steps)
+    program = BoundProgram(variant, kernel._dispatcher.sizes(variant, values), torch.device("cpu"), EmulatorBackend(timing))
+    named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
+    inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
+    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+    try:
+        result: Tensor = program(inputs, scalar_names({name: named[name] for name, _ in variant.request.scalars}))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return result

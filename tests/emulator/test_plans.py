@@ -1,0 +1,173 @@
+"""Every form of a plan, on a machine so small that a block has several rows, tiles and parts to work on, and in 64-bit indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import target as targets
+from fusegen.runtime import dispatch
+from fusegen.schedule.kernel import RowBody
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.settings import settings
+from fusegen.target import Target
+from tests.unit.eager import agree, ints, randn
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SMALL = replace(targets.target("sm_90a"), wgmma=False, processors=1)
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors go through the emulator, as if the GPU had one multiprocessor."""
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    monkeypatch.setattr(dispatch, "_emulated", lambda: SMALL)
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture(params=["32-bit", "64-bit"])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices of either width."""
+    if request.param == "64-bit":
+        monkeypatch.setattr(dispatch, "WIDE", 0)
+
+
+def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SMALL) -> RowPlan:
+    kernel = fg.kernel(function)
+    variant = kernel._dispatcher.variant(list(arguments), machine, torch.device("cpu"))
+    body = variant.program.launches[0].kernel.body
+    assert isinstance(body, RowBody)
+    return body.plan
+
+
+# Pointwise.
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("count", [2047, 2048, 2049, 4100, 6151])
+def test_several_blocks_and_a_rest(count: int) -> None:
+    agree(lambda x, y: x * 2 + y, (randn(count), randn(count)))
+
+
+@pytest.mark.usefixtures("width")
+def test_several_blocks_over_several_axes() -> None:
+    agree(lambda x, y, b: (x.mT * 2 + y, x.mT[1:] * b), (randn(5, 67, 33), randn(5, 33, 67), randn(67)))
+    agree(lambda x, y: torch.cat([x, y], -1) * x[:, :1], (randn(61, 40), randn(61, 37)))
+
+
+# Rows.
+
+
+def softmax_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.softmax(-1) * x.shape[-1], (x * x).mean(-1)
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize(("rows", "columns"), [(9, 64), (17, 40), (3, 1000), (3, 1024)])
+def test_rows_in_registers(rows: int, columns: int) -> None:
+    agree(softmax_and_norm, (randn(rows, columns),))
+
+
+def standardized(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],))
+
+
+STAGED = {"whole": (5, 24576, BF16), "with-a-tail": (5, 24592, BF16), "wide-values": (4, 17408, F32)}
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("name", STAGED)
+def test_a_block_works_on_several_staged_rows(name: str) -> None:
+    """Slots are used in turn, the next rows are under way, and more rows come than there are slots."""
+    rows, columns, dtype = STAGED[name]
+    x = randn(rows, columns, dtype=dtype)
+    plan = row_plan(standardized, x)
+    assert plan.persistence is Persistence.STAGED and plan.resident == 1 and plan.exact is (name == "whole")
+    agree(standardized, (x,))
+
+
+def test_staged_rows_of_two_inputs_and_a_weight() -> None:
+    def function(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
+        return F.rms_norm(x + r, (x.shape[-1],), w)
+
+    inputs = randn(4, 17408, dtype=BF16), randn(4, 17408, dtype=BF16), randn(17408, dtype=BF16)
+    assert row_plan(function, *inputs).persistence is Persistence.STAGED
+    agree(function, inputs)
+
+
+def test_rows_that_are_staged_until_the_first_phase_only() -> None:
+    """The slots are free again before the row is finished."""
+    agree(lambda x: (x.amax(-1, keepdim=True), x.float().sum(-1)), (randn(5, 24576, dtype=BF16),))
+
+
+@pytest.mark.usefixtures("width")
+def test_a_row_that_is_looped_over_with_column_sums_beside_it() -> None:
+    agree(lambda x: (standardized(x), x.amax(-1)), (randn(2, 70_001),))
+
+
+# Column sums.
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (70, 40), (3, 1024), (37, 300), (100, 33)])
+def test_blocks_sum_columns_over_many_rows(rows: int, columns: int) -> None:
+    agree(lambda x: (x.sum(0), x.amax(0)), (randn(rows, columns),))
+
+
+def normalized_sums(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    normalized = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-5)
+    return normalized * dy, (dy * normalized).sum(0), dy.sum(0)
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize(("rows", "columns"), [(40, 64), (33, 40), (30, 1024), (9, 2000)])
+def test_rows_and_columns_share_a_block(rows: int, columns: int) -> None:
+    """Many rows a block: the scratch of a reduction is used again, in turn."""
+    agree(normalized_sums, (randn(rows, columns), randn(rows, columns)))
+
+
+def test_columns_of_several_dims_and_integers() -> None:
+    agree(lambda x: (x.sum((0, 1)), x.amax((0, 1))), (ints(3, 5, 33),))
+    agree(lambda x: (x.sum(0), x.amin(0)), (randn(19, 3, 7),))
+
+
+# Addresses.
+
+
+def test_an_address_that_is_not_aligned_is_another_kernel() -> None:
+    base = randn(100, dtype=BF16)
+    kernel = fg.kernel(lambda x: x * 2)
+    agree(kernel, *((base[offset : offset + 64],) for offset in (0, 8, 4, 2, 1, 0)))
+
+
+def test_rows_that_are_not_aligned_are_another_kernel() -> None:
+    base = randn(4 * 72, dtype=BF16)
+    kernel = fg.kernel(lambda x: x.softmax(-1))
+    agree(kernel, *((base.as_strided((3, 64), (stride, 1)),) for stride in (64, 72, 68, 66, 65, 72)))
+
+
+@pytest.mark.parametrize("columns", [64, 3000])
+def test_one_reduction_a_row_uses_its_scratch_in_turn(columns: int) -> None:
+    """No other barrier lies between a row's partial results and the next row's."""
+    agree(lambda x: (x.sum(-1), x.sum(0)), (randn(30, columns),))
+
+
+@pytest.mark.parametrize("shared", [90_000, 100_000, 120_000])
+def test_room_for_a_part_of_the_next_staged_row(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some groups of the next row are under way while this one is worked on, and some have to wait for its slots."""
+    machine = replace(SMALL, shared_bytes=shared)
+    monkeypatch.setattr(dispatch, "_emulated", lambda: machine)
+    x = randn(6, 24576, dtype=BF16)
+    plan = row_plan(standardized, x, machine=machine)
+    assert plan.persistence is Persistence.STAGED and plan.chunks < plan.slots < 2 * plan.chunks + (shared == 120_000)
+    agree(standardized, (x,))

@@ -1,0 +1,197 @@
+"""Products and attention for sm_90a in the emulator: the copy engine, barriers in shared memory and products of warpgroups, with
+everything asynchronous as early and as late as it may come, and threads in either order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.runtime.emulator import Timing
+from fusegen.schedule.heuristics.attention import _PLANS
+from tests.emulator.tensor_cores import EVERY_TIMING, run
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+UNIT = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-18}
+
+
+def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def check(
+    function: Callable[..., Any],
+    *arguments: Any,
+    processors: int = 1,
+    timings: tuple[Timing, ...] = EVERY_TIMING,
+    unit: float = 0.0,
+) -> None:
+    """The kernel gives what torch gives in float64, whatever the timing.
+
+    Args:
+        processors: of the machine; with one, a block works on all tiles.
+        unit: relative error that may be tripled; by default the result type's.
+    """
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted = function(*wide)
+    for timing in timings:
+        got = run(function, *arguments, processors=processors, timing=timing)
+        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
+        error = (got.double() - wanted).abs().max().item()
+        assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"
+
+
+# Products.
+
+
+def bias_relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.linear(x, w) + b)
+
+
+def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return F.linear(x, w) - r
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(130, 72, 64), (200, 264, 200), (64, 136, 704), (3, 8, 8)],
+    ids=["one-stage", "tails-of-all-three", "more-stages-than-the-ring", "less-than-a-tile"],
+)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_products_with_a_bias(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+    check(
+        bias_relu, randn(rows, depth, dtype=dtype), randn(columns, depth, dtype=dtype), randn(columns, dtype=dtype), processors=16
+    )
+
+
+def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
+    """A literal number of rows: as many as the product's columns."""
+    check(residual, randn(64, 128), randn(64, 128), randn(64, 64))
+
+
+@pytest.mark.parametrize("processors", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(1300, 512, 64), (1300, 72, 64), (300, 520, 128)],
+    ids=["more-rows-of-tiles-than-are-walked-together", "one-chunk-a-tile", "rows-and-columns-of-tiles"],
+)
+def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, processors: int) -> None:
+    inputs = randn(rows, depth), randn(columns, depth), randn(rows, columns)
+    check(residual, *inputs, processors=processors, timings=EVERY_TIMING[1:3])
+
+
+def test_a_float32_result_leaves_in_chunks_of_32_columns() -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return (F.linear(x, w) * 0.5 + b).to(torch.float32 if x.dtype is BF16 else x.dtype)
+
+    check(function, randn(150, 192), randn(200, 192), randn(200))
+
+
+@pytest.mark.parametrize("a_major", ["k", "m"])
+@pytest.mark.parametrize("b_major", ["k", "n"])
+def test_operands_contiguous_along_either_dim(a_major: str, b_major: str) -> None:
+    a = randn(136, 144) if a_major == "k" else randn(144, 136)
+    b = randn(152, 144) if b_major == "k" else randn(144, 152)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh((x if a_major == "k" else x.mT) @ (w.mT if b_major == "k" else w) * 0.1)
+
+    check(function, a, b, processors=16)
+
+
+def test_operands_at_an_offset_with_gaps_between_their_rows() -> None:
+    a, b, r = randn(140, 208), randn(100, 160), randn(130, 72)
+    check(residual, a[3:133, 8:136], b[10:82, 16:144], r)
+    check(lambda x, w, r: residual(x[3:133, 8:136], w[10:82, 16:144], r), a, b, r)
+
+
+def test_an_epilogue_that_mixes_two_columns() -> None:
+    def rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        even, odd = y[..., 0::2], y[..., 1::2]
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+    check(rotary, randn(2, 70, 64), randn(72, 64), randn(70, 36), randn(70, 36))
+
+
+# Attention.
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def qkv(queries: int, keys: int, width: int = 64, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor, Tensor]:
+    """Two batches of two heads; the scores differ enough for the peak to move from tile to tile."""
+    q, k, v = (randn(2, 2, length, width, dtype=dtype) for length in (queries, keys, keys))
+    return q * 3, k * 2, v
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(128, 128), (150, 300), (3, 77), (1, 1), (260, 640)],
+    ids=["one-tile", "tails-of-both", "less-than-a-tile", "a-single-one", "more-tiles-than-the-ring"],
+)  # fmt: skip
+@pytest.mark.parametrize("width", sorted(_PLANS))
+def test_plain_attention(queries: int, keys: int, width: int) -> None:
+    check(plain, *qkv(queries, keys, width), timings=EVERY_TIMING[1:3] if keys > 300 or width > 64 else EVERY_TIMING)
+
+
+@pytest.mark.parametrize("keys", [77, 129])
+def test_keys_that_do_not_exist_weigh_nothing_beside_scores_far_below_zero(keys: int) -> None:
+    """A peak of zero, the product with what is not there, would make nothing of all weights in half precision."""
+    q, k, v = qkv(70, keys, dtype=F16)
+    check(plain, q.abs(), -k.abs() * 2, v)
+
+
+def test_attention_in_half_precision() -> None:
+    check(plain, *qkv(150, 200, dtype=F16))
+
+
+def test_several_blocks_share_the_work() -> None:
+    check(plain, *qkv(140, 130), processors=3, timings=EVERY_TIMING[1:2])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(140, 140), (200, 333)])
+def test_causal_attention(queries: int, keys: int) -> None:
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.125
+        query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+        return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
+
+    def wanted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+        return torch.softmax((q @ k.mT * 0.125).masked_fill(hidden, -math.inf), -1) @ v
+
+    values = qkv(queries, keys)
+    right = wanted(*(t.double() for t in values))
+    for timing in EVERY_TIMING:
+        error = (run(causal, *values, timing=timing).double() - right).abs().max().item()
+        assert error <= 3 * UNIT[BF16] * right.abs().max().item(), f"{timing}: {error}"
+
+
+@pytest.mark.parametrize("keys", [130, 77])
+def test_a_mask_is_read_in_bounds_and_may_hide_whole_tiles(keys: int) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
+
+    mask = torch.zeros(2, 1, 1, keys).bfloat16()
+    mask[0, ..., keys // 2 :] = -math.inf
+    check(masked, *qkv(100, keys), mask)
+
+
+def test_heads_that_are_merged_and_gated_on_the_way_out() -> None:
+    def merged(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return (plain(q, k, v) * torch.sigmoid(gate)).transpose(1, 2).flatten(-2)
+
+    check(merged, *qkv(100, 150), randn(2, 2, 100, 64))
+    check(lambda q, k, v: plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), *(randn(2, 90, 2, 64) for _ in range(3)))
+
+
+def test_a_float32_result_of_attention() -> None:
+    check(lambda q, k, v: plain(q, k, v).to(F32 if q.dtype is BF16 else q.dtype), *qkv(70, 90), unit=UNIT[BF16])

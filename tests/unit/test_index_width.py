@@ -1,0 +1,85 @@
+"""Coordinates in 32 bits: only where nothing can overflow, and the values stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import axis_symbol, size_symbol
+from fusegen.schedule.index_width import SMALL, narrowed
+from fusegen.schedule.terms import Leaf, Term, Terms
+
+X, Y = axis_symbol("x"), axis_symbol("y")
+AXES = frozenset((X, Y))
+
+
+class Builder:
+    """Integer terms over two axes."""
+
+    def __init__(self) -> None:
+        self.terms = Terms()
+
+    def coordinate(self, index: sympy.Expr) -> int:
+        return self.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
+
+    def constant(self, value: int) -> int:
+        return self.terms.put(Term(Leaf.CONSTANT, (), DType.INT64, str(value)))
+
+    def op(self, op: Op, *args: int) -> int:
+        return self.terms.put(Term(op, args, DType.INT64))
+
+    def compared(self, a: int, b: int) -> int:
+        return self.terms.put(Term(Op.LT, (a, b), DType.BOOL))
+
+    def operand_types(self, root: int, limit: int = SMALL) -> list[DType]:
+        (found,) = narrowed(self.terms, [root], AXES, limit)
+        return [self.terms.items[a].dtype for a in self.terms.items[found].args]
+
+
+def test_coordinates_and_their_differences_are_compared_in_32_bits() -> None:
+    b = Builder()
+    i, j = b.coordinate(X), b.coordinate(Y)
+    assert b.operand_types(b.compared(i, j)) == [DType.INT32] * 2
+    assert b.operand_types(b.compared(b.op(Op.SUB, i, j), b.constant(-5))) == [DType.INT32] * 2
+
+
+@pytest.mark.parametrize("op", [Op.ADD, Op.SUB, Op.MUL])
+def test_what_may_overflow_stays_wide(op: Op) -> None:
+    b = Builder()
+    i = b.coordinate(X)
+    below = b.op(Op.SUB, b.constant(-SMALL), b.constant(0))
+    root = b.op(op, b.op(op, i, below), i) if op is Op.SUB else b.op(op, i, b.coordinate(Y))
+    assert b.operand_types(b.compared(root, b.constant(3))) == [DType.INT64] * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "factor", "narrow"), [(1000, 1000, True), (SMALL // 8, 8, True), (SMALL // 8, 9, False), (SMALL, 2, False)]
+)
+def test_products_by_their_bounds(limit: int, factor: int, narrow: bool) -> None:
+    for sign in (1, -1):
+        b = Builder()
+        root = b.compared(b.op(Op.MUL, b.coordinate(X), b.constant(sign * factor)), b.constant(0))
+        assert (b.operand_types(root, limit) == [DType.INT32] * 2) is narrow
+
+
+def test_constants_beyond_31_bits_stay_wide() -> None:
+    for value in (SMALL + 1, -SMALL - 1, 2**40):
+        b = Builder()
+        assert b.operand_types(b.compared(b.coordinate(X), b.constant(value))) == [DType.INT64] * 2
+
+
+def test_a_size_is_small_and_an_expression_of_sizes_is_not_known_to_be() -> None:
+    b = Builder()
+    n, m = size_symbol("n"), size_symbol("m")
+    assert b.operand_types(b.compared(b.coordinate(X), b.coordinate(n))) == [DType.INT32] * 2
+    assert b.operand_types(b.compared(b.coordinate(X), b.coordinate(n * m))) == [DType.INT64] * 2
+
+
+def test_values_that_are_no_coordinates_keep_their_type() -> None:
+    b = Builder()
+    loaded = b.terms.put(Term(Leaf.SCALAR, (), DType.INT64, "s"))
+    assert b.operand_types(b.compared(b.coordinate(X), loaded)) == [DType.INT64] * 2
+    root = b.op(Op.MUL, b.coordinate(X), b.constant(3))
+    assert narrowed(b.terms, [root], AXES) == [root], "what leaves the kernel has the type that it had"

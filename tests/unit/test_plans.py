@@ -1,0 +1,163 @@
+"""Plans are legal: what they ask of the machine it has, and what they claim of a row holds."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.errors import VerificationError
+from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
+from fusegen.schedule.heuristics.attention import attention_plan
+from fusegen.schedule.heuristics.contraction import contraction_plan
+from fusegen.schedule.heuristics.pointwise import pointwise_plan
+from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
+from fusegen.schedule.kernel import RowBody
+from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
+from fusegen.target import Target, cuda_targets, target
+
+REGISTERS = 65536  # of a multiprocessor; of a block as well
+LENGTHS = (1, 3, 8, 24, 32, 33, 256, 1000, 1024, 4096, 5000, 8192, 16384, 16392, 24576, 32768, 40000, 65536, 100_000, 1 << 20)
+
+
+def features(columns: int, itemsize: int, held: float, sums: int, reductions: int, staged: int) -> RowFeatures:
+    return RowFeatures(Axes((axis_symbol("column"),), (columns,)), [itemsize], held, sums, reductions, staged)
+
+
+def covered(plan: RowPlan) -> int:
+    """Columns that a block's threads hold."""
+    return plan.span * plan.chunks
+
+
+@pytest.mark.parametrize("machine", cuda_targets(), ids=lambda machine: machine.name)
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
+    for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2), (0, 1, 2)):
+        if sums and columns > 16384:
+            continue  # fusion keeps these apart
+        plan = row_plan(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
+        assert plan.block <= 1024 and plan.lanes * itemsize <= 16 and columns % plan.lanes == 0
+        assert plan.rows == 1 or plan.threads == 32
+        assert plan.block * plan.blocks_per_sm <= 2048
+        if plan.persistence is not Persistence.LOOPED:
+            assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
+            assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
+        if plan.persistence is Persistence.STAGED:
+            assert plan.chunks < plan.slots <= 2 * plan.chunks and inputs and not sums
+            scratch = plan.warps * 2 * 8 * reductions
+            assert plan.slots * plan.span * inputs * itemsize + scratch + 1024 <= machine.shared_bytes
+        else:
+            assert plan.slots == 0
+        assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
+
+
+def test_a_bound_of_a_row_is_not_its_length() -> None:
+    name = size_symbol("n")
+    rows = RowFeatures(Axes((axis_symbol("column"),), (name,)), [2], 1, 0, 1, 2)
+    for bound in (32, 64, 1024, 8192, 32768):
+        plan = row_plan(rows, target("sm_90a"), {"n": 8}, {"n": bound})
+        assert not plan.exact and plan.lanes <= 8 and (plan.persistence is Persistence.LOOPED or covered(plan) >= bound)
+    assert row_plan(rows, target("sm_90a"), {"n": 8}, {}).persistence is Persistence.LOOPED
+
+
+def test_tiles_of_columns_cover_a_row_whatever_its_length() -> None:
+    for columns in LENGTHS:
+        plan = row_plan(features(columns, 4, 0, 1, 0, 0), target("sm_90a"), {}, {})
+        assert plan.tiled and plan.chunks == 1 and plan.resident >= 1 and plan.exact is (columns % plan.span == 0)
+    unknown = RowFeatures(Axes((axis_symbol("column"),), (size_symbol("n"),)), [4], 0, 1, 0, 0)
+    assert not row_plan(unknown, target("sm_90a"), {}, {}).exact
+
+
+@pytest.mark.parametrize("itemsizes", [(1,), (2,), (4,), (8,), (2, 4), (1, 8)])
+@pytest.mark.parametrize("shape", [(7,), (8,), (1 << 22,), (5, 7), (5, 12), (5, 64), (3, 5, 6)])
+def test_pointwise_plans_divide_their_rows(itemsizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    axes = Axes(tuple(axis_symbol(f"i{d}") for d in range(len(shape))), shape)
+    plan = pointwise_plan(axes, itemsizes, [], target("sm_90a"), {})
+    assert plan.lanes <= 8 and plan.lanes * min(itemsizes) <= 16
+    if len(shape) > 1:
+        assert shape[-1] % plan.lanes == 0 and not plan.tail
+    else:
+        assert plan.tail is (shape[0] % plan.lanes != 0)
+
+
+def of_launch(plan: ContractionPlan | AttentionPlan) -> None:
+    """What any plan of warpgroups that trade registers must keep to."""
+    assert plan.threads == 128 * (plan.consumers + 1) <= 1024
+    assert all(24 <= n <= 256 and n % 8 == 0 for n in (plan.producer_registers, plan.consumer_registers))
+    assert 128 * (plan.producer_registers + plan.consumers * plan.consumer_registers) <= REGISTERS
+
+
+@pytest.mark.parametrize("rows", [None, 1, 64, 65, 500, 8192])
+@pytest.mark.parametrize("columns", [8, 64, 200, 256, 384, 4096])
+def test_plans_of_products_fit_the_machine(rows: int | None, columns: int) -> None:
+    machine = target("sm_90a")
+    plan = contraction_plan(size_symbol("rows") if rows is None else rows, columns, "k", "k", machine)
+    of_launch(plan)
+    assert 2 <= plan.stages <= 8 and plan.shared_bytes <= machine.shared_bytes
+    tiles = plan.stages * (plan.tile_m + plan.tile_n * plan.products) * 64 * 2
+    assert plan.shared_bytes == tiles + plan.consumers * 2 * 64 * 128 + plan.stages * 16
+    assert plan.stages == 8 or plan.shared_bytes + tiles // plan.stages + 16 > machine.shared_bytes, "a stage more would fit"
+    accumulators = plan.tile_n * plan.products // 2
+    assert accumulators + 32 <= plan.consumer_registers, "accumulators spill"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_plans_of_attention_fit_the_machine(head_dim: int) -> None:
+    plan, machine = attention_plan(head_dim), target("sm_90a")
+    of_launch(plan)
+    assert plan.head_dim == head_dim and plan.stages >= 2 and plan.shared_bytes <= machine.shared_bytes
+    tiles = 2 * head_dim * (plan.q_stages * plan.tile_q + 2 * plan.stages * plan.tile_k)
+    assert tiles + 8 * (2 * plan.q_stages + 4 * plan.stages) <= plan.shared_bytes <= tiles + 1024 and plan.shared_bytes % 1024 == 0
+    assert (plan.tile_k + head_dim + plan.tile_k // 2) // 2 + 32 <= plan.consumer_registers, "accumulators and weights spill"
+
+
+@pytest.mark.parametrize("columns", [64, 1000, 24576, 24584])
+def test_a_launch_reserves_what_its_kernel_uses(columns: int) -> None:
+    """Scratch first, staged rows behind it, one behind the other."""
+    x = torch.empty(500, columns, dtype=torch.bfloat16, device="meta")
+    low = fg.kernel(lambda x: (x.softmax(-1), x.amax(-1))).lower(x, target="sm_90a")
+    (launch,) = low.program.launches
+    body = launch.kernel.body
+    assert isinstance(body, RowBody)
+    plan = body.plan
+    scratch = sum(len(p.reductions) for p in body.phases) * plan.warps * 2 * 8 if plan.warps > 1 else 0
+    staged = plan.slots * plan.span * 2
+    assert launch.shared_bytes == scratch + staged and body.stage_offsets == ((scratch,) if staged else ())
+    assert launch.grid(low.sizes) == (132 if staged else -(-500 // plan.rows))
+
+
+def test_a_grid_covers_every_row_and_column() -> None:
+    for rows, columns in itertools.product((1, 7, 8, 9, 1000), (1, 255, 256, 257)):
+        x = torch.empty(rows, columns, device="meta")
+        low = fg.kernel(lambda x: (x * 2).sum(0)).lower(x, target="sm_90a")
+        first, second = low.program.launches
+        body = first.kernel.body
+        assert isinstance(body, RowBody)
+        assert first.grid(low.sizes) == -(-columns // body.plan.span) * body.plan.resident
+        assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
+        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
+
+
+def test_what_all_rows_share_is_not_staged() -> None:
+    """A weight that is used in two phases is read twice: slots of shared memory are for the rows that come."""
+
+    def centered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scaled = x * weight
+        return scaled - (scaled * weight).mean(-1, keepdim=True)
+
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 24576), (24576,))]
+    (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
+    body = launch.kernel.body
+    assert isinstance(body, RowBody) and body.plan.persistence is Persistence.STAGED
+    assert [[access.name for access in phase.late] for phase in body.phases] == [["weight"], ["weight"]]
+    assert launch.shared_bytes <= target("sm_90a").shared_bytes
+
+
+def test_a_plan_that_no_block_could_have_is_refused() -> None:
+    tiny = replace(target("sm_90a"), shared_bytes=32)
+    kernel = fg.kernel(lambda x: x.softmax(-1))
+    with pytest.raises(VerificationError, match="bytes of shared memory"):
+        kernel._dispatcher.variant([torch.empty(64, 4096, device="meta")], tiny, torch.device("cuda"))
