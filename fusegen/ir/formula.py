@@ -89,5 +89,11 @@ def _atom(expr: sympy.Expr, division: str) -> str:
         return " * ".join([_atom(expr.base, division)] * int(expr.exp))
     if isinstance(expr, (FloorDiv, Modulo)):
         sign = division if isinstance(expr, FloorDiv) else "%"
-        return f"({_atom(expr.args[0], division)} {sign} {_atom(expr.args[1], division)})"
+        return f"({_operand(expr.args[0], division)} {sign} {_operand(expr.args[1], division)})"
     return f"({_sum(expr, division)})"
+
+
+def _operand(expr: sympy.Expr, division: str) -> str:
+    """What a division or a remainder binds as a whole, powers too, which are written as products."""
+    text = _atom(expr, division)
+    return f"({text})" if isinstance(expr, sympy.Pow) else text

@@ -109,6 +109,7 @@ class Op(Enum):
     EXPM1 = _unary("expm1")
     LOG = _unary("log")
     LOG1P = _unary("log1p")
+    LOG2 = _unary("log2")
     SQRT = _unary("sqrt")
     RSQRT = _unary("rsqrt")
     SIN = _unary("sin")
@@ -134,6 +135,11 @@ class Op(Enum):
     LOGICAL_AND = _binary("logical_and", result=Result.BOOL)
     LOGICAL_OR = _binary("logical_or", result=Result.BOOL)
     LOGICAL_XOR = _binary("logical_xor", result=Result.BOOL)
+    BITWISE_AND = Row("bitwise_and", Family.POINTWISE, 2, Result.PROMOTE)
+    BITWISE_OR = Row("bitwise_or", Family.POINTWISE, 2, Result.PROMOTE)
+    BITWISE_XOR = Row("bitwise_xor", Family.POINTWISE, 2, Result.PROMOTE)
+    LEFT_SHIFT = Row("bitwise_left_shift", Family.POINTWISE, 2, Result.PROMOTE)
+    RIGHT_SHIFT = Row("bitwise_right_shift", Family.POINTWISE, 2, Result.PROMOTE)
     WHERE = Row("where", Family.POINTWISE, 3, Result.PROMOTE)
 
     # Pointwise compositions.

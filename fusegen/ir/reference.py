@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.symbolic import literal
 
@@ -67,6 +68,8 @@ class Interpreter:
         attrs = {key: self._concrete(value) for key, value in node.attrs}
         if node.op.row.result is Result.BOOL:
             args = self._compared(node, args)
+        if node.family is Family.POINTWISE:
+            args = self.wrapped(node, args)
         value: Tensor = RULES[node.op](*args, **attrs)
         if node.op is Op.CAST:
             return value
@@ -82,6 +85,14 @@ class Interpreter:
             return args
         common = strong[0].torch
         return [a.to(common).double() if o.weak else a for a, o in zip(args, operands, strict=True)]
+
+    def wrapped(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Operands of a pointwise node: a whole number that meets narrow integers wraps to their type."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = operand_dtype(node.op, [Operand(o.shape, o.dtype, o.weak) for o in operands])
+        if common.is_float or common is DType.BOOL:
+            return args
+        return [_wrapped(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
 
     def _leaf(self, node: Node) -> Tensor:
         dtype = _wide(node.dtype)
@@ -109,6 +120,10 @@ def widen(tensor: Tensor) -> Tensor:
     if tensor.dtype is torch.bool:
         return tensor
     return tensor.double() if tensor.is_floating_point() else tensor.long()
+
+
+def _wrapped(value: Tensor, dtype: DType) -> Tensor:
+    return value if value.dtype is torch.bool else value.to(dtype.torch).long()
 
 
 def _wide(dtype: DType) -> torch.dtype:

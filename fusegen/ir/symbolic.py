@@ -22,7 +22,10 @@ Index: TypeAlias = int | sympy.Expr
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """Integer division of non-negative operands; of literals it is evaluated, else not simplified further."""
+    """Integer division of non-negative operands; of literals it is evaluated, else not simplified further.
+
+    What is divided by 0 is 0: an index into a tensor without elements, which nothing reads.
+    """
 
     nargs = (2,)
     is_integer = True
@@ -31,6 +34,8 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """The value of literals."""
+        if b.is_zero:
+            return sympy.Integer(0)
         return a // b if a.is_Integer and b.is_Integer else None
 
 
@@ -44,6 +49,8 @@ class Modulo(sympy.Function):  # type: ignore[misc]
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """The value of literals."""
+        if b.is_zero:
+            return sympy.Integer(0)
         return a % b if a.is_Integer and b.is_Integer else None
 
 
@@ -146,7 +153,7 @@ class Axes:
         return bool(slack.is_nonnegative)
 
     def _split(self, a: Index, b: Dim) -> tuple[sympy.Expr, sympy.Expr]:
-        """The terms of a that b divides (as their quotient), and the rest."""
+        """The terms of a that b divides (as their quotient), and the rest, which is not negative, as a is not."""
         whole: sympy.Expr = sympy.Integer(0)
         rest: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(a)):
@@ -158,7 +165,19 @@ class Axes:
                 rest += term
             else:
                 whole += quotient
-        return whole, rest
+        return (whole, rest) if whole == 0 or self._is_nonnegative(rest) else (sympy.Integer(0), sympy.expand(a))
+
+    def _is_nonnegative(self, index: sympy.Expr) -> bool:
+        """Whether a sum is certainly not below 0."""
+        least: sympy.Expr = sympy.Integer(0)
+        for term in sympy.Add.make_args(index):
+            most = sympy.Integer(0) if term.is_nonnegative else self._greatest(-term)
+            if most is None:
+                return False
+            least -= most
+            if term.is_Integer:
+                least += max(int(term), 0)
+        return bool(sympy.expand(least).is_nonnegative)
 
     def _greatest(self, index: Index) -> sympy.Expr | None:
         """An upper bound of a sum of products with non-negative coefficients; None where that does not apply."""

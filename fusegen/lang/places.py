@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import linecache
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -49,6 +52,15 @@ def raised_at(error: BaseException) -> str | None:
     """The last line of the user's that an error came through."""
     steps = [s for s in traceback.extract_tb(error.__traceback__) if _is_user(s.filename)]
     return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
+
+
+def returned_at(function: Callable[..., object]) -> str | None:
+    """Where a function returns: the line, if there is one alone, else the function's first."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    lines = {step.positions.lineno for step in dis.get_instructions(code) if step.opname.startswith("RETURN_") and step.positions}
+    return _line(code.co_filename, (lines.pop() if len(lines) == 1 else None) or code.co_firstlineno)
 
 
 def _line(file: str, number: int) -> str:

@@ -51,9 +51,13 @@ def creator_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
-    """The torch functions of some names that exist in this version of torch."""
-    found = (getattr(space, name, None) for name in names for space in _SPACES)
+    """The torch functions of some names that exist in this version of torch; those of ``linalg.name`` in torch.linalg alone."""
+    found = (getattr(space, name.removeprefix("linalg."), None) for name in names for space in _spaces(name))
     return [function for function in found if callable(function)]
+
+
+def _spaces(name: str) -> tuple[object, ...]:
+    return (torch.linalg,) if name.startswith("linalg.") else _SPACES
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -98,7 +102,9 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
             raise type(error)(error.what, where=here(), mend=error.mend) from None
         raise
     except TypeError as error:
-        raise TraceError(f"{name}: {error}", where=here()) from error
+        raise TraceError(
+            f"{name}: {error}", where=here(), mend="leave the argument out: not all that torch takes are supported"
+        ) from error
 
 
 def known_names() -> list[str]:

@@ -17,10 +17,10 @@ from fusegen.errors import TraceError
 from fusegen.ir.formula import formula, relation_text
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
 from fusegen.ir.infer import MismatchError
-from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, simplify_dim
+from fusegen.ir.ops import Op, Result
+from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, simplify_dim
 from fusegen.lang import registry
-from fusegen.lang.places import here, location, raised_at
+from fusegen.lang.places import here, location, raised_at, returned_at
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
 HiddenSpec: TypeAlias = Callable[[torch.Tensor], InputSpec]
@@ -68,10 +68,12 @@ class Tracer:
         """A new value."""
         positions = [a._position for a in args]
         try:
-            return TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
+            value = TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
+        _check_default_dtype(op, args, value)
+        return value
 
     def lift(self, value: object) -> TracedTensor:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
@@ -106,10 +108,27 @@ class Tracer:
         value = literal(dim)
         return SymbolicSize(self, dim) if value is None else value
 
-    def divide(self, a: sympy.Expr, b: Dim) -> Dim:
-        """The quotient of a size; exact where that can be seen."""
+    def divide(self, a: Dim, b: Dim) -> Dim:
+        """The quotient of sizes, rounded down as Python does; exact where that can be seen.
+
+        Raises:
+            ZeroDivisionError: of a division by 0, as Python does.
+        """
+        if same(b, 0):
+            raise ZeroDivisionError("integer division or modulo by zero")
         quotient = exact_quotient(a, b)
-        return FloorDiv(a, sympy.sympify(b)) if quotient is None else quotient
+        if quotient is not None:
+            return quotient
+        if not self._is_positive(b):
+            a, b = -a, -b
+        if self._is_positive(a + 1):
+            return FloorDiv(sympy.sympify(a), sympy.sympify(b))
+        return -FloorDiv(sympy.expand(b - 1 - a), sympy.sympify(b))  # what is divided is not negative here either
+
+    def _is_positive(self, size: Dim) -> bool:
+        """Whether a size is above 0; a guard where that is not certain."""
+        relation = sympy.Gt(sympy.expand(size), 0)
+        return self.decide(relation)
 
     def decide(self, relation: sympy.Basic) -> bool:
         """The truth of a relation of sizes, which becomes a guard unless it always holds.
@@ -149,6 +168,15 @@ class Tracer:
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)
 
+    def require_literal_features(self) -> None:
+        """Asks for every size of last dims to be literal: something takes plain numbers only.
+
+        Raises:
+            NeedsLiteral: one of them is not.
+        """
+        for name, _ in self.builder.bounds:
+            self.require_literal(sympy.Symbol(name))
+
     def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
         """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
 
@@ -170,6 +198,20 @@ class Tracer:
                 mend="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
+
+
+def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
+    """Refuses an operation of integers whose result is of torch's default dtype, where that is not float32.
+
+    Raises:
+        TraceError: the graph's float32 would not be what torch gives.
+    """
+    default = torch.get_default_dtype()
+    if default is torch.float32 or value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is Result.EXPLICIT:
+        return
+    if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
+        what = f"{op.row.name} of integers gives torch's default dtype, which is {default} here"
+        raise TraceError(what, where=here(), mend="cast first: .to(torch.float32), or the dtype that you want")
 
 
 class _Mode(TorchFunctionMode):
@@ -200,6 +242,7 @@ class _Running(threading.local):
 
 
 _RUNNING = _Running()
+_RESULTS = "return a tensor or a tuple of tensors"
 
 
 def is_tracing() -> bool:
@@ -226,6 +269,8 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         except TypeError as error:
             if not any(name in str(error) for name in ("SymbolicSize", "TracedTensor")):
                 raise
+            if "SymbolicSize" in str(error):
+                tracer.require_literal_features()
             raise TraceError(
                 f"a function got a value of the trace that it cannot take: {error}",
                 where=raised_at(error),
@@ -234,17 +279,20 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         finally:
             _RUNNING.count -= 1
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    outputs = [_output(tracer, value)._position for value in results]
+    outputs = [_output(tracer, value, function)._position for value in results]
     graph = tracer.builder.build(outputs)
     hidden = tuple((str(value._node.attr("name")), tensor) for tensor, value in tracer.hidden.values())
     return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)))
 
 
-def _output(tracer: Tracer, value: object) -> TracedTensor:
+def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
-        raise TraceError("the kernel returns None", mend="return a tensor or a tuple of tensors")
+        raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
+    if not isinstance(value, (TracedTensor, torch.Tensor, SymbolicSize, int, float, np.generic)):
+        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
     result = tracer.lift(value)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
-        raise TraceError("the kernel returns a number, not a tensor", mend="return a tensor that depends on an input")
+        what = "the kernel returns a number, not a tensor"
+        raise TraceError(what, where=returned_at(function), mend="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)

@@ -6,8 +6,9 @@ of `lang.registry` and becomes nodes of the graph. Everything that would need a 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import sympy
 import torch
@@ -61,6 +62,24 @@ class SymbolicSize:
     def __mod__(self, other: object) -> Any:
         return self._number(torch.remainder, other) if _is_value(other) else self - self // other * other
 
+    def __rfloordiv__(self, other: object) -> Any:
+        if _is_value(other):
+            self.tracer.require_literal_feature(self.expr)
+            return registry.call(torch.floor_divide, (other, self.tracer.lift(self)), {})
+        return self._size(self.tracer.divide(dim_of(other), self.expr))
+
+    def __rmod__(self, other: object) -> Any:
+        if _is_value(other):
+            self.tracer.require_literal_feature(self.expr)
+            return registry.call(torch.remainder, (other, self.tracer.lift(self)), {})
+        return other - other // self * self  # a size or an int
+
+    def __divmod__(self, other: object) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
+        return other // self, other % self
+
     def __truediv__(self, other: object) -> Any:
         return self._number(torch.div, other)
 
@@ -71,8 +90,18 @@ class SymbolicSize:
     def __pow__(self, other: object) -> Any:
         return self._number(torch.pow, other)
 
+    def __rpow__(self, other: object) -> Any:
+        return other ** int(self)  # type: ignore[operator]
+
     def __neg__(self) -> Any:
         return self._size(-self.expr)
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def bit_length(self) -> int:
+        """As of an int, whose value the variant is then bound to."""
+        return int(self).bit_length()
 
     def _number(self, function: Callable[..., Any], other: object) -> Any:
         """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
@@ -102,7 +131,8 @@ class SymbolicSize:
         return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
 
     def __hash__(self) -> int:
-        return hash(self.expr)
+        """That of the number, which it equals: the variant is then good for this value only."""
+        return hash(int(self))
 
     def __index__(self) -> int:
         """The size as a number: the variant is then good for this value only."""
@@ -121,6 +151,21 @@ class SymbolicSize:
 
     def __repr__(self) -> str:
         return str(self.expr)
+
+
+def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
+    """An operation on a size's bits, of which nothing is symbolic: the variant is then good for this value only."""
+
+    def apply(self: SymbolicSize, other: Any) -> int:
+        return function(other, int(self)) if swapped else function(int(self), other)
+
+    return apply
+
+
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    _bits = getattr(operator, _name)
+    setattr(SymbolicSize, f"__{_name.strip('_')}__", _on_bits(_bits))
+    setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
 
 
 def _is_value(value: object) -> bool:
@@ -185,6 +230,17 @@ class TracedTensor:
         """Number of elements."""
         return self._tracer.size(simplify_dim(product(self._node.shape)))
 
+    ndimension, nelement = dim, numel
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self._node.dtype.itemsize
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the kernel is traced for a GPU."""
+        return self.device.type == "cuda"
+
     @property
     def dtype(self) -> torch.dtype:
         """torch's dtype."""
@@ -214,6 +270,10 @@ class TracedTensor:
         """Whether the dtype is a float."""
         return self._node.dtype.is_float
 
+    def is_complex(self) -> bool:
+        """Always False: there are no complex numbers."""
+        return False
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
         if method is None or name.startswith("__"):
@@ -241,18 +301,24 @@ class TracedTensor:
     # What needs a value.
 
     def require_static(self) -> None:
-        """Asks for the run-time scalars that this value is made of to select code instead; a tensor is left as it is.
+        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is.
 
         Raises:
-            NeedsStatic: the value is made of run-time scalars alone.
+            NeedsStatic: the value is made of run-time scalars, and of sizes.
+            NeedsLiteral: it is made of sizes alone.
         """
         if self._node.weak:
             builder = self._tracer.builder
             below = [self._position]
             for position in below:
                 below += builder.nodes[position].args
-            names = sorted(str(builder.nodes[p].attr("name")) for p in set(below) if builder.nodes[p].op is Op.SCALAR)
-            raise NeedsStatic(tuple(names))
+            leaves = [builder.nodes[p] for p in dict.fromkeys(below)]
+            names = sorted(str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR)
+            if names:
+                raise NeedsStatic(tuple(names))
+            for leaf in leaves:
+                if leaf.op is Op.SIZE:
+                    self._tracer.require_literal(cast(Dim, leaf.attr("size")))
 
     def __bool__(self) -> NoReturn:
         self.require_static()
@@ -297,6 +363,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "and": torch.Tensor.__and__,
     "or": torch.Tensor.__or__,
     "xor": torch.Tensor.__xor__,
+    "lshift": torch.Tensor.__lshift__,
+    "rshift": torch.Tensor.__rshift__,
 }
 _COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
 

@@ -63,7 +63,7 @@ class Term:
     payload: object = None
 
 
-_WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
+_WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
 _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 Context: TypeAlias = tuple[Bounds, ...]
@@ -186,20 +186,32 @@ class Evaluator:
         if node.op is Op.CAST:
             return self._cast(node, args[0], location)
         args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
-        if node.op.row.result is Result.BOOL:
-            args = self._compared(node, args)
+        args = self._with_numbers(node, args)
         computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
         return computed
 
-    def _compared(self, node: Node, args: list[int]) -> list[int]:
-        """Operands of a comparison: a number takes part in the precision of the 16-bit tensor that it is compared with."""
+    def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
+        """Operands: a number wraps to narrow integers that it meets, and rounds to 16-bit floats that it is compared with."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
-        if not common.is_half:
+        if common in _NARROW_INTEGERS:
+            convert = self._wrapped
+        elif common.is_half and node.op.row.result is Result.BOOL:
+            convert = self._rounded
+        else:
             return args
-        return [self._rounded(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
+        return [convert(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
+
+    def _wrapped(self, position: int, dtype: DType) -> int:
+        term = self.terms.items[position]
+        if term.dtype is not DType.INT64:
+            return position
+        if term.op is Leaf.CONSTANT:
+            wrapped = torch.tensor(int(str(term.payload))).to(dtype.torch).item()
+            return self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, repr(wrapped)))
+        return self.terms.put(Term(Op.CAST, (position,), term.dtype, dtype))
 
     def _rounded(self, position: int, dtype: DType) -> int:
         term = self.terms.items[position]

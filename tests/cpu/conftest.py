@@ -21,7 +21,7 @@ from fusegen.lang.tracer import Tracer, trace
 from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import fuse
 from fusegen.passes.pipeline import run_passes
-from fusegen.runtime.host_launch import HostKernel
+from fusegen.runtime.host_launch import host_kernels
 from fusegen.schedule.lower import lower
 from fusegen.schedule.program import BufferSpec, Launch, Program, Role, StridedOperand
 from fusegen.settings import settings
@@ -66,7 +66,7 @@ class Runner:
         lowered = run_passes(self.graph)
         self.program = lower(lowered, fuse(lowered, device), device)
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
-        self.kernels = {id(launch): HostKernel(s) for launch, s in zip(self.program.launches, self.sources, strict=True)}
+        self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 
     def _trace(self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic) -> Graph:
         tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _no_hidden)

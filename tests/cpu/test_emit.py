@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusegen.errors import CompileError
 from fusegen.lang.functions.creation import arange
-from fusegen.runtime.host_launch import HostKernel, host_flags
+from fusegen.runtime.host_launch import host_flags, host_kernels
 from fusegen.source import Source
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -311,7 +311,7 @@ def test_text_is_deterministic_and_readable(run: Run) -> None:
 
 def test_kernel_can_be_called_from_several_threads(run: Run) -> None:
     ran = run(lambda x: x.exp(), {"x": ("n",)}, x=torch.randn(100))
-    kernel = HostKernel(ran.sources[0])
+    kernel = host_kernels(ran.sources)[0]
 
     def call(seed: int) -> bool:
         x = torch.randn(1000 + seed)
@@ -330,12 +330,12 @@ def test_flags_name_the_machine() -> None:
 
 def test_refused_text_is_a_compile_error() -> None:
     with pytest.raises(CompileError, match="nonsense"):
-        HostKernel(Source("broken", "fg_broken", "cpp", "", "", "", "nonsense;"))
+        host_kernels([Source("broken", "fg_broken", "cpp", "", "", "", "nonsense;")])
 
 
 def test_entry_takes_values_by_address() -> None:
     text = 'extern "C" void fg_sum(void** a) { **(double**)a[0] = *(long long*)a[1] + *(double*)a[2]; }'
-    kernel = HostKernel(Source("sum", "fg_sum", "cpp", "", "", "", text))
+    (kernel,) = host_kernels([Source("sum", "fg_sum", "cpp", "", "", "", text)])
     out = ctypes.c_double()
     kernel([ctypes.addressof(out), 2**40, 0.25])
     assert out.value == 2**40 + 0.25

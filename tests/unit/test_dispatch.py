@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -299,3 +299,38 @@ def test_fake_tensors_can_be_lowered_and_not_run() -> None:
         assert len(kernel.lower(x, target="sm_90a").program.steps) == 1
         with pytest.raises(FusegenError, match="is a fake tensor"):
             kernel(x)
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_dtype_is_part_of_the_key(request: pytest.FixtureRequest) -> None:
+    kernel = fg.kernel(lambda x: x * torch.ones(8))
+    assert kernel(torch.arange(8)).dtype is torch.float32
+    request.getfixturevalue("double_by_default")
+    assert kernel(torch.arange(8)).dtype is torch.float64
+
+
+@pytest.mark.usefixtures("double_by_default")
+def test_integers_that_would_become_the_default_dtype_are_refused() -> None:
+    with pytest.raises(fg.FusegenError, match=r"div of integers gives torch's default dtype, which is torch\.float64"):
+        fg.kernel(lambda x: x / 2)(torch.arange(8))
+    assert fg.kernel(lambda x, y: x * y)(torch.arange(8), torch.ones(8, dtype=torch.float32)).dtype is torch.float32
+
+
+def test_lower_shows_64_bit_indices_where_a_call_has_them() -> None:
+    """The result is larger than every input."""
+    outer = fg.kernel(lambda x, y: x[:, None] * y)
+    x, y = (torch.empty(n, dtype=torch.float16, device="meta") for n in ((1 << 16) + 1, 1 << 15))
+    assert "using Index = i64" in outer.lower(x, y, target="sm_90a").sources[0].text
+
+
+def test_a_meta_view_is_as_aligned_as_its_offset() -> None:
+    x = torch.empty(65, device="meta", dtype=torch.bfloat16)
+    double = fg.kernel(lambda x: x * 2)
+    bodies = [double.lower(view, target="sm_90a").program.launches[0].kernel.body for view in (x[:64], x[1:])]
+    assert [body.reads[0].width for body in bodies] == [8, 1]

@@ -41,6 +41,12 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: F.layer_norm(x, (7,)), "normalized_shape"),
     (lambda x: x[None].t(), "t() of a tensor of 3 dims"),
     (lambda x: x.permute(0, 0), "no order"),
+    (lambda x: F.pad(x, (1, 1, 1)), "3 numbers"),
+    (lambda x: F.pad(x, (-5, -5)), "more is taken away"),
+    (lambda x: torch.einsum("ijk->i", x), "names 3 of 2 dims"),
+    (lambda x: F.glu(x[:, :7]), "glu"),
+    (lambda x: x.roll((1, 2), 0), "2 shifts for 1 dims"),
+    (lambda x: torch.dot(x, x), "dot of"),
 ]
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
@@ -61,7 +67,13 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: (x > 0) - (x > 1), "subtraction of bools"),
     (lambda x: -(x > 0), "neg of bool"),
     (lambda x: (x > 0).amax(), "amax of bool"),
-    (lambda x: x.int() & 3, "bitwise"),
+    (lambda x: x & 3, "bits are those of integers"),
+    (lambda x: (x > 0) << (x > 1), "bits are those of integers"),
+    (lambda x: x.norm(p="nuc"), "ord='nuc'"),
+    (lambda x: F.pad(x, (1, 1), mode="reflect"), "mode='reflect'"),
+    (lambda x: torch.einsum("ii->i", x @ x.T), "is not supported"),
+    (lambda x: F.batch_norm(x, None, None, training=True), "statistics of the batch"),
+    (lambda x: F.mse_loss(x, x, reduction="all"), "reduction='all'"),
     (lambda x: x.clamp(), "clamp without bounds"),
     (lambda x: F.gelu(x, approximate="other"), "approximate='other'"),
     (lambda x: F.softmax(x, dim=None, _stacklevel=0), "without dim"),
@@ -81,7 +93,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[x > 0], "indexing by a TracedTensor"),
     (lambda x: x[[0, 1]], "indexing by a list"),
     (lambda x: x[True], "indexing by a bool"),
-    (lambda x: x.max(dim=1).values, "with indices"),
+    (lambda x: x.flip(0), "flip"),
     (lambda x: x.data * 2, "Tensor.data"),
 ]
 
@@ -168,3 +180,12 @@ def test_what_is_no_function_cannot_be_declared(declared: Any) -> None:
 def test_parameters_without_names_cannot_be_declared(function: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match="cannot take"):
         fg.kernel(function)
+
+
+def test_a_chain_that_is_too_long_for_one_kernel() -> None:
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(1000):
+            x = torch.sin(x) + 0.5
+        return x
+
+    refused(chain, X, error=UnsupportedError, says="in too long a chain")

@@ -273,3 +273,123 @@ def test_tensors_made_of_nothing() -> None:
         ),
         (randn(6, 8),),
     )
+
+
+# What is made of other functions.
+
+
+def test_activations_that_are_compositions() -> None:
+    agree(
+        lambda x: (
+            F.selu(x),
+            F.celu(x, 0.7),
+            F.hardtanh(x, -2.0, 0.5),
+            F.prelu(x, torch.tensor(0.25, dtype=x.dtype)),
+            F.hardshrink(x),
+            F.softshrink(x, 0.2),
+            F.threshold(x, 0.1, -3.0),
+            F.tanhshrink(x),
+            torch.nan_to_num(x),
+            torch.nan_to_num(x, 1.0, 2.0, 3.0),
+        ),
+        (torch.tensor(HARD),),
+        (torch.tensor(HARD).half(),),
+    )
+    agree(lambda x, w: (F.prelu(x, w), F.glu(x, 1), F.glu(x)), (randn(2, 4, 6), randn(4)))
+
+
+def test_functions_that_are_compositions() -> None:
+    agree(
+        lambda x, y: (
+            torch.fmod(x, y),
+            torch.logaddexp(x, y),
+            torch.xlogy(x, y),
+            torch.addcdiv(x, y, y, value=0.5),
+            x.log2(),
+            x.cosh(),
+            x.isposinf(),
+            x.isneginf(),
+        ),
+        (torch.tensor(HARD), torch.tensor(HARD[::-1])),
+    )
+    agree(
+        lambda x: (x.sinh(), x.tan(), x.frac(), x.round(decimals=1), torch.logit(x.sigmoid()), torch.logit(x, 0.01)), (randn(9, 7),)
+    )
+
+
+def test_the_binary_logarithm_of_a_power_of_two_is_whole() -> None:
+    agree(lambda x: torch.floor(torch.log2(x)), (2.0 ** torch.arange(-126, 128),))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_bits_of_integers(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.max, 0, 1, 77, 100]).to(dtype)
+    counts = torch.tensor([0, 1, 3, 7, 9, 100]).to(dtype)
+    agree(lambda x, y: (x & y, x | y, x ^ y, ~x, x << y, x >> y, x & 3, 3 & x, x | -1, x << 2, x >> 70, 1 << y), (x, counts))
+    agree(lambda x, y: (torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y)), (x, counts + 1))
+
+
+def test_bits_of_bools_and_of_several_dtypes() -> None:
+    i, u, b = ints(9), ints(9, low=0, dtype=torch.uint8), ints(9, low=0, high=2).bool()
+    agree(lambda i, u, b: (i & u, i | b, b & u, b & True, b ^ 1, b | (i > 0), b << 1), (i, u, b))
+
+
+def test_nibbles_are_packed_and_unpacked() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        packed = x[:, ::2] | (x[:, 1::2] << 4)
+        return packed, torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2)
+
+    agree(function, (ints(4, 8, low=0, high=16, dtype=torch.uint8),))
+
+
+def test_a_number_that_is_cast_wraps() -> None:
+    agree(
+        lambda x: (x * torch.tensor(300).to(torch.int8), x * torch.tensor(-1).to(torch.uint8), x * torch.tensor(2.7).int()),
+        (randn(5),),
+    )
+
+
+def test_filling_large_integers_keeps_the_others() -> None:
+    agree(
+        lambda x: (x.masked_fill(x == 5, 0.0), x.masked_fill(x == 5, 7)), (torch.tensor([2**53 + 1, 2**62 + 3, -(2**60) - 1, 5]),)
+    )
+
+
+def test_numbers_that_16_bits_round_beside_a_reduction() -> None:
+    """Each is a value of the row's of its own, of which nothing is to be read."""
+    for dtype in (torch.float16, torch.bfloat16):
+        agree(
+            lambda x: (torch.where(x > 0.1, x, 0), torch.where(x > 0.2, x, 0), x.softmax(-1), x.softmax(0)),
+            (randn(4, 6).to(dtype),),
+        )
+
+
+def test_new_tensors_by_every_spelling() -> None:
+    agree(
+        lambda x: (
+            x.new_zeros(3),
+            x.new_ones((2, 2)),
+            x.new_full((2,), 3),
+            torch.zeros(size=(4, 6), device=x.device, requires_grad=False),
+            torch.zeros_like(x, memory_format=torch.preserve_format),
+            F.one_hot(x.long().abs() % 4, 4),
+        ),
+        (randn(4, 6),),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses(reduction: str) -> None:
+    agree(
+        lambda x, y: (
+            F.mse_loss(x, y, reduction=reduction),
+            F.l1_loss(x, y, reduction=reduction),
+            F.smooth_l1_loss(x, y, reduction=reduction, beta=0.5),
+            F.huber_loss(x, y, reduction=reduction, delta=0.3),
+            F.binary_cross_entropy_with_logits(x, y.sigmoid(), reduction=reduction, pos_weight=torch.tensor(2.0)),
+            F.kl_div(x, y.softmax(-1), reduction=reduction),
+            F.kl_div(x, y, reduction=reduction, log_target=True),
+        ),
+        (randn(4, 6), randn(4, 6)),
+    )

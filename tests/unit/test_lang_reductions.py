@@ -210,3 +210,85 @@ def test_layer_norm_backward() -> None:
         return dx, (dy * normalized).sum(0), dy.sum(0)
 
     agree(backward, (randn(5, 64), randn(5, 64), randn(64)), (randn(70, 100), randn(70, 100), randn(100)))
+
+
+def test_places_of_extreme_values() -> None:
+    nan, inf = math.nan, math.inf
+    hard = torch.tensor([[1.0, nan, 3, nan], [3, 3, 1, -inf], [-inf, -inf, -inf, -inf], [inf, 0, inf, -0.0]])
+    agree(
+        lambda x: (
+            x.argmax(-1),
+            x.argmax(0),
+            x.argmin(-1, keepdim=True),
+            x.argmax(),
+            x.argmin(keepdim=True),
+            *x.max(-1),
+            *x.min(0, keepdim=True),
+        ),
+        (hard,),
+        (randn(5, 4),),
+        (ints(3, 7),),
+    )
+    agree(lambda x: (x.max(dim=1).values, torch.max(x, 1)[1], *torch.aminmax(x), *torch.aminmax(x, dim=1)), (X3,))
+    agree(lambda x: (x.argmax(), *x.max(0), x.any()), (torch.tensor(1.5),))
+
+
+def test_any_and_all() -> None:
+    x = randn(6, 8)
+    agree(lambda x: ((x > 0).any(), (x > -9).all(), (x > 0).all(-1), (x > 1).any(0, keepdim=True), x.isnan().any()), (x,))
+    agree(
+        lambda x: (x.any(-1), x.all(0), x.any(), x.count_nonzero(), torch.count_nonzero(x, 1)), (ints(5, 3, low=0, high=3),), (x,)
+    )
+    agree(lambda x: (x.any(-1), x.all(0)), (ints(5, 3, low=0, high=3, dtype=torch.uint8),))
+
+
+def test_norms_of_vectors() -> None:
+    agree(
+        lambda x: (
+            x.norm(),
+            x.norm(dim=-1, keepdim=True),
+            x.norm(p=1),
+            x.norm(3, dim=1),
+            x.norm(p=math.inf, dim=0),
+            x.norm(p=-math.inf, dim=0),
+            x.norm(0, dim=1),
+            torch.norm(x, dim=1),
+            torch.linalg.norm(x, dim=1),
+            torch.linalg.norm(x),
+            torch.linalg.vector_norm(x, ord=2, dim=(0, 1)),
+            F.normalize(x, dim=-1),
+            F.normalize(x, p=1.0, dim=0),
+            F.cosine_similarity(x, x + 1, dim=-1),
+        ),
+        (X,),
+        (X.double(),),
+    )
+
+
+def test_squares_of_16_bits_that_overflow_stay_inside() -> None:
+    """Also where the sum that overflows is a result itself."""
+    x = (randn(64, 48) * 300).half()
+    agree(lambda x: (x.norm(dim=-1), (x * x).sum(-1), F.normalize(x, dim=0), F.cosine_similarity(x, x * 0.5, dim=0)), (x,))
+    agree(lambda x: (x.sum(0), x.std(0), F.layer_norm(x, (48,))), ((randn(64, 48) + 2000).half(),))
+
+
+def test_variance_with_its_mean() -> None:
+    agree(lambda x: (*torch.var_mean(x, -1), *torch.std_mean(x, (0, 1), keepdim=True), *torch.var_mean(x, 0, unbiased=False)), (X,))
+
+
+def test_norms_over_groups_and_channels() -> None:
+    agree(
+        lambda x, w, b, m, v: (
+            F.group_norm(x, 2, w, b),
+            F.group_norm(x, 4),
+            F.instance_norm(x, weight=w, bias=b),
+            F.batch_norm(x, m, v, w, b),
+            F.batch_norm(x, m, v),
+        ),
+        (randn(2, 4, 5, 3), randn(4), randn(4), randn(4), randn(4).abs()),
+        (randn(3, 4, 6), randn(4), randn(4), randn(4), randn(4).abs()),
+    )
+
+
+def test_products_of_vectors() -> None:
+    agree(lambda x, y: (torch.dot(x[0], y[0]), torch.outer(x[0], y[:, 0]), torch.mv(x, y[0]), F.softmin(x, -1)), (X, X * 2))

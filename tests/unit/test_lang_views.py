@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -266,3 +268,189 @@ def test_sizes_in_arithmetic() -> None:
         )
 
     agree(function, *[(randn(n, m),) for n in (4, 5) for m in (4, 6, 9)])
+
+
+def test_sizes_divided_and_rounded_as_python_rounds() -> None:
+    """A size that is negative on the way must not be rounded towards zero."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        up = -(-n // 4)
+        return (
+            x[:up] * 2,
+            x * up,
+            x * (-n % 4),
+            x * ((1 - n) // 2),
+            x * (n // -3),
+            x * (100 // n),
+            x * (100 % n),
+            x * divmod(n, 3)[1],
+            x * abs(n - 6),
+        )
+
+    agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_arithmetic_of_sizes(seed: int) -> None:
+    random_ = random.Random(seed)
+
+    def expression(depth: int) -> str:
+        if not depth:
+            return random_.choice(["n", "m", str(random_.randint(-5, 9))])
+        sign = random_.choice(["+", "-", "*", "//", "%"])
+        divisor = random_.choice(["n", "m", "2", "3", "(n + m)", "-3", "(-m)"])
+        return f"({expression(depth - 1)} {sign} {expression(depth - 1) if sign in '+-*' else divisor})"
+
+    text = ", ".join(f"zeros + {expression(3)}" for _ in range(8))
+    function = eval(f"lambda x, y: (lambda zeros, n, m: ({text}))(x.long(), x.shape[0], y.shape[0])")
+    agree(function, *[(torch.zeros(n, 2), torch.zeros(m, 2)) for n, m in ((5, 7), (8, 4), (4, 4), (3, 9))])
+
+
+def test_sizes_where_only_a_number_will_do() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        chosen = {4: 2.0}.get(n, 3.0)
+        return (
+            x * chosen,
+            x * int(n / 2.0),
+            x * (n & 1),
+            x * (n >> 1),
+            x * 2**n,
+            x * (n - 1).bit_length(),
+            x[: math.ceil(n / 2)],
+            x if n / 2 > 3 else -x,
+        )
+
+    agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
+
+
+def test_windows_are_put_back_by_a_size_that_is_divided_as_a_number() -> None:
+    """As published with the Swin transformer."""
+
+    def window_reverse(windows: Tensor, window_size: int, height: int, width: int) -> Tensor:
+        batch = int(windows.shape[0] / (height * width / window_size / window_size))
+        x = windows.view(batch, height // window_size, width // window_size, window_size, window_size, -1)
+        return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(batch, height, width, -1)
+
+    agree(window_reverse, (randn(8, 4, 4, 6), 4, 8, 8), (randn(4, 4, 4, 6), 4, 8, 8))
+
+
+def test_torch_s_own_arange_of_the_last_dim() -> None:
+    agree(lambda x: x + torch.arange(x.shape[-1]), *[(randn(3, n),) for n in (8, 16, 5)])
+
+
+def test_reductions_of_slices_without_elements() -> None:
+    agree(
+        lambda x: (
+            x[:, 3:3].sum(-1),
+            x[:, :0].mean(-1),
+            x[:, 3:3].softmax(-1),
+            x[:0].sum(0) + x,
+            x[:, :0].logsumexp(-1),
+            torch.cat([x[:, :0], x], -1).softmax(-1),
+            x[:, :0] @ x[:0],
+        ),
+        (X,),
+    )
+
+
+def test_repetitions() -> None:
+    agree(
+        lambda x: (
+            x.repeat(2, 1, 3),
+            x.repeat(3, 1, 1, 1),
+            x.tile((2,)),
+            x.repeat_interleave(2, 0),
+            x.repeat_interleave(3, -1),
+            x.repeat_interleave(2),
+        ),
+        (X3,),
+        (randn(3, 2, 5),),
+    )
+
+
+def test_rolled_tensors() -> None:
+    agree(
+        lambda x: (x.roll(1, 0), x.roll((2, -1), (0, 1)), x.roll(3), x.roll(-9, -1), x.roll(0, 0)),
+        (X,),
+        (randn(5, 8),),
+        (randn(1, 3),),
+    )
+
+
+def test_padding() -> None:
+    agree(
+        lambda x: (
+            F.pad(x, (1, 2)),
+            F.pad(x, (-1, 2, 1, 0)),
+            F.pad(x, (0, 0, 1, -1), value=-1.5),
+            F.pad(x, (2, 0)).softmax(-1),
+            F.pad(x > 0, (1, 1)),
+        ),
+        (X,),
+        (randn(5, 8),),
+    )
+    agree(lambda x: F.pad(x, (0, 0, 0, -x.shape[0] % 4)).reshape(-1, 4, 3).mean(1), *[(randn(n, 3),) for n in (5, 8, 3)])
+
+
+def test_stacks_of_rows_and_columns_and_common_shapes() -> None:
+    agree(
+        lambda x: (torch.hstack([x, x]), torch.vstack([x, x[0]]), torch.hstack([x[0], x[1]]), *torch.broadcast_tensors(x, x[0])),
+        (X,),
+    )
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "bij,bkj->bik",
+        "bij,bij->bi",
+        "bij->jib",
+        "bij->j",
+        "bij,bij->",
+        "bij,bkj",
+        "bij,ckj->bcik",
+        "bij,j->bi",
+        "i,j->ij",
+        "bhqd,bhkd->bhqk",
+        "bqhd,bkhd->bhqk",
+        "ij,jk->ik",
+        "i,i->",
+    ],
+)
+def test_einsum(equation: str) -> None:
+    sizes = {"b": 2, "c": 2, "h": 3, "i": 3, "j": 4, "k": 5, "q": 6, "d": 4}
+    operands = [randn(*(sizes[c] for c in letters)) for letters in equation.split("->")[0].split(",")]
+    if len(operands) == 1:
+        agree(lambda a: torch.einsum(equation, a), tuple(operands))
+    else:
+        agree(lambda a, b: torch.einsum(equation, a, b), tuple(operands))
+
+
+def test_parts_of_flattened_views_whose_row_length_is_known_at_run_time() -> None:
+    """Where a row of the input ends is found by a division, whose rest must not be negative."""
+    base = randn(40, 64)
+    calls = [(base[:n, :m],) for n, m in ((4, 8), (5, 7), (3, 6), (6, 9), (1, 5))]
+    agree(lambda x: (x.reshape(-1)[-3:] * 2, x.T.reshape(-1)[-4:] * 2, x.reshape(-1)[-4:].sum()), *calls)
+    agree(lambda x: (x.roll(3), torch.cat([x.reshape(-1)[-3:], x.reshape(-1)[:-3]]).reshape(x.shape) * 2), *calls)
+
+
+def test_column_sums_over_an_outer_size_that_is_a_difference() -> None:
+    agree(lambda x: (x[1:].mT[..., None].sum(0), x[1:].mT[..., None].amax(0)), (X,), (randn(5, 7),))
+
+
+def test_concatenations_of_parts_of_concatenations_beside_a_reduction() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = torch.stack([x, -x], -1)
+        swapped = torch.cat([pairs[..., 1:], pairs[..., :1]], -1)
+        return swapped * 2, swapped.softmax(-1)
+
+    agree(function, (X,), (randn(5, 7),))
+
+
+def test_a_size_that_turns_out_to_be_one_is_squeezed_out() -> None:
+    agree(
+        lambda x: (x[..., x.shape[-1] // 2 :][..., 1:].squeeze(), x[1:].squeeze(0) * 2),
+        *[(randn(n, m),) for n, m in ((4, 6), (5, 4), (2, 3), (3, 7))],
+    )

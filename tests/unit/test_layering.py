@@ -7,17 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from fusegen.dtypes import DType
+from fusegen.emit import cpu, cuda
 from fusegen.emit.cpu.spelling import CPP
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.spelling import COMMON, Language
 from fusegen.ir.index_map import _VIEWS
+from fusegen.ir.infer import _SHAPES
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.reference import RULES
 from fusegen.passes.expand import EXPANSIONS
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.kernel import AttentionBody, Body, ContractionBody
+from fusegen.schedule.lower.driver import _KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "fusegen"
@@ -25,7 +31,7 @@ PACKAGE = "fusegen"
 # A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
-    ("errors",),
+    ("errors", "units"),
     ("dtypes", "settings", "target"),
     ("source",),
     ("ir",),
@@ -39,6 +45,8 @@ ORDER = (
     ("fusegen",),
     ("specs",),
     ("bench",),
+    ("verify",),
+    ("doctor",),
     ("cli",),
     ("__main__",),
 )
@@ -178,6 +186,18 @@ def test_every_operation_has_its_rules(op: Op) -> None:
     assert (op in RULES) is (op.family is not Family.LEAF), "ir/reference.py: one rule an operation, leaves aside"
     assert (op in EXPANSIONS) is (not op.is_primitive), "passes/expand.py: one expansion an operation that is no primitive"
     assert (op in _VIEWS) is (op.family is Family.VIEW), "ir/index_map.py: one index map a view"
+
+
+def test_every_family_has_a_rule_for_shapes() -> None:
+    assert set(_SHAPES) == set(Family), "ir/infer.py"
+
+
+def test_every_kind_of_group_is_lowered_and_emitted() -> None:
+    assert set(_KINDS) == set(GroupKind), "schedule/lower/driver.py"
+    bodies = set(get_args(Body))
+    assert set(cuda.EMITTERS) == bodies, "emit/cuda/__init__.py"
+    on_tensor_cores = {ContractionBody, AttentionBody}  # torch's products take their place on the CPU
+    assert set(cpu.EMITTERS) == bodies - on_tensor_cores, "emit/cpu/__init__.py"
 
 
 @pytest.mark.parametrize("language", [CUDA, CPP], ids=["cuda", "cpp"])

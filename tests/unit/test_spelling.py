@@ -23,6 +23,7 @@ from fusegen.schedule.terms import Leaf, Term
 COMPUTING = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
 FLOATS = COMPUTING[:2]
 LOGICAL = (Op.LOGICAL_NOT, Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR)
+OF_BITS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 ARITHMETIC_OF_BOOL = (Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM)
 EXTREMES = (DType.FLOAT32, "inf"), (DType.FLOAT32, "-inf"), (DType.FLOAT64, "-inf"), (DType.FLOAT64, "nan"), (DType.FLOAT32, "nan")
 
@@ -31,6 +32,8 @@ def operand_types(op: Op) -> tuple[DType, ...]:
     """The computing types of operands that torch accepts."""
     if op in LOGICAL:
         return (DType.BOOL,)
+    if op in OF_BITS:
+        return (DType.INT64,)
     if op.row.result is Result.BOOL or op is Op.WHERE or op in ARITHMETIC_OF_BOOL:
         return COMPUTING
     return FLOATS if op.row.result is Result.FLOAT else COMPUTING[:3]

@@ -13,7 +13,7 @@ from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import cast
+from fusegen.lang.functions.common import cast, unsupported_argument
 from fusegen.lang.functions.views import unsqueeze
 from fusegen.lang.registry import creates, implements
 from fusegen.lang.tracer import Tracer
@@ -59,34 +59,75 @@ def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype
 
 
 @creates("zeros")
-def zeros(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
-    """Zeros of a literal shape."""
-    return _filled(tracer, size, 0.0, dtype or torch.get_default_dtype())
+def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Zeros of a shape."""
+    return _filled(tracer, _given(sizes, settings), 0.0, dtype or torch.get_default_dtype())
 
 
 @creates("ones")
-def ones(tracer: Tracer, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
-    """Ones of a literal shape."""
-    return _filled(tracer, size, 1.0, dtype or torch.get_default_dtype())
+def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Ones of a shape."""
+    return _filled(tracer, _given(sizes, settings), 1.0, dtype or torch.get_default_dtype())
+
+
+def _given(sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+    """The sizes, which torch takes by name as well; where and how the tensor lies means nothing in a kernel."""
+    unsupported_argument("a new tensor", requires_grad=settings.get("requires_grad"))
+    chosen: Sequence[Any] = settings.get("size", sizes)
+    return chosen
 
 
 @creates("full")
 def full(
-    tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None
+    tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
-    """A constant of a literal shape."""
+    """A constant of a shape."""
+    _given((), settings)
     default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
 
 
-@creates("tensor", "scalar_tensor")
-def tensor(tracer: Tracer, data: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None) -> TracedTensor:
+    return _filled(input._tracer, size, value, dtype or input.dtype)
+
+
+@implements("new_zeros")
+def new_zeros(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """Zeros of a shape, of the input's dtype."""
+    return _new(input, size, 0, dtype)
+
+
+@implements("new_ones")
+def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+    """Ones of a shape, of the input's dtype."""
+    return _new(input, size, 1, dtype)
+
+
+@implements("new_full")
+def new_full(
+    input: TracedTensor, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None
+) -> TracedTensor:
+    """A constant of a shape, of the input's dtype."""
+    return _new(input, (size,), fill_value, dtype)
+
+
+@creates("tensor", "scalar_tensor", "as_tensor")
+def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
     """A number as a zero-dimensional tensor."""
     if not isinstance(data, (bool, int, float)):
         raise TraceError("torch.tensor of a list inside a kernel", mend="make the tensor outside and pass it")
     return _filled(tracer, ((),), data, dtype or torch.tensor(data).dtype)
+
+
+@implements("one_hot")
+def one_hot(tensor: TracedTensor, num_classes: int = -1) -> TracedTensor:
+    """1 at the position that a value names, 0 elsewhere, in int64."""
+    if num_classes == -1:
+        raise TraceError("one_hot without num_classes depends on the values", mend="give num_classes")
+    equal = tensor._tracer.add(Op.EQ, unsqueeze(tensor, -1), iota(tensor._tracer, dim_of(num_classes)))
+    return cast(equal, torch.int64)
 
 
 @implements("tril")

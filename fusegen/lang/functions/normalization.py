@@ -12,8 +12,9 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
-from fusegen.lang.functions.common import cast, dtype_of, normalize_dim
-from fusegen.lang.functions.views import reshaped
+from fusegen.lang.functions.common import cast, dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions.reductions import reduced, vector_norm
+from fusegen.lang.functions.views import chunk, reshape, reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of
 
@@ -43,6 +44,21 @@ def _along(op: Op, input: TracedTensor, dim: int | None, dtype: torch.dtype | No
     return x._tracer.add(op, x, dim=normalize_dim(dim, x.ndim))
 
 
+@implements("softmin")
+def softmin(input: TracedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> TracedTensor:
+    """The softmax of -x."""
+    return softmax(input._tracer.add(Op.NEG, input), dim, dtype)
+
+
+@implements("glu")
+def glu(input: TracedTensor, dim: int = -1) -> TracedTensor:
+    """One half of a dim, gated by the sigmoid of the other."""
+    halves = chunk(input, 2, dim)
+    if len(halves) != 2 or not same(halves[0]._node.shape[dim], halves[1]._node.shape[dim]):
+        raise ShapeError(f"glu of a dim of size {input.shape[dim]}", mend="its size must be even")
+    return input._tracer.add(Op.MUL, halves[0], input._tracer.add(Op.SIGMOID, halves[1]))
+
+
 @implements("layer_norm")
 def layer_norm(
     input: TracedTensor, normalized_shape: Sequence[Any], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
@@ -62,6 +78,103 @@ def rms_norm(input: TracedTensor, normalized_shape: Sequence[Any], weight: Any =
     affine = [] if weight is None else [input._tracer.lift(weight)]
     chosen = _default_eps(dtype_of(input)) if eps is None else _number(eps)
     return input._tracer.add(Op.RMS_NORM, input, *affine, count=count, eps=chosen)
+
+
+@implements("group_norm")
+def group_norm(
+    input: TracedTensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> TracedTensor:
+    """(x - mean) / sqrt(var + eps) over groups of channels (dim 1) and all dims behind them; weight and bias of a channel."""
+    if input.ndim < 2:
+        raise ShapeError(f"group_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1")
+    return _affine(_normalized_parts(input, num_groups, eps), weight, bias)
+
+
+@implements("instance_norm")
+def instance_norm(
+    input: TracedTensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> TracedTensor:
+    """(x - mean) / sqrt(var + eps) over the dims behind each channel (dim 1), whose own weight and bias follow."""
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        raise TraceError("instance_norm that updates running statistics is not supported", mend="pass None for them")
+    if input.ndim < 3:
+        raise ShapeError(f"instance_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1, and dims follow")
+    return _affine(_normalized_parts(input, input.shape[1], eps), weight, bias)
+
+
+def _normalized_parts(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
+    if not dtype_of(x).is_float:
+        raise TraceError(f"a norm of {dtype_of(x)}", mend="convert to a float dtype first")
+    parts = reshape(x, x.shape[0], groups, -1)
+    normed = x._tracer.add(Op.LAYER_NORM, parts, count=1, eps=_number(eps), has_weight=False, has_bias=False)
+    return reshaped(normed, x._node.shape)
+
+
+@implements("batch_norm")
+def batch_norm(
+    input: TracedTensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> TracedTensor:
+    """(x - running_mean) / sqrt(running_var + eps) for each channel (dim 1), whose own weight and bias follow."""
+    if training or running_mean is None or running_var is None:
+        text = "batch_norm that takes statistics of the batch is not supported"
+        raise TraceError(text, mend="pass training=False and running statistics")
+    tracer = input._tracer
+    mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
+    rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(_number(eps))))
+    normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)
+    return cast(_affine(normed, weight, bias), input.dtype)
+
+
+def _affine(x: TracedTensor, weight: Any, bias: Any) -> TracedTensor:
+    """x * weight + bias of each channel, in the dtype of x."""
+    scaled = x if weight is None else x._tracer.add(Op.MUL, x, _of_channels(x, weight))
+    moved = scaled if bias is None else x._tracer.add(Op.ADD, scaled, _of_channels(x, bias))
+    return cast(moved, x.dtype)
+
+
+def _of_channels(x: TracedTensor, values: Any) -> TracedTensor:
+    """Values a channel, beside the dims behind the channels."""
+    lifted = x._tracer.lift(values)
+    return reshaped(lifted, (*lifted._node.shape, *(1 for _ in range(x.ndim - 2))))
+
+
+@implements("normalize")
+def normalize(input: TracedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> TracedTensor:
+    """x / max(norm(x), eps) along a dim."""
+    unsupported_argument("normalize", out=out)
+    least = input._tracer.lift(_number(eps))
+    size = input._tracer.add(Op.MAXIMUM, vector_norm(input, p, dim, True), least)
+    return input._tracer.add(Op.DIV, input, size)
+
+
+@implements("cosine_similarity")
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> TracedTensor:
+    """The cosine between vectors along a dim; norms are at least eps."""
+    tracer = tracer_of(x1, x2)
+    given = tracer.add(Op.ADD, tracer.lift(x1), tracer.lift(x2)).dtype
+    a, b = (cast(x, dtype_of(x).compute.torch) for x in (tracer.lift(x1), tracer.lift(x2)))  # squares need the range
+    least = tracer.lift(_number(eps))
+    sizes = [tracer.add(Op.MAXIMUM, vector_norm(x, 2, dim), least) for x in (a, b)]
+    cosine = tracer.add(Op.DIV, reduced(Op.SUM, tracer.add(Op.MUL, a, b), dim, False), tracer.add(Op.MUL, *sizes))
+    return cast(cosine, given)
 
 
 def _default_eps(dtype: DType) -> float:

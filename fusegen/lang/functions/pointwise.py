@@ -9,8 +9,9 @@ import torch
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
+from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
-from fusegen.lang.functions.common import cast, dtype_of, tracer_of
+from fusegen.lang.functions.common import cast, dtype_of, tracer_of, unsupported_argument
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
@@ -83,12 +84,31 @@ def _difference(a: Any, b: Any) -> TracedTensor:
 def _scaled(value: Any, alpha: Any, other: Any) -> Any:
     if isinstance(alpha, (int, float)) and alpha == 1:
         return value
-    return _binary(Op.MUL, tracer_of(value, other).lift(value), alpha)
+    scaled, common = _in_common(value, other)
+    if common is DType.BOOL:
+        raise TraceError(f"bools scaled by {alpha}", mend="convert to a number dtype first")
+    if isinstance(alpha, float) and not common.is_float:
+        raise TraceError(f"integers scaled by {alpha}", mend="convert to a float dtype first, as torch asks as well")
+    return _binary(Op.MUL, scaled, alpha)
+
+
+def _in_common(value: Any, other: Any) -> tuple[TracedTensor, DType]:
+    """A value in the dtype that it has in common with another one, which a factor does not change; floats stay as they are."""
+    tracer = tracer_of(value, other)
+    pair = [tracer.lift(value), tracer.lift(other)]
+    common = operand_dtype(Op.ADD, [Operand(x._node.shape, dtype_of(x), x._node.weak) for x in pair])
+    is_kept = pair[0]._node.weak or dtype_of(pair[0]).is_float
+    return pair[0] if is_kept else cast(pair[0], common.torch), common
 
 
 def _binary(op: Op, a: Any, b: Any) -> TracedTensor:
     tracer = tracer_of(a, b)
     return tracer.add(op, tracer.lift(a), tracer.lift(b))
+
+
+def mul(input: Any, other: Any) -> TracedTensor:
+    """input * other."""
+    return _binary(Op.MUL, input, other)
 
 
 @implements("div", "divide", "true_divide")
@@ -101,9 +121,29 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
     if rounding_mode != "trunc":
         raise TraceError(f"div: rounding_mode {rounding_mode!r}", mend="use None, 'floor' or 'trunc'")
     tracer = tracer_of(input, other)
-    if not (dtype_of(tracer.lift(input)).is_float or dtype_of(tracer.lift(other)).is_float):
-        raise TraceError("div with rounding_mode='trunc' of integers is not supported", mend="use rounding_mode='floor'")
-    return tracer.add(Op.TRUNC, _binary(Op.DIV, input, other))
+    a, b = tracer.lift(input), tracer.lift(other)
+    if dtype_of(a).is_float or dtype_of(b).is_float:
+        return tracer.add(Op.TRUNC, _binary(Op.DIV, a, b))
+    floored = _binary(Op.FLOOR_DIVIDE, a, b)
+    return where(_rounds_away(a, b), _binary(Op.ADD, floored, 1), floored)
+
+
+def _rounds_away(a: TracedTensor, b: TracedTensor) -> TracedTensor:
+    """Whether a quotient of integers rounded down is one less than rounded towards zero."""
+    negative = _binary(Op.LOGICAL_XOR, _binary(Op.LT, a, 0), _binary(Op.LT, b, 0))
+    return _binary(Op.LOGICAL_AND, negative, _binary(Op.NE, _binary(Op.REMAINDER, a, b), 0))
+
+
+@implements("fmod")
+def fmod(input: Any, other: Any) -> TracedTensor:
+    """The remainder of a division that rounds towards zero; it has the sign of input."""
+    tracer = tracer_of(input, other)
+    a, b = tracer.lift(input), tracer.lift(other)
+    if dtype_of(a).is_float or dtype_of(b).is_float:
+        rest = _binary(Op.REMAINDER, tracer.add(Op.ABS, a), tracer.add(Op.ABS, b))
+        return where(_binary(Op.LT, a, 0), tracer.add(Op.NEG, rest), rest)
+    rest = _binary(Op.REMAINDER, a, b)
+    return where(_rounds_away(a, b), _binary(Op.SUB, rest, b), rest)
 
 
 @implements("where")
@@ -119,7 +159,10 @@ def where(condition: TracedTensor, input: Any, other: Any) -> TracedTensor:
 @implements("masked_fill")
 def masked_fill(input: TracedTensor, mask: Any, value: Any) -> TracedTensor:
     """value where the mask holds, input elsewhere; keeps the input's dtype."""
-    return cast(where(mask, value, input), input.dtype)
+    filled = input._tracer.lift(value)
+    if not dtype_of(input).is_float:  # which a float would take along to where large integers are rounded
+        filled = cast(filled, input.dtype)
+    return cast(where(mask, filled, input), input.dtype)
 
 
 @implements("clamp", "clip")
@@ -151,6 +194,12 @@ def addcmul(input: TracedTensor, tensor1: Any, tensor2: Any, *, value: Any = 1) 
     return add(input, _binary(Op.MUL, tensor1, tensor2), alpha=value)
 
 
+@implements("addcdiv")
+def addcdiv(input: TracedTensor, tensor1: Any, tensor2: Any, *, value: Any = 1) -> TracedTensor:
+    """input + value * tensor1 / tensor2."""
+    return add(input, div(tensor1, tensor2), alpha=value)
+
+
 @implements("lerp")
 def lerp(input: TracedTensor, end: Any, weight: Any) -> TracedTensor:
     """input + weight * (end - input)."""
@@ -165,52 +214,43 @@ def isnan(input: TracedTensor) -> TracedTensor:
 
 @implements("isinf")
 def isinf(input: TracedTensor) -> TracedTensor:
-    """Whether the value is an infinity."""
+    """Whether the value is an infinity; integers never are."""
+    if not dtype_of(input).is_float:
+        return _binary(Op.NE, input, input)
     return _binary(Op.EQ, input._tracer.add(Op.ABS, input), math.inf)
+
+
+@implements("isposinf")
+def isposinf(input: TracedTensor) -> TracedTensor:
+    """Whether the value is the positive infinity."""
+    return _binary(Op.EQ, input, math.inf)
+
+
+@implements("isneginf")
+def isneginf(input: TracedTensor) -> TracedTensor:
+    """Whether the value is the negative infinity."""
+    return _binary(Op.EQ, input, -math.inf)
+
+
+@implements("nan_to_num")
+def nan_to_num(
+    input: TracedTensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> TracedTensor:
+    """NaN and infinities replaced: by 0 and the greatest finite values where nothing else is given."""
+    if not dtype_of(input).is_float:
+        return input
+    limits = torch.finfo(input.dtype)
+    finite = where(isposinf(input), limits.max if posinf is None else posinf, input)
+    finite = where(isneginf(input), limits.min if neginf is None else neginf, finite)
+    return where(isnan(input), 0.0 if nan is None else nan, finite)
 
 
 @implements("isfinite")
 def isfinite(input: TracedTensor) -> TracedTensor:
-    """Whether the value is neither an infinity nor NaN."""
+    """Whether the value is neither an infinity nor NaN, as integers always are."""
+    if not dtype_of(input).is_float:
+        return _binary(Op.EQ, input, input)
     return _binary(Op.LT, input._tracer.add(Op.ABS, input), math.inf)
-
-
-@implements("__and__", "bitwise_and", "__rand__")
-def logical_and(input: Any, other: Any) -> TracedTensor:
-    """Conjunction of bools."""
-    return _logical(Op.LOGICAL_AND, input, other)
-
-
-@implements("__or__", "bitwise_or", "__ror__")
-def logical_or(input: Any, other: Any) -> TracedTensor:
-    """Disjunction of bools."""
-    return _logical(Op.LOGICAL_OR, input, other)
-
-
-@implements("__xor__", "bitwise_xor", "__rxor__")
-def logical_xor(input: Any, other: Any) -> TracedTensor:
-    """Exclusive disjunction of bools."""
-    return _logical(Op.LOGICAL_XOR, input, other)
-
-
-@implements("__invert__", "bitwise_not")
-def logical_not(input: TracedTensor) -> TracedTensor:
-    """Negation of bools."""
-    _require_bool(input)
-    return input._tracer.add(Op.LOGICAL_NOT, input)
-
-
-def _logical(op: Op, input: Any, other: Any) -> TracedTensor:
-    tracer = tracer_of(input, other)
-    operands = [tracer.lift(input), tracer.lift(other)]
-    for operand in operands:
-        _require_bool(operand)
-    return tracer.add(op, *operands)
-
-
-def _require_bool(value: TracedTensor) -> None:
-    if dtype_of(value) is not DType.BOOL:
-        raise TraceError("bitwise operations on integers are not supported", mend="use them on bool tensors")
 
 
 @implements("dropout")
@@ -276,9 +316,137 @@ def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     return clamp(input, 0, 6)
 
 
+@implements("hardtanh")
+def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
+    """The value between two bounds."""
+    return clamp(input, min_val, max_val)
+
+
+@implements("threshold")
+def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
+    """What is above a threshold, and a value in place of the rest."""
+    return where(_binary(Op.LE, input, threshold), value, input)
+
+
+@implements("selu")
+def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
+    """Klambauer et al., Self-Normalizing Neural Networks (arXiv 1706.02515)."""
+    return _binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
+
+
+@implements("celu")
+def celu(input: TracedTensor, alpha: float = 1.0, inplace: bool = False) -> TracedTensor:
+    """x above 0, alpha (exp(x / alpha) - 1) below."""
+    below = _binary(Op.MUL, input._tracer.add(Op.EXPM1, div(input, alpha)), alpha)
+    return where(_binary(Op.GT, input, 0), input, below)
+
+
+@implements("tanhshrink")
+def tanhshrink(input: TracedTensor) -> TracedTensor:
+    """x - tanh(x)."""
+    return sub(input, input._tracer.add(Op.TANH, input))
+
+
+@implements("hardshrink")
+def hardshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
+    """0 between -lambd and lambd."""
+    return where(_binary(Op.LE, input._tracer.add(Op.ABS, input), lambd), 0.0, input)
+
+
+@implements("softshrink")
+def softshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
+    """Values moved towards 0 by lambd, and 0 between."""
+    small = _binary(Op.LE, input._tracer.add(Op.ABS, input), lambd)
+    return where(small, 0.0, sub(input, _binary(Op.MUL, input._tracer.add(Op.SIGN, input), lambd)))
+
+
+@implements("prelu")
+def prelu(input: TracedTensor, weight: Any) -> TracedTensor:
+    """x above 0, weight * x below; a weight of several elements is one a channel (dim 1)."""
+    slope = input._tracer.lift(weight)
+    if slope.ndim == 1 and input.ndim > 1:
+        slope = slope.reshape((-1, *(1 for _ in range(input.ndim - 2))))
+    return where(_binary(Op.GT, input, 0), input, _binary(Op.MUL, slope, input))
+
+
+@implements("logit")
+def logit(input: TracedTensor, eps: float | None = None) -> TracedTensor:
+    """log(x / (1 - x)), of x between eps and 1 - eps."""
+    x = input if eps is None else clamp(input, eps, 1 - eps)
+    return input._tracer.add(Op.LOG, div(x, rsub(x, 1)))
+
+
+@implements("logaddexp")
+def logaddexp(input: Any, other: Any) -> TracedTensor:
+    """log(exp(input) + exp(other)), without overflow."""
+    tracer = tracer_of(input, other)
+    greater = _binary(Op.MAXIMUM, input, other)
+    distance = tracer.add(Op.ABS, sub(input, other))
+    more = tracer.add(Op.LOG1P, tracer.add(Op.EXP, tracer.add(Op.NEG, distance)))
+    return where(isinf(greater), greater, add(greater, more))
+
+
+@implements("xlogy")
+def xlogy(input: Any, other: Any) -> TracedTensor:
+    """input * log(other), and 0 for an input of 0."""
+    tracer = tracer_of(input, other)
+    product = _binary(Op.MUL, input, tracer.add(Op.LOG, tracer.lift(other)))
+    return where(_binary(Op.LOGICAL_AND, _binary(Op.EQ, input, 0), _binary(Op.EQ, other, other)), 0.0, product)
+
+
+@implements("tan")
+def tan(input: TracedTensor) -> TracedTensor:
+    """sin(x) / cos(x)."""
+    return div(input._tracer.add(Op.SIN, input), input._tracer.add(Op.COS, input))
+
+
+@implements("sinh")
+def sinh(input: TracedTensor) -> TracedTensor:
+    """(exp(x) - exp(-x)) / 2, by two terms of one sign, which do not cancel."""
+    rising, falling = (input._tracer.add(Op.EXPM1, x) for x in (input, _binary(Op.MUL, input, -1)))
+    return _binary(Op.MUL, sub(rising, falling), 0.5)
+
+
+@implements("cosh")
+def cosh(input: TracedTensor) -> TracedTensor:
+    """(exp(x) + exp(-x)) / 2."""
+    rising, falling = (input._tracer.add(Op.EXP, x) for x in (input, _binary(Op.MUL, input, -1)))
+    return _binary(Op.MUL, add(rising, falling), 0.5)
+
+
+@implements("frac")
+def frac(input: TracedTensor) -> TracedTensor:
+    """What follows the point, with the sign of the value."""
+    return sub(input, input._tracer.add(Op.TRUNC, input))
+
+
+@implements("round")
+def round(input: TracedTensor, *, decimals: int = 0) -> TracedTensor:
+    """The nearest whole number, of two the even one; or the nearest of so many decimals."""
+    if dtype_of(input) is DType.BOOL:
+        raise TraceError("round of bool", mend="convert to a number dtype first")
+    if not decimals:
+        return input._tracer.add(Op.ROUND, input)
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return _binary(Op.MUL, input._tracer.add(Op.ROUND, div(input, scale)), scale)
+    return div(input._tracer.add(Op.ROUND, _binary(Op.MUL, input, scale)), scale)
+
+
 @implements("full_like")
-def full_like(input: TracedTensor, fill_value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def full_like(
+    input: TracedTensor,
+    fill_value: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> TracedTensor:
     """A constant of the input's shape."""
+    unsupported_argument("full_like", requires_grad=requires_grad)
     filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
     return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
 
@@ -292,12 +460,12 @@ def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTenso
 
 
 @implements("zeros_like")
-def zeros_like(input: TracedTensor, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def zeros_like(input: TracedTensor, **settings: Any) -> TracedTensor:
     """Zeros of the input's shape."""
-    return full_like(input, 0, dtype=dtype)
+    return full_like(input, 0, **settings)
 
 
 @implements("ones_like")
-def ones_like(input: TracedTensor, *, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
     """Ones of the input's shape."""
-    return full_like(input, 1, dtype=dtype)
+    return full_like(input, 1, **settings)

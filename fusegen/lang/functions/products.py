@@ -13,6 +13,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.lang.functions import creation, pointwise
 from fusegen.lang.functions.common import tracer_of
 from fusegen.lang.functions.normalization import softmax
+from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import reshaped, transpose, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -45,6 +46,32 @@ def linear(input: Any, weight: Any, bias: Any = None) -> TracedTensor:
     tracer = tracer_of(input, weight, bias)
     product = matmul(input, transpose(tracer.lift(weight), -2, -1))
     return product if bias is None else pointwise.add(product, bias)
+
+
+@implements("mv")
+def mv(input: Any, vec: Any) -> TracedTensor:
+    """A matrix and a vector."""
+    return matmul(input, vec)
+
+
+@implements("dot", "inner", "vdot")
+def dot(input: Any, other: Any) -> TracedTensor:
+    """The sum of the products of two vectors."""
+    tracer = tracer_of(input, other)
+    a, b = tracer.lift(input), tracer.lift(other)
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", mend="use vectors, or matmul")
+    return reduced(Op.SUM, tracer.add(Op.MUL, a, b), 0, False)
+
+
+@implements("outer", "ger")
+def outer(input: Any, vec2: Any) -> TracedTensor:
+    """All products of the elements of two vectors."""
+    tracer = tracer_of(input, vec2)
+    a, b = tracer.lift(input), tracer.lift(vec2)
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"outer of tensors of {a.ndim} and {b.ndim} dims", mend="use vectors")
+    return tracer.add(Op.MUL, unsqueeze(a, 1), b)
 
 
 @implements("addmm", "baddbmm")

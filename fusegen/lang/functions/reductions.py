@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError, UnsupportedError
+from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
-from fusegen.lang.functions.common import cast, dtype_of, normalize_dims
+from fusegen.ir.symbolic import product, simplify_dim
+from fusegen.lang.functions.common import cast, dtype_of, normalize_dims, unsupported_argument
+from fusegen.lang.functions.creation import iota
+from fusegen.lang.functions.pointwise import full_like, isnan
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -75,24 +79,171 @@ def amin(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> Traced
     return reduced(Op.AMIN, _numbers("amin", input), dim, keepdim)
 
 
+class Extreme(NamedTuple):
+    """What max and min of a dim give."""
+
+    values: TracedTensor
+    indices: TracedTensor
+
+
 @implements("max")
-def max(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> TracedTensor:
-    """The greatest value of all, or the greater of two tensors."""
-    return _extreme(Op.AMAX, Op.MAXIMUM, input, other, dim)
+def max(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> Any:
+    """The greatest value of all, those of a dim with their indices, or the greater of two tensors."""
+    return _extreme(Op.AMAX, Op.MAXIMUM, input, dim if other is None else other, keepdim)
 
 
 @implements("min")
-def min(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> TracedTensor:
-    """The least value of all, or the lesser of two tensors."""
-    return _extreme(Op.AMIN, Op.MINIMUM, input, other, dim)
+def min(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> Any:
+    """The least value of all, those of a dim with their indices, or the lesser of two tensors."""
+    return _extreme(Op.AMIN, Op.MINIMUM, input, dim if other is None else other, keepdim)
 
 
-def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, dim: Any) -> TracedTensor:
+def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim: bool) -> Any:
     if isinstance(other, (TracedTensor, torch.Tensor)):
         return input._tracer.add(binary, input, input._tracer.lift(other))
-    if other is not None or dim is not None:
-        raise UnsupportedError("max and min with indices cannot be traced", mend="use amax(dim) or amin(dim) for the values")
-    return reduced(reduction, _numbers("max", input), None, False)
+    x = _numbers("max" if reduction is Op.AMAX else "min", input)
+    if other is None:
+        return reduced(reduction, x, None, False)
+    return Extreme(reduced(reduction, x, other, keepdim), _place(reduction, x, other, keepdim))
+
+
+@implements("argmax")
+def argmax(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
+    """Where the greatest value is: the first of equal ones."""
+    return _argument(Op.AMAX, _numbers("argmax", input), dim, keepdim)
+
+
+@implements("argmin")
+def argmin(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
+    """Where the least value is: the first of equal ones."""
+    return _argument(Op.AMIN, _numbers("argmin", input), dim, keepdim)
+
+
+def _argument(op: Op, x: TracedTensor, dim: int | None, keepdim: bool) -> TracedTensor:
+    if dim is not None:
+        return _place(op, x, dim, keepdim)
+    place = _place(op, reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, False)
+    return reshaped(place, (1,) * x.ndim) if keepdim else place
+
+
+def _place(op: Op, x: TracedTensor, dim: int, keepdim: bool) -> TracedTensor:
+    """The first index of a dim at which its extreme value stands; NaN is the extreme value where there is one."""
+    if not x.ndim:
+        return full_like(x, 0, dtype=torch.int64)
+    (place,) = normalize_dims(dim, x.ndim)
+    tracer, size = x._tracer, x._node.shape[place]
+    indices = reshaped(iota(tracer, size), (size, *(1 for _ in x._node.shape[place + 1 :])))
+    found = tracer.add(Op.EQ, x, reduced(op, x, place, True))
+    if dtype_of(x).is_float:
+        found = tracer.add(Op.LOGICAL_OR, found, isnan(x))
+    beyond = tracer.constant(2**63 - 1, DType.INT64)
+    return reduced(Op.AMIN, tracer.add(Op.WHERE, found, indices, beyond), place, keepdim)
+
+
+class Extremes(NamedTuple):
+    """What aminmax gives."""
+
+    min: TracedTensor
+    max: TracedTensor
+
+
+@implements("aminmax")
+def aminmax(input: TracedTensor, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
+    """The least and the greatest value."""
+    return Extremes(amin(input, dim, keepdim), amax(input, dim, keepdim))
+
+
+@implements("any")
+def any_(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
+    """Whether some value is not 0."""
+    return _decided(Op.AMAX, input, dim, keepdim)
+
+
+@implements("all")
+def all_(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
+    """Whether no value is 0."""
+    return _decided(Op.AMIN, input, dim, keepdim)
+
+
+def _decided(op: Op, input: TracedTensor, dim: Dims, keepdim: bool) -> TracedTensor:
+    """A decision about values that are 0 or not; torch gives it as uint8 for uint8."""
+    bits = cast(cast(input, torch.bool), torch.uint8)
+    found = reduced(op, bits, dim, keepdim)
+    return found if dtype_of(input) is DType.UINT8 else cast(found, torch.bool)
+
+
+@implements("count_nonzero")
+def count_nonzero(input: TracedTensor, dim: Dims = None) -> TracedTensor:
+    """How many values are not 0."""
+    return sum(cast(input, torch.bool), dim)
+
+
+@implements("var_mean")
+def var_mean(
+    input: TracedTensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[TracedTensor, TracedTensor]:
+    """The variance and the mean."""
+    return var(input, dim, unbiased, keepdim, correction=correction), mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+@implements("std_mean")
+def std_mean(
+    input: TracedTensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[TracedTensor, TracedTensor]:
+    """The square root of the variance, and the mean."""
+    return std(input, dim, unbiased, keepdim, correction=correction), mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+@implements("norm")
+def norm(
+    input: TracedTensor,
+    p: float | str | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    out: Any = None,
+    dtype: torch.dtype | None = None,
+) -> TracedTensor:
+    """The p-norm of the values, of a dim or of all."""
+    unsupported_argument("norm", out=out)
+    return vector_norm(input, 2 if p in (None, "fro") else p, dim, keepdim, dtype=dtype)
+
+
+@implements("linalg.vector_norm")
+def vector_norm(
+    x: TracedTensor, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TracedTensor:
+    """(sum |x|^ord)^(1/ord); the greatest or the least |x| for an infinite ord, and how many are not 0 for ord=0."""
+    if not isinstance(ord, (int, float)):
+        raise TraceError(f"norm: ord={ord!r} is not supported", mend="give a number")
+    given = _floats("norm", cast(x, dtype))
+    return cast(_norm(cast(given, dtype_of(given).compute.torch), ord, dim, keepdim), given.dtype)  # squares need the range
+
+
+def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor:
+    tracer = x._tracer
+    size = tracer.add(Op.ABS, x)
+    if math.isinf(ord):
+        return reduced(Op.AMAX if ord > 0 else Op.AMIN, size, dim, keepdim)
+    if ord == 0:
+        return reduced(Op.SUM, cast(cast(x, torch.bool), x.dtype), dim, keepdim)
+    if ord == 1:
+        return reduced(Op.SUM, size, dim, keepdim)
+    if ord == 2:
+        return tracer.add(Op.SQRT, reduced(Op.SUM, tracer.add(Op.MUL, x, x), dim, keepdim))
+    total = reduced(Op.SUM, tracer.add(Op.POW, size, tracer.lift(float(ord))), dim, keepdim)
+    return tracer.add(Op.POW, total, tracer.lift(1.0 / ord))
+
+
+@implements("linalg.norm")
+def linalg_norm(
+    A: TracedTensor, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TracedTensor:
+    """The norm of vectors, and of a matrix as of a vector of its elements."""
+    dims = normalize_dims(dim, A.ndim)
+    if ord is not None and (len(dims) == 2 if dim is not None else A.ndim != 1) and ord != "fro":
+        text = f"linalg.norm of matrices with ord={ord!r} is not supported"
+        raise TraceError(text, mend="use linalg.vector_norm, or give one dim")
+    return vector_norm(A, 2 if ord in (None, "fro") else ord, dim, keepdim, dtype=dtype)
 
 
 @implements("logsumexp")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+import torch
+
 from fusegen.dtypes import promote
 from fusegen.errors import ShapeError, UnsupportedError
-from fusegen.ir.infer import shape_text
+from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import normalize_dim, tracer_of
@@ -42,6 +45,8 @@ def _sizes(sizes: Sequence[Any]) -> tuple[Any, ...]:
 @implements("reshape", "view")
 def reshape(input: TracedTensor, *shape: Any) -> TracedTensor:
     """Another shape of the same elements; one size may be -1."""
+    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", mend="for a conversion use to(dtype)")
     return reshaped(input, _complete(input._tracer, _sizes(shape), input._node.shape))
 
 
@@ -137,7 +142,11 @@ def squeeze(input: TracedTensor, dim: int | Sequence[int] | None = None) -> Trac
         chosen = set(range(input.ndim))
     else:
         chosen = {normalize_dim(d, input.ndim) for d in ([dim] if isinstance(dim, int) else dim)}
-    return reshaped(input, [s for d, s in enumerate(shape) if not (d in chosen and same(s, 1))])
+    return reshaped(input, [s for d, s in enumerate(shape) if not (d in chosen and _is_one(input._tracer, s))])
+
+
+def _is_one(tracer: Tracer, size: Dim) -> bool:
+    return same(size, 1) or (literal(size) is None and tracer.decide(sympy.Eq(size, 1)))
 
 
 @implements("expand", "broadcast_to")
@@ -182,12 +191,12 @@ def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTens
     place = normalize_dim(dim, input.ndim)
     size, count = input._node.shape[place], dim_of(length)
     first = _from_end(input._tracer, start, size)
-    if not (_holds(input._tracer, count >= 0) and _holds(input._tracer, size - first - count >= 0)):
+    if not (holds(input._tracer, count >= 0) and holds(input._tracer, size - first - count >= 0)):
         raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", mend="stay inside of the dim")
     return sliced(input, place, first, count)
 
 
-def _holds(tracer: Tracer, relation: Any) -> bool:
+def holds(tracer: Tracer, relation: Any) -> bool:
     """Whether a relation of sizes holds; of symbolic ones it becomes a guard."""
     return relation if isinstance(relation, bool) else tracer.decide(relation)
 
@@ -198,7 +207,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     place = normalize_dim(dim, input.ndim)
     shape = input._node.shape
     chosen = _from_end(input._tracer, index, shape[place])
-    if not _holds(input._tracer, chosen < shape[place]):
+    if not holds(input._tracer, chosen < shape[place]):
         raise ShapeError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
     one = sliced(input, place, chosen, 1)
     return reshaped(one, (*shape[:place], *shape[place + 1 :]))
@@ -283,6 +292,49 @@ def _common_dtype(parts: list[TracedTensor]) -> list[TracedTensor]:
     return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in parts]
 
 
+@implements("hstack")
+def hstack(tensors: Sequence[Any]) -> TracedTensor:
+    """Tensors beside each other: along dim 1, vectors along dim 0."""
+    tracer = tracer_of(tensors)
+    parts = [tracer.lift(x) for x in tensors]
+    return cat(parts, 0 if parts[0].ndim == 1 else 1)
+
+
+@implements("vstack", "row_stack")
+def vstack(tensors: Sequence[Any]) -> TracedTensor:
+    """Tensors below each other: along dim 0, vectors as rows."""
+    tracer = tracer_of(tensors)
+    parts = [tracer.lift(x) for x in tensors]
+    return cat([unsqueeze(p, 0) if p.ndim == 1 else p for p in parts], 0)
+
+
+@implements("broadcast_tensors")
+def broadcast_tensors(*tensors: Any) -> tuple[TracedTensor, ...]:
+    """Each tensor expanded to the shape of all."""
+    tracer = tracer_of(tensors)
+    parts = [tracer.lift(x) for x in tensors]
+    shape = broadcast([p._node.shape for p in parts])
+    return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in parts)
+
+
+@implements("numel")
+def numel(input: TracedTensor) -> Any:
+    """Number of elements."""
+    return input.numel()
+
+
+@implements("is_floating_point")
+def is_floating_point(input: TracedTensor) -> bool:
+    """Whether the dtype is a float."""
+    return input.is_floating_point()
+
+
+@implements("is_complex")
+def is_complex(input: TracedTensor) -> bool:
+    """Always False: there are no complex numbers."""
+    return input.is_complex()
+
+
 @implements("__getitem__")
 def getitem(input: TracedTensor, key: Any) -> TracedTensor:
     """Basic indexing: ints, slices with positive steps, None and the ellipsis."""
@@ -329,7 +381,7 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     span = simplify_dim(stop - start)
     if step == 1 and same(start, 0) and same(stop, size):
         return x
-    if not _holds(tracer, span > 0):
+    if not holds(tracer, span > 0):
         return sliced(x, dim, 0, 0)
     known = literal(span)
     if known is not None:
@@ -349,7 +401,7 @@ def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
         place = simplify_dim(size + place)
         if _is_negative(tracer, place):
             return 0
-    return place if _holds(tracer, place <= size) else size
+    return place if holds(tracer, place <= size) else size
 
 
 def _from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
@@ -368,4 +420,4 @@ def _from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
 
 def _is_negative(tracer: Tracer, index: Dim) -> bool:
     value = literal(index)
-    return not _holds(tracer, index >= 0) if value is None else value < 0
+    return not holds(tracer, index >= 0) if value is None else value < 0

@@ -245,6 +245,13 @@ __device__ __forceinline__ void raise_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
 // Stores one or two registers at a shared-memory address that is aligned to all of them together.
 __device__ __forceinline__ void store_shared_words(u32 address, float word) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(word) : "memory");
@@ -579,7 +586,8 @@ __device__ __forceinline__ void store_tile(const float (&results)[ACCUMULATORS],
     for (i32 first = 0; first < RESULTS; first += HELD) {
         const i32 number = first / HELD;
         bf16* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
-        if (leader) tma_store_wait<CHUNK_BUFFERS - 1>();
+        // The last chunk of the tile before may lie in the buffer of the first one here; its store is long done.
+        if (leader) number == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
         for (i32 held = 0; held < HELD; held += 2) {
@@ -631,8 +639,7 @@ fg_linear_bias_gelu(
     const __grid_constant__ TensorMap y_map,
     i64 rows, i64 cols, i64 depth,
     const bf16* bias_ptr) {
-    extern __shared__ __align__(1024) u8 shared_bytes[];
-    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_bytes);
+    SharedMemory& shared = *shared_array<SharedMemory>(0);
     const Schedule schedule(rows, cols);
 
     if (thread_id() == 0) {

@@ -1,0 +1,226 @@
+"""What a kernel may compute: the graph as it was traced, evaluated in enclosures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.dtypes import DType
+from fusegen.ir import infer
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.reference import RULES as EXACT
+from fusegen.ir.reference import Interpreter
+from tests.fuzz.arithmetic import Arithmetic
+from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, converted, hull, rounded, where
+from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS
+
+Value: TypeAlias = Float | Exact
+
+
+class Bound(Interpreter):
+    """Evaluates a graph in enclosures.
+
+    Args:
+        graph: as traced.
+        inputs, scalars: as the oracle takes them.
+        approximate: whether functions of 16-bit results may be approximate.
+        stored: whether 16-bit values may be rounded on the way, since a kernel leaves them to another in memory.
+        streamed: whether weights meet values before they are divided by their sum, and are rounded to 16 bits there.
+        factor: of the error of products.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        scalars: Mapping[str, float],
+        *,
+        approximate: bool = False,
+        stored: bool = False,
+        streamed: bool = False,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(graph, inputs, scalars, torch.device("cpu"))
+        self.approximate = approximate and any(graph.nodes[o].dtype.is_half for o in graph.outputs)
+        self.stored, self.streamed = stored, streamed
+        self.factor = factor
+
+    def enclosures(self) -> tuple[Value, ...]:
+        """All results, floats rounded to their dtypes."""
+        values: list[Value] = []
+        for node in self.graph.nodes:
+            value = self._value(node, [values[a] for a in node.args])
+            if self.stored and isinstance(value, Float) and node.dtype.is_half:
+                value = hull(value, converted(value, node.dtype))
+            values.append(value)
+        return tuple(self._final(values[o], self.graph.nodes[o].dtype) for o in self.graph.outputs)
+
+    def _final(self, value: Value, dtype: DType) -> Value:
+        return converted(value, dtype) if isinstance(value, Float) else value
+
+    def _arithmetic(self, dtype: DType) -> Arithmetic:
+        if dtype is DType.FLOAT64:
+            return Arithmetic(DOUBLE, False, self.factor)
+        return Arithmetic(FLUSHED if self.approximate else SINGLE, self.approximate, self.factor)
+
+    def _value(self, node: Node, args: list[Value]) -> Value:
+        if node.family is Family.LEAF:
+            return self._leaf_value(node)
+        attrs = {key: self._concrete(value) for key, value in node.attrs}
+        if node.family is Family.VIEW:
+            return _viewed(node.op, args, attrs)
+        if node.op is Op.CAST:
+            return _cast(args[0], node.dtype)
+        if node.family is Family.POINTWISE:
+            args = self._wrapped_numbers(node, args)
+        if node.op is Op.WHERE:
+            return self._where(node, args)
+        if node.op in LOGICAL:
+            return _exact(node, [_truth(a) for a in args], attrs)
+        if node.op in COMPARISONS:
+            return self._comparison(node, args, attrs)
+        if not node.dtype.is_float:
+            return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
+        return self._float(node, args, attrs)
+
+    def _leaf_value(self, node: Node) -> Value:
+        value = self._leaf(node)
+        if not node.dtype.is_float:
+            return Exact(value, torch.ones_like(value, dtype=torch.bool))
+        return converted_hull(Float.point(value), node.dtype) if node.op is Op.SCALAR else Float.point(value)
+
+    def _float(self, node: Node, args: list[Value], attrs: Mapping[str, Any]) -> Float:
+        m = self._arithmetic(node.dtype.compute)
+        operands = [converted_hull(_as_float(a), node.dtype.compute) for a in args]
+        if node.op is Op.MATMUL and node.dtype.is_half:  # operands and product lie in memory
+            operands = [hull(x, converted(x, node.dtype)) for x in operands]
+            operands[0] = rounded(operands[0], HALVES[node.dtype], 1.0 if self.streamed else 0.0)
+        if len(node.args) == 2 and node.args[0] == node.args[1]:
+            operands[1] = operands[0]
+        result = (OVER_DIMS if node.op in OVER_DIMS else FLOATS)[node.op](m, attrs, *operands)
+        if node.op is Op.MATMUL and node.dtype.is_half:
+            result = hull(result, converted(result, node.dtype))
+        return self._certain(node, operands, attrs, result, m)
+
+    def _certain(self, node: Node, operands: list[Float], attrs: Mapping[str, Any], found: Float, m: Arithmetic) -> Float:
+        """The result with the oracle's own where all operands are certain and it gives NaN or an infinity."""
+        if node.family is not Family.POINTWISE:
+            return found
+        certain = operands[0].exact
+        for x in operands[1:]:
+            certain = certain & x.exact
+        value = EXACT[node.op](*(x.values for x in operands), **attrs)
+        steps = node.op in (Op.FLOOR_DIVIDE, Op.REMAINDER)
+        point = rounded(Float.point(value), m.p, 2.0)
+        point = hull(point, found) if node.op is Op.POW else point
+        return where(certain & ((~value.isfinite()) | torch.tensor(steps)), point, found)
+
+    def _wrapped_numbers(self, node: Node, args: list[Value]) -> list[Value]:
+        found = self.wrapped(node, [a.value if isinstance(a, Exact) else a.lo for a in args])
+        return [Exact(w, a.sure) if isinstance(a, Exact) else a for a, w in zip(args, found, strict=True)]
+
+    def _where(self, node: Node, args: list[Value]) -> Value:
+        condition, a, b = args
+        assert isinstance(condition, Exact)
+        if node.dtype.is_float:
+            m = self._arithmetic(node.dtype.compute)
+            return m.where(condition, *(converted_hull(_as_float(x), node.dtype.compute) for x in (a, b)))
+        assert isinstance(a, Exact) and isinstance(b, Exact)
+        value = torch.where(condition.value, a.value, b.value)
+        sure = torch.where(condition.value, a.sure, b.sure) & condition.sure | (a.sure & b.sure & (a.value == b.value))
+        return Exact(value.to(node.dtype.torch).to(_wide(node.dtype)), sure.expand(value.shape))
+
+    def _comparison(self, node: Node, args: list[Value], attrs: Mapping[str, Any]) -> Value:
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
+        if not common.is_float:
+            return _exact(node, args, attrs)
+        floats = [_as_float(a) for a in args]
+        rounding = [common if o.weak else common.compute for o in operands]
+        floats = [converted(x, d) if d.is_half else converted_hull(x, d) for x, d in zip(floats, rounding, strict=True)]
+        return COMPARISONS[node.op](self._arithmetic(common.compute), floats[0], floats[1])
+
+
+def converted_hull(x: Float, dtype: DType) -> Float:
+    """In a computing type, before or after rounding: constants may be folded in double."""
+    return x if dtype is DType.FLOAT64 else hull(x, converted(x, dtype))
+
+
+def _wide(dtype: DType) -> torch.dtype:
+    return torch.bool if dtype is DType.BOOL else torch.int64
+
+
+def _viewed(op: Op, args: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    def parts(name: str) -> Tensor:
+        found: Tensor = EXACT[op](*(getattr(a, name) for a in args), **attrs)
+        return found
+
+    if isinstance(args[0], Exact):
+        return Exact(parts("value"), parts("sure"))
+    return Float(parts("lo"), parts("hi"), parts("nan"), parts("num"))
+
+
+def _as_float(x: Value) -> Float:
+    """Integers as floats; of uncertain ones, every number of 64 bits."""
+    if isinstance(x, Float):
+        return x
+    value = x.value.double()
+    slack = torch.where(value.abs() >= 2.0**53, value.abs() * 2.0**-53, 0.0)
+    yes = torch.ones_like(x.sure)
+    lo, hi = torch.where(x.sure, value - slack, -(2.0**63)), torch.where(x.sure, value + slack, 2.0**63)
+    return Float.of(lo, hi, ~yes, yes)
+
+
+def _truth(x: Value) -> Exact:
+    """Whether values are not zero."""
+    if isinstance(x, Exact):
+        return Exact(x.value != 0, x.sure)
+    can = x.nan | (x.num & ((x.lo != 0) | (x.hi != 0)))
+    return Exact(can, can ^ x.contains(0.0))
+
+
+def _cast(x: Value, dtype: DType) -> Value:
+    if dtype.is_float:
+        return converted_hull(_as_float(x), DType.FLOAT32) if dtype is DType.FLOAT32 else converted(_as_float(x), dtype)
+    if dtype is DType.BOOL:
+        return _truth(x)
+    if isinstance(x, Exact):
+        return Exact(x.value.to(dtype.torch).long(), x.sure)
+    lo, hi = x.lo.trunc(), x.hi.trunc()
+    limits = torch.iinfo(dtype.torch)
+    fits = (lo >= limits.min) & (hi <= limits.max) & (hi.abs() < 2.0**63)
+    sure = x.num & ~x.nan & (lo == hi) & fits
+    return Exact(torch.where(sure, lo, 0.0).long(), sure)
+
+
+def _exact(node: Node, args: Sequence[Value], attrs: Mapping[str, Any]) -> Exact:
+    """A pointwise operation on integers: the oracle's, which wraps as torch does."""
+    values, sure = [], torch.tensor(True)
+    for a in args:
+        assert isinstance(a, Exact)
+        values.append(a.value)
+        sure = sure & a.sure
+    if node.op in (Op.FLOOR_DIVIDE, Op.REMAINDER):
+        sure = sure & (values[1] != 0)
+        values[1] = torch.where(values[1] == 0, torch.ones((), dtype=values[1].dtype), values[1])
+    if node.op is Op.POW:
+        sure = sure & (values[1] >= 0)
+        values[1] = values[1].clamp(min=0)
+    value = EXACT[node.op](*values, **attrs)
+    value = value.to(node.dtype.torch).to(_wide(node.dtype))
+    return Exact(value, sure.expand(value.shape))
+
+
+def _exact_over_dims(node: Node, args: Sequence[Value], attrs: Mapping[str, Any]) -> Exact:
+    """A reduction or a product of integers: certain where all that it reads is."""
+    known = [a for a in args if isinstance(a, Exact)]
+    value = EXACT[node.op](*(a.value for a in known), **attrs).to(_wide(node.dtype))
+    unsure = EXACT[Op.MATMUL if node.op is Op.MATMUL else Op.SUM]
+    if node.op is Op.MATMUL:
+        rows, columns = (~known[0].sure).any(-1, keepdim=True), (~known[1].sure).any(-2, keepdim=True)
+        return Exact(value, (~(rows | columns)).expand(value.shape))
+    return Exact(value, unsure((~known[0].sure).long(), attrs["dims"]) == 0)

@@ -1,0 +1,161 @@
+"""Whether a program comes out right: torch's shapes and dtypes, and values that rounding allows around the float64 oracle."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.errors import FusegenError
+from fusegen.ir.reference import evaluate, widen
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.names import identifier
+from fusegen.schedule.program import Role
+from tests.fuzz.bound import Bound, Value
+from tests.fuzz.enclosure import Exact
+from tests.fuzz.program import tensors_of
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The compiler does not take the program, and says why."""
+
+    error: FusegenError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program before its first call.
+
+    Attributes:
+        kernel: the function as a kernel.
+        low: its stages; None where an input is empty, and torch runs the function.
+    """
+
+    function: Function
+    args: list[Any]
+    kernel: Any
+    low: Lowered | None
+
+
+def prepare(function: Function, args: Sequence[Any]) -> Prepared | Refused:
+    """Declares and lowers.
+
+    Raises:
+        AssertionError: the compiler fails in another way than by saying what, where and how to mend it.
+    """
+    kernel = fg.kernel(function)
+    if any(isinstance(a, Tensor) and not a.numel() for a in args):
+        return Prepared(function, list(args), kernel, None)
+    try:
+        return Prepared(function, list(args), kernel, kernel.lower(*args))
+    except FusegenError as error:
+        assert error.what and error.mend, f"an error without a mend: {error!r}"
+        return Refused(error)
+
+
+def check(function: Function, args: Sequence[Any]) -> None:
+    """Asserts that a function as a kernel gives the right results, or is refused with a proper error."""
+    prepared = prepare(function, args)
+    if isinstance(prepared, Prepared):
+        compare(prepared, results_of(prepared.kernel(*args)))
+
+
+def results_of(returned: Any) -> tuple[Tensor, ...]:
+    """The results as a tuple."""
+    return tuple(returned) if isinstance(returned, tuple) else (returned,)
+
+
+def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
+    """Asserts that results are right.
+
+    Args:
+        got: what the kernel gave.
+    """
+    wanted = _eager(prepared)
+    assert len(got) == len(wanted), f"{len(got)} results, torch gives {len(wanted)}"
+    for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+        assert ours.dtype is theirs.dtype, f"result {number}: {ours.dtype}, torch gives {theirs.dtype}"
+        assert ours.shape == theirs.shape, f"result {number}: {tuple(ours.shape)}, torch gives {tuple(theirs.shape)}"
+    if prepared.low is None:
+        for ours, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        return
+    oracle, enclosures = claims(prepared)
+    of_integers = all(not n.dtype.is_float for n in prepared.low.traced.nodes)
+    for number, (ours, theirs, exact, bound) in enumerate(zip(got, wanted, oracle, enclosures, strict=True)):
+        inside(exact, bound, f"the oracle's result {number} is outside of the bound, which is wrong")
+        inside(widen(ours.cpu()), bound, f"result {number} {tuple(ours.shape)}", exact)
+        assert not of_integers or torch.equal(ours.cpu(), theirs.cpu()), f"result {number}: integers differ from torch's"
+
+
+def _eager(prepared: Prepared) -> tuple[Tensor, ...]:
+    """What torch gives; on the CPU where its functions for the device do not take the dtypes."""
+    try:
+        return results_of(prepared.function(*prepared.args))
+    except RuntimeError:
+        moved = [a.cpu() if isinstance(a, Tensor) else a for a in prepared.args]
+        return results_of(prepared.function(*moved))
+
+
+def claims(prepared: Prepared) -> tuple[tuple[Tensor, ...], tuple[Value, ...]]:
+    """What the oracle gives, rounded to the results' dtypes, and what a kernel may give."""
+    low = prepared.low
+    assert low is not None
+    names = list(inspect.signature(prepared.function).parameters)
+    inputs = {k: v for k, v in tensors_of(prepared.function, prepared.args, names).items() if _is_input(low, k)}
+    scalars = {n: v for n, v in zip(names, prepared.args, strict=True) if not isinstance(v, Tensor)}
+    scalars |= {identifier(n): v for n, v in scalars.items()}
+    device = next(iter(inputs.values())).device.type
+    exact = evaluate(low.traced, inputs, scalars)
+    stored = any(s.dtype.is_half and s.role is not Role.INPUT and _is_read(low, s.key) for s in low.program.buffers)
+    streamed = any(group.kind is GroupKind.ATTENTION for group in low.groups)
+    bound = Bound(
+        low.traced,
+        inputs,
+        scalars,
+        approximate=low.target.name != "cpu",
+        stored=stored,
+        streamed=streamed,
+        factor=4.0 if device == "cuda" else 1.0,
+    )
+    outputs = [low.traced.nodes[o].dtype for o in low.traced.outputs]
+    return tuple(_in_dtype(x, d.torch) for x, d in zip(exact, outputs, strict=True)), bound.enclosures()
+
+
+def _is_input(low: Lowered, name: str) -> bool:
+    return any(spec.name == name for spec in low.traced.inputs)
+
+
+def _is_read(low: Lowered, buffer: int) -> bool:
+    """Whether a group reads a value that another one wrote."""
+    return any(buffer in group.inputs for group in low.groups)
+
+
+def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return widen(value.float().to(dtype)) if dtype.is_floating_point and dtype is not torch.float64 else value
+
+
+def inside(values: Tensor, bound: Value, what: str, oracle: Tensor | None = None) -> None:
+    """Asserts that values lie in an enclosure."""
+    if isinstance(bound, Exact):
+        right = (values == bound.value) | ~bound.sure
+    else:
+        right = torch.where(values.isnan(), bound.nan, bound.num & (bound.lo <= values) & (values <= bound.hi))
+    if right.all():
+        return
+    wrong = (~right).nonzero()
+    at = tuple(wrong[0].tolist())
+    allowed = bound.value[at].item() if isinstance(bound, Exact) else f"{bound.lo[at].item()} … {bound.hi[at].item()}"
+    nan = "" if isinstance(bound, Exact) or not bound.nan[at] else " or nan" if bound.num[at] else " no: nan"
+    exact = "" if oracle is None else f", the oracle {oracle[at].item()}"
+    found = f"{len(wrong)} of {values.numel()} wrong; at {at} it is {values[at].item()}"
+    raise AssertionError(f"{what}: {found}, allowed {allowed}{nan}{exact}")

@@ -1,0 +1,27 @@
+"""How many programs, from which seed, on which device: options of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+PER_BATCH = 100
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a batch of programs, so that several processes share them."""
+    if "batch" in metafunc.fixturenames:
+        count = int(metafunc.config.getoption("--programs"))
+        sizes = [min(PER_BATCH, count - start) for start in range(0, count, PER_BATCH)]
+        metafunc.parametrize("batch", list(enumerate(sizes)), ids=[f"batch{n}" for n in range(len(sizes))])
+
+
+@pytest.fixture
+def first_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of the first batch."""
+    return 1_000_000 * int(request.config.getoption("--seed"))
+
+
+@pytest.fixture
+def on_device(request: pytest.FixtureRequest) -> str:
+    """Where programs run."""
+    return str(request.config.getoption("--device"))

@@ -1,0 +1,106 @@
+"""The bound itself: there is a rule for every operation, and what a broken compiler would give lies outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen.ir.ops import Op
+from tests.fuzz.check import Prepared, claims, compare, prepare, results_of
+from tests.fuzz.enclosure import Float
+from tests.fuzz.rules import COVERED
+
+Function = Callable[..., Any]
+
+
+def test_every_operation_has_a_rule() -> None:
+    assert {op for op in Op if op not in COVERED} == set()
+
+
+def right(function: Function, *args: Any) -> tuple[Prepared, tuple[Tensor, ...]]:
+    """A function and its results, which are right."""
+    found = prepare(function, args)
+    assert isinstance(found, Prepared)
+    got = results_of(found.kernel(*args))
+    compare(found, got)
+    return found, got
+
+
+def wrong(function: Function, *args: Any, **broken: Tensor) -> None:
+    """Each result is seen to be wrong."""
+    prepared, _ = right(function, *args)
+    for what, value in broken.items():
+        with pytest.raises(AssertionError):
+            compare(prepared, (value,))
+            pytest.fail(f"{what} passes", pytrace=False)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_wrong_tail_element_is_seen(dtype: torch.dtype) -> None:
+    x = randn(3, 37, dtype=dtype)
+    good = F.gelu(x * 0.5)
+    stale = good.clone()
+    stale[-1, -1] = stale[-1, -2]
+    wrong(lambda x: F.gelu(x * 0.5), x, stale=stale, unwritten=torch.zeros_like(good))
+
+
+def test_a_row_that_misses_its_last_element_is_seen() -> None:
+    x = randn(4, 1000).abs() + 0.5
+    wrong(lambda x: x.sum(-1), x, without=x[:, :-1].sum(-1), twice=torch.cat([x, x[:, -1:]], 1).sum(-1))
+    wrong(lambda x: torch.softmax(x, -1), x, without=torch.cat([torch.softmax(x[:, :-1], -1), x[:, -1:]], 1))
+    wrong(lambda x: F.layer_norm(x, (1000,)), x, shifted=F.layer_norm(x.roll(1, 0), (1000,)), plain=x - x.mean(-1, keepdim=True))
+
+
+def test_a_lost_cast_is_seen() -> None:
+    x = randn(5, 33)
+    wrong(lambda x: x.to(torch.bfloat16).float() * 3, x, lost=x * 3)
+    wrong(lambda x: x.to(torch.float16).float().sum(-1), x, lost=x.sum(-1))
+    wrong(lambda x: (x * 100).to(torch.int8), x, lost=(x * 100).round().to(torch.int8))
+
+
+def test_swapped_operands_are_seen() -> None:
+    x, y = randn(5, 33), randn(33)
+    wrong(lambda x, y: x - y, x, y, swapped=y - x)
+    wrong(lambda x, y: torch.where(x > 0, x, y), x, y, swapped=torch.where(x > 0, y, x))
+    wrong(lambda x, y: x < y, x, y, swapped=y < x, equal=x <= -y)
+
+
+def test_a_broadcast_at_the_wrong_index_is_seen() -> None:
+    x, y = randn(6, 16), randn(16)
+    wrong(lambda x, y: x * y, x, y, shifted=x * y.roll(1), transposed=(x.T.reshape(6, 16)) * y)
+    integers = (x * 9).int()
+    wrong(lambda x: x // 2, integers, shifted=integers.roll(1, 0) // 2, truncated=torch.div(integers, 2, rounding_mode="trunc"))
+
+
+def test_a_wrong_product_is_seen() -> None:
+    a, b = randn(9, 40), randn(40, 12)
+    wrong(lambda a, b: a @ b + 1, a, b, without=a[:, :-1] @ b[:-1] + 1, transposed=(b.T @ a.T).reshape(9, 12) + 1)
+
+
+def test_the_sides_of_a_step_are_both_right() -> None:
+    """A sum that lies at a step to within its rounding error may fall to either side; one that does not may not."""
+    x = torch.full((2, 10), 0.1)
+    x[1] = 0.125
+    prepared, _ = right(lambda x: torch.floor(x.sum(-1)), x)
+    _, (bound,) = claims(prepared)
+    assert isinstance(bound, Float)
+    assert (bound.lo.tolist(), bound.hi.tolist()) == ([0.0, 1.0], [1.0, 1.0])
+
+
+def test_bounds_are_tight() -> None:
+    """Some units in the last place for a chain of float32, no more than one for a result of 16 bits."""
+    for dtype, most in ((torch.float32, 2.0**-19), (torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10), (torch.float64, 2.0**-47)):
+        x = randn(4, 64, dtype=dtype)
+        prepared, (got,) = right(lambda x: torch.tanh(x) * 0.5 + 2, x)
+        _, (bound,) = claims(prepared)
+        assert isinstance(bound, Float)
+        assert ((bound.hi - bound.lo) / got.double().abs()).max().item() < most

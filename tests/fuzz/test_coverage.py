@@ -1,0 +1,99 @@
+"""What is drawn covers the language: operations, dtypes, kinds of kernels, layouts, sizes."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import pytest
+
+import fusegen as fg
+from fusegen.dtypes import DType
+from fusegen.errors import FusegenError
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse import GroupKind
+from tests.fuzz.batch import drawn
+from tests.fuzz.program import Input, Program
+
+SEEDS, PER_SEED = 10, 100
+KINDS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
+"""Kinds of groups that a target has: products and attention are the library's on the CPU."""
+
+
+@lru_cache(maxsize=1)
+def sample() -> tuple[Program, ...]:
+    """Programs of a fixed seed."""
+    return tuple(program for seed in range(SEEDS) for program in drawn(9000 + seed, PER_SEED))
+
+
+def lowered(program: Program, target: str) -> fg.Lowered | None:
+    """The program's stages for a target; None where it is refused, or left to torch since an input is empty."""
+    if any(0 in each.shape for each in program.inputs):
+        return None
+    function, args = program.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return fg.kernel(function).lower(*args, target=target)
+        except FusegenError:
+            return None
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_every_operation_and_kind_of_kernel_is_drawn(target: str) -> None:
+    seen_ops: set[Op] = set()
+    seen_kinds: set[GroupKind] = set()
+    seen_dtypes: set[DType] = set()
+    refused = 0
+    for program in sample():
+        low = lowered(program, target)
+        refused += low is None
+        if low is not None:
+            seen_ops |= {node.op for node in low.traced.nodes}
+            seen_dtypes |= {low.traced.nodes[o].dtype for o in low.traced.outputs}
+            seen_kinds |= {group.kind for group in low.groups}
+    assert {op.row.name for op in set(Op) - seen_ops} == set(), "operations that no program has"
+    assert set(DType) - seen_dtypes == set(), "dtypes that no result has"
+    assert {kind.value for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
+    assert refused < len(sample()) // 10, "programs are refused"
+
+
+def test_every_layout_and_size_is_drawn() -> None:
+    missing = {
+        "contiguous", "permuted", "stepped", "repeated", "offset", "unaligned", "same tensor", "overlapping", "hidden", "scalar",
+        "several results", "size 0", "size 1", "odd size", "multiple of 8", "long row", *(d.torch for d in DType),
+    }  # fmt: skip
+    for program in sample():
+        missing -= _features(program)
+    assert missing == set()
+
+
+def _features(program: Program) -> set[object]:
+    found: set[object] = {getattr(__import__("torch"), s.dtype) for s in program.storages}
+    for number, each in enumerate(program.inputs):
+        found |= _layout(each)
+        others = [other for other in program.inputs[:number] if other.storage == each.storage]
+        found |= {"same tensor" if other == each else "overlapping" for other in others}
+        found |= {"hidden"} if each.hidden else set()
+        found |= {"unaligned"} if each.offset % 2 else set()
+        for size in each.shape:
+            found |= {f"size {size}", "odd size" if size % 2 else "even size"}
+            found |= {"multiple of 8"} if size and size % 8 == 0 else set()
+            found |= {"long row"} if size >= 1000 else set()
+    found |= {"scalar"} if program.scalars else set()
+    return found | ({"several results"} if len(program.results) > 1 else set())
+
+
+def _layout(each: Input) -> set[object]:
+    long = [(stride, size) for stride, size in zip(each.strides, each.shape, strict=True) if size > 1]
+    strides = [stride for stride, _ in long]
+    found: set[object] = {"offset"} if each.offset else set()
+    found |= {"repeated"} if 0 in strides else set()
+    found |= {"permuted"} if strides != sorted(strides, reverse=True) else set()
+    found |= {"stepped"} if strides and min(strides) > 1 else set()
+    expected = 1
+    for stride, size in reversed(long):
+        if stride != expected:
+            return found
+        expected *= size
+    return found | {"contiguous"}
