@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,9 +74,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.de
     if device.type == "cpu" and _is_large(case):
         return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
     try:
-        arguments = materialize(case, device)
-        yardstick = _Yardstick(spec, case, arguments, prepared[0], device)
-        _wait(device)
+        arguments, yardstick = _measured(spec, case, prepared[0], device)
     except torch.OutOfMemoryError:
         total = torch.cuda.get_device_properties(device).total_memory
         return tuple(Outcome(skipped=f"torch needs more memory than the device's {total >> 30} GiB") for _ in prepared)
@@ -97,6 +96,22 @@ def _wait(device: torch.device) -> None:
     """What a kernel does wrong comes to light here, not in the next case."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _measured(spec: Spec, case: Case, lowered: Prepared, device: torch.device) -> tuple[Arguments, _Yardstick]:
+    """The arguments, and what torch makes of them; tried again without what earlier cases left in memory."""
+
+    def measured() -> tuple[Arguments, _Yardstick]:
+        arguments = materialize(case, device)
+        return arguments, _Yardstick(spec, case, arguments, lowered, device)
+
+    try:
+        return measured()
+    except torch.OutOfMemoryError:
+        pass  # its traceback holds tensors: they are free only behind this block
+    gc.collect()
+    torch.cuda.empty_cache()
+    return measured()
 
 
 def _is_large(case: Case) -> bool:

@@ -1,7 +1,7 @@
 """The guides are followed: what they say to add is added to a copy of the package, and then what they promise works.
 
-A block after ``<!-- into FILE before: TEXT -->`` (or ``after:``) goes beside the one line of the file that begins with the text. A block
-after ``<!-- then runs -->`` is run once everything is added, and so is every line of a block of shell commands.
+A block after ``<!-- into FILE before: TEXT -->`` (or ``after:``) goes beside the one line of the file that begins with the
+text. A block after ``<!-- then runs -->`` is run once everything is added, and so is every line of a block of shell commands.
 """
 
 from __future__ import annotations
