@@ -236,3 +236,15 @@ def test_what_only_looks_like_attention_is_not() -> None:
     assert kinds(plain) == [GroupKind.ATTENTION]
     for function in (other_peak, other_mass, least, other_axis, two_products):
         assert GroupKind.ATTENTION not in kinds(function), function.__name__
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float64])
+def test_a_result_of_another_kind_is_no_epilogue(dtype: torch.dtype) -> None:
+    """The skeleton packs two results into a word of two halves or two floats."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (plain(q, k, v) > 0).to(dtype)
+
+    low = lowered(attend, *qkv(64))
+    assert GroupKind.POINTWISE in {group.kind for group in low.groups}
+    assert all(low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is GroupKind.ATTENTION for p in group.outputs)

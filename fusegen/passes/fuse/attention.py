@@ -71,6 +71,8 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
         return "the scores are not of the product's shape"
     if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or scores.dtype is not values.dtype:
         return f"operands are {values.dtype}, not 16-bit floats"
+    if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
+        return f"the result is {graph.nodes[root].dtype}"
     operands = attention_operands(graph, recurrence)
     if operands is None:
         return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
