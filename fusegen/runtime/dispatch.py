@@ -353,7 +353,7 @@ def target_of(device: torch.device) -> Target:
         ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
     """
     if device.type == "cpu":
-        return targets.target("sm_90a") if settings().emulate else targets.CPU
+        return _emulated() if settings().emulate else targets.CPU
     if device.type == "cuda" and torch.version.hip is None:
         return targets.from_capability(*_capability(device))
     raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
@@ -375,3 +375,8 @@ def _cuda_backend(architecture: str, device: torch.device) -> CudaBackend:
 @lru_cache(maxsize=64)
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
+
+
+def _emulated() -> Target:
+    """The machine that the emulator plays: Hopper, with its tensor cores and its copy engine."""
+    return targets.target("sm_90a")

@@ -247,4 +247,6 @@ def test_a_result_of_another_kind_is_no_epilogue(dtype: torch.dtype) -> None:
 
     low = lowered(attend, *qkv(64))
     assert GroupKind.POINTWISE in {group.kind for group in low.groups}
-    assert all(low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is GroupKind.ATTENTION for p in group.outputs)
+    assert all(
+        low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is GroupKind.ATTENTION for p in group.outputs
+    )
