@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 PER_BATCH = 100
+EMULATED, PER_EMULATED = 120, 20
+"""Programs in the emulator, at least; they are a tenth of all. And those of a batch."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -13,6 +15,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = int(metafunc.config.getoption("--programs"))
         sizes = [min(PER_BATCH, count - start) for start in range(0, count, PER_BATCH)]
         metafunc.parametrize("batch", list(enumerate(sizes)), ids=[f"batch{n}" for n in range(len(sizes))])
+    if "emulated" in metafunc.fixturenames:
+        count = max(EMULATED, int(metafunc.config.getoption("--programs")) // 10)
+        metafunc.parametrize("emulated", [(n, PER_EMULATED) for n in range(-(-count // PER_EMULATED))], ids=str)
 
 
 @pytest.fixture

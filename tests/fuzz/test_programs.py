@@ -13,8 +13,6 @@ from fusegen.runtime import dispatch
 from fusegen.settings import settings
 from tests.fuzz.batch import QUICK, Judge, judge_all
 
-EMULATED = 20  # a batch
-
 
 def test_programs(batch: tuple[int, int], first_seed: int, on_device: str) -> None:
     """Programs of all sizes, on the CPU target or on a GPU."""
@@ -24,10 +22,12 @@ def test_programs(batch: tuple[int, int], first_seed: int, on_device: str) -> No
     assert len(judge.refused) <= 5 + count // 10, f"many programs are refused: {sorted({e.what for e in judge.refused})}"
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_tiny_programs_in_the_emulator(number: int, first_seed: int, on_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_programs_in_the_emulator(
+    emulated: tuple[int, int], first_seed: int, on_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The text for a GPU, run on the CPU with every access checked."""
     if on_device != "cpu":
         pytest.skip("hardware runs the programs")
     monkeypatch.setattr(dispatch, "settings", lambda: replace(settings(), emulate=True))
-    judge_all(Judge(emulated=True), first_seed + 500_000 + number, EMULATED, tiny=True)
+    number, count = emulated
+    judge_all(Judge(emulated=True), first_seed + 500_000 + number, count, tiny=True)
