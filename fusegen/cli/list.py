@@ -67,9 +67,7 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
         print_document(terminal, "list", specs=[_plain(line) for line in lines])
         return 0
     terminal.table(_COLUMNS, [_row(line) for line in lines])
-    open_ = [
-        line.spec.name for line in lines if any(s is not Status.VERIFIED for each in line.verified.values() for s in each.values())
-    ]
+    open_ = [line.spec.name for line in lines if not line.is_verified]
     if open_:
         names = "" if len(open_) == len(lines) else f" {' '.join(open_)}"
         terminal.line(f"not verified on hardware as they are emitted now: {COMMAND}{names}, on a machine with a GPU", "yellow")

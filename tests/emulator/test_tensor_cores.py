@@ -13,8 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import EmulationError
+from fusegen.ir.formula import formula
+from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import Timing
 from fusegen.schedule.heuristics.attention import _PLANS
+from fusegen.schedule.program import TensorMapSpec
+from fusegen.settings import settings
 from tests.emulator.tensor_cores import EVERY_TIMING, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -195,3 +200,23 @@ def test_heads_that_are_merged_and_gated_on_the_way_out() -> None:
 
 def test_a_float32_result_of_attention() -> None:
     check(lambda q, k, v: plain(q, k, v).to(F32 if q.dtype is BF16 else q.dtype), *qkv(70, 90), unit=UNIT[BF16])
+
+
+def test_a_user_emulates_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    settings.cache_clear()
+    try:
+        x, w = randn(70, 64), randn(72, 64)
+        kernel = fg.kernel(lambda x, w: torch.relu(x @ w.T))
+        torch.testing.assert_close(kernel(x, w), torch.relu(x @ w.T), rtol=2e-2, atol=2e-2)
+        assert [group.kind.value for group in kernel.lower(x, w).groups] == ["product with epilogue"]
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+
+
+def test_a_map_that_the_driver_would_refuse() -> None:
+    """An address between two units of 16 bytes."""
+    spec = TensorMapSpec(0, (formula(8), formula(64)), (formula(64), formula(1)), formula(1), (8, 64))
+    with pytest.raises(EmulationError, match="no tensor map: shape"):
+        encode(spec, randn(9, 64), {})

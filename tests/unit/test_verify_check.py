@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,3 +157,24 @@ def test_mistakes_are_said_in_a_line(words: list[str], capsys: pytest.CaptureFix
 
 def test_every_spec_takes_part() -> None:
     assert all(cases(spec, dtype) for spec in SPECS.values() for dtype in spec.dtypes)
+
+
+@pytest.mark.parametrize("full", [1, 9], ids=["until-it-is-emptied", "for-good"])
+def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier cases left behind must not cost a case; one that does not fit at all is skipped, not passed."""
+    calls = []
+
+    def once_full(*arguments: Any) -> Arguments:
+        calls.append(None)
+        if len(calls) <= full:
+            raise torch.OutOfMemoryError("no memory")
+        return materialize(*arguments)
+
+    monkeypatch.setattr("fusegen.verify.check.materialize", once_full)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=139 << 30))
+    spec = Spec("shifted", shifted, "elementwise", _example)
+    case = cases(spec, DType.FLOAT32)[0]
+    (outcome,) = check(spec, case, (prepare(spec, case, CPU),), HOST)
+    assert len(calls) == 2
+    assert outcome.passed is (full == 1)
+    assert ("139 GiB" in outcome.skipped) is (full == 9)
