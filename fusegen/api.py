@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 
@@ -20,7 +21,9 @@ from fusegen.source import Source
 from fusegen.target import Backend, Target
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class Kernel(Generic[P, R]):
@@ -59,11 +62,54 @@ class Kernel(Generic[P, R]):
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
-        variant = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
-        return Lowered(variant, self._dispatcher.sizes(variant, values))
+        variant, hidden = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
+        return Lowered(variant, self._dispatcher.sizes(variant, values, hidden))
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...
+    @overload
+    def __get__(self: Kernel[Concatenate[S, Q], R], instance: S, owner: type) -> Method[Q, R]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """In a class, a kernel is a method: its first argument is the object, whose attributes the kernel reads."""
+        return self if instance is None else Method(self, instance)
 
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.function.__name__}>"
+
+
+class Method(Generic[Q, R]):
+    """A kernel of an object's class, bound to the object.
+
+    Args:
+        kernel: the kernel.
+        instance: its first argument.
+    """
+
+    def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
+        self.__func__, self.__self__ = kernel, instance
+        self.__name__, self.__doc__ = kernel.function.__name__, kernel.__doc__
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
+        """Runs the kernel, as `Kernel` does."""
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
+        """What a call would run, as `Kernel.lower` shows it."""
+        return self.__func__.lower(self.__self__, *args, target=target, **kwargs)
+
+    @property
+    def function(self) -> Callable[..., R]:
+        """The user's function, bound to the object."""
+        return types.MethodType(self.__func__.function, self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Method) and self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"<fusegen kernel {self.__name__} of {self.__self__!r}>"
 
 
 def kernel(function: Callable[P, R]) -> Kernel[P, R]:

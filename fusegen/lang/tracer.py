@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import sympy
@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError
+from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.formula import formula, relation_text
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
 from fusegen.ir.infer import MismatchError
@@ -23,7 +23,19 @@ from fusegen.lang import registry
 from fusegen.lang.places import here, location, raised_at, returned_at
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
-HiddenSpec: TypeAlias = Callable[[torch.Tensor], InputSpec]
+
+class Outside(Protocol):
+    """What is around a function: the tensors that it closes over."""
+
+    def input_of(self, tensor: torch.Tensor) -> InputSpec:
+        """A closed-over tensor as an input.
+
+        Raises:
+            TraceError: it cannot be found again in a later call.
+        """
+
+    def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Takes note of what torch answered about closed-over tensors while tracing: their sizes, or values."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Trace:
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
-    hidden: tuple[tuple[str, torch.Tensor], ...]
+    hidden: tuple[torch.Tensor, ...]
     returns_tuple: bool
 
 
@@ -51,16 +63,16 @@ class Tracer:
         name: the function's name.
         hints: example values of the symbolic sizes, by name; may be incomplete.
         device: what ``x.device`` answers.
-        hidden_spec: describes a closed-over tensor as an input.
+        outside: describes closed-over tensors.
     """
 
-    def __init__(self, name: str, hints: Mapping[str, int], device: torch.device, hidden_spec: HiddenSpec) -> None:
+    def __init__(self, name: str, hints: Mapping[str, int], device: torch.device, outside: Outside) -> None:
         self.builder = GraphBuilder(name)
         self.hints = dict(hints)
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
-        self._hidden_spec = hidden_spec
+        self.outside = outside
 
     # Values.
 
@@ -93,7 +105,7 @@ class Tracer:
 
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self.hidden:
-            spec = self._hidden_spec(tensor)
+            spec = self.outside.input_of(tensor)
             self.hidden[id(tensor)] = (tensor, TracedTensor(self, self.builder.input(spec)))
         return self.hidden[id(tensor)][1]
 
@@ -232,7 +244,20 @@ class _Mode(TorchFunctionMode):
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
             lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
             return registry.call(twin, lifted, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _DRAWING:
+            what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
+            raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
+        result = func(*args, **(kwargs or {}))
+        self.tracer.outside.observe(func, args, kwargs or {}, result)
+        return result
+
+
+_DRAWING = frozenset(
+    {
+        "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
+        "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
+    }
+)  # fmt: skip
 
 
 class _Running(threading.local):
@@ -281,7 +306,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     outputs = [_output(tracer, value, function)._position for value in results]
     graph = tracer.builder.build(outputs)
-    hidden = tuple((str(value._node.attr("name")), tensor) for tensor, value in tracer.hidden.values())
+    hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
     return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)))
 
 

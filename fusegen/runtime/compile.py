@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from fusegen.dtypes import DType
 from fusegen.emit import emit
-from fusegen.errors import UnsupportedError
+from fusegen.errors import GradientError, TraceError, UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.lang import functions
+from fusegen.lang.places import here
 from fusegen.lang.tracer import Trace, Tracer, trace
 from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
-from fusegen.runtime.signature import Sizes
+from fusegen.runtime.signature import Sizes, hidden_spec
 from fusegen.schedule.lower import lower
 from fusegen.schedule.program import Program
 from fusegen.source import Source
+from fusegen.state import Recorder, State
 from fusegen.target import Target
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
@@ -68,7 +70,7 @@ class Variant:
         program: the steps of a call.
         sources: the text of each launch.
         guards: relations of sizes that must hold, as text.
-        hidden: tensors that the function closes over.
+        state: what else the function read, tensors that it closes over among it.
         returns_tuple: whether the function returns several results.
     """
 
@@ -79,49 +81,98 @@ class Variant:
     program: Program
     sources: tuple[Source, ...]
     guards: tuple[str, ...]
-    hidden: tuple[tuple[str, torch.Tensor], ...]
+    state: State
     returns_tuple: bool
 
 
-def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Variant:
+Hidden: TypeAlias = tuple[torch.Tensor, ...]
+"""The tensors that a function closes over, in the order of a variant's ``state.names``."""
+
+
+def compile_variant(request: Request, parameters: Sequence[str]) -> tuple[Variant, Hidden]:
     """Traces, fuses, schedules and emits.
 
     Args:
         request: what to compile.
-        hidden_spec: describes a closed-over tensor.
         parameters: names of the function's parameters, in order.
 
+    Returns:
+        The variant, and what the function closed over when it was traced.
+
     Raises:
+        GradientError: a tensor that the function closes over requires a gradient.
         TraceError: the function does something that no kernel can do.
         UnsupportedError: a chain of operations is too long.
         NeedsLiteral: a size must be literal.
     """
-    found = trace_function(request, hidden_spec, parameters)
+    found, state = trace_function(request, parameters)
     try:
-        return _compiled(request, found)
+        return _compiled(request, found, state), found.hidden
     except RecursionError:
         what = f"{request.name} has {len(found.graph.nodes)} values that depend on each other in too long a chain"
         raise UnsupportedError(what, mend="split it into several kernels; some 150 operations in a row fit one") from None
 
 
-def _compiled(request: Request, found: Trace) -> Variant:
-    """Everything after the trace."""
+def _compiled(request: Request, found: Trace, state: State) -> Variant:
+    """Everything after the trace; a variant does not keep alive what it was traced with."""
+    request = replace(request, statics=())
     graph = run_passes(found.graph)
     groups = fuse(graph, request.target)
     program = lower(graph, groups, request.target, wide=request.wide)
     sources = tuple(emit(launch, request.target) for launch in program.launches)
     guards = tuple(relation_text(g) for g in found.guards)
-    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple)
+    return Variant(request, found.graph, graph, groups, program, sources, guards, state, found.returns_tuple)
 
 
-def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
-    """Runs the function on traced values."""
-    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, hidden_spec)
+def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, State]:
+    """Runs the function on traced values, and watches what else it reads."""
+    given = {parameters.index(name): value for name, value in request.statics}
+    recorder = Recorder(request.function, given, frozenset(parameters))
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, _Outside(request.name, recorder))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     values: dict[str, object] = dict(request.statics)
     values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
     values |= {name: TracedTensor(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
-    return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+    with recorder:
+        found = trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+    return found, recorder.state()
+
+
+class _Outside:
+    """Tensors that a function closes over.
+
+    Args:
+        name: the kernel's.
+        recorder: knows where they are found again.
+    """
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name = name
+        self._recorder = recorder
+        self.observe = recorder.observe
+
+    def input_of(self, tensor: torch.Tensor) -> InputSpec:
+        """A closed-over tensor as an input."""
+        name = self._recorder.use(tensor)
+        if name is None:
+            raise TraceError(
+                "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
+                where=here(),
+                mend="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
+            )
+        with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
+            refuse_gradient(self._name, name, tensor)
+            return hidden_spec(name, tensor)
+
+
+def refuse_gradient(kernel: str, name: str, tensor: torch.Tensor) -> None:
+    """Refuses a closed-over tensor that requires a gradient.
+
+    Raises:
+        GradientError: naming it.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientError(f"{kernel} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
 
 
 def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:

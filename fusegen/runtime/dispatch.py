@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -16,20 +14,21 @@ from torch import Tensor
 from fusegen import target as targets
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.ir.graph import InputSpec
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
-from fusegen.lang.values import NeedsStatic, TracedTensor
-from fusegen.runtime import hidden
-from fusegen.runtime.compile import Request, Variant, compile_variant
+from fusegen.lang.values import NeedsStatic
+from fusegen.runtime.compile import Hidden, Request, Variant, compile_variant, refuse_gradient
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.signature import WIDE, History, has_memory, input_specs, span
+from fusegen.runtime.signature import WIDE, History, has_memory, hidden_spec, input_specs, span
 from fusegen.schedule.names import plain
 from fusegen.settings import settings
+from fusegen.state import contents, has_identity, is_plain
 from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
+_MOST_CANDIDATES = 8  # for one key, which differ in what the function read of Python's state
 _MANY_VARIANTS = 32  # from here on the user is told
+_MOST_VARIANTS = 64  # for one key; the oldest goes
 _LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
 _TOO_WIDE = "too wide"
 
@@ -38,17 +37,41 @@ Key: TypeAlias = tuple[object, ...]
 Values: TypeAlias = Sequence[Any]
 
 
-@dataclass(frozen=True)
+_NOTHING: Hidden = ()
+
+
 class _Bound:
-    """A program for exact shapes, and where its tensors come from in a call."""
+    """A program for exact shapes, where its tensors and scalars come from in a call, and for which state of Python it is good.
 
-    program: BoundProgram
-    fetch: tuple[Callable[[Values], Tensor], ...]
-    scalars: tuple[tuple[str, int], ...]
+    Args:
+        program: what runs.
+        variant: what it was made of.
+        hidden: the tensors that the function closes over.
+        places: positions of the parameters, by name.
+    """
 
-    def __call__(self, values: Values) -> Any:
-        scalars = {name: values[position] for name, position in self.scalars} if self.scalars else _NO_SCALARS
-        return self.program([fetch(values) for fetch in self.fetch], scalars)
+    def __init__(self, program: BoundProgram, variant: Variant, hidden: Hidden, places: Mapping[str, int]) -> None:
+        self._program = program
+        self._check = variant.state.check
+        self._parts = tuple(_part(tensor, True) for tensor in hidden)
+        given = len(places)
+        where = dict(places) | {name: given + n for n, name in enumerate(variant.state.names)}
+        self._order = tuple(where[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs)
+        self._scalars = tuple((plain_scalar(name), places[name]) for name, _ in variant.request.scalars)
+
+    def find(self, values: Values) -> Hidden | None:
+        """The tensors that the function closes over, as they are now; None where what it read has changed."""
+        if self._check is None:
+            return _NOTHING
+        found = self._check(values)
+        if found and any(_part(t, True) != part for t, part in zip(found, self._parts, strict=True)):
+            return None
+        return found
+
+    def __call__(self, values: Values, hidden: Hidden) -> Any:
+        scalars = {name: values[position] for name, position in self._scalars} if self._scalars else _NO_SCALARS
+        everything = (*values, *hidden) if hidden else values
+        return self._program([everything[place] for place in self._order], scalars)
 
 
 class Dispatcher:
@@ -64,11 +87,9 @@ class Dispatcher:
         self.name = name
         self.parameters = Parameters.of(function)
         self.history = History()
-        self.hidden: dict[str, hidden.Accessor] = {}
-        self._bound: dict[Key, _Bound] = {}
+        self._bound: dict[Key, list[_Bound]] = {}
         self._variants: dict[Key, list[Variant]] = {}
         self._lock = threading.RLock()
-        self._settings: tuple[hidden.Accessor, ...] = ()
         self._warned = False
 
     @cached_property
@@ -89,20 +110,19 @@ class Dispatcher:
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        is_plain = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
-        values = args if is_plain else self.parameters.bind(args, kwargs)
+        if is_tracing():
+            return self.function(*args, **kwargs)
+        is_simple = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
+        values = args if is_simple else self.parameters.bind(args, kwargs)
         try:
-            bound = self._bound.get(self._key(values))
-        except (
-            TypeError,
-            RuntimeError,
-        ):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
-            bound = None
-        if bound is None or is_tracing():
-            if is_tracing():
-                return self.function(*args, **kwargs)
-            return self._first_call(values, args, kwargs)
-        return bound(values)
+            candidates: Sequence[_Bound] = self._bound.get(self._key(values), ())
+        except (TypeError, RuntimeError):  # something cannot be hashed: an argument that no kernel takes, or only a trace can
+            candidates = ()
+        for bound in candidates:
+            hidden = bound.find(values)
+            if hidden is not None:
+                return bound(values, hidden)
+        return self._first_call(values, args, kwargs)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters, for a call that runs nothing.
@@ -120,9 +140,6 @@ class Dispatcher:
         """What the choice of a bound program depends on."""
         parts = [_part(value, static) for value, static in zip(values, self._static, strict=True)]
         parts.append(torch.get_default_dtype())  # what torch.ones(n) gives, and what an integer times 0.5
-        if self.hidden:
-            parts += [_part(_value(accessor), True) for accessor in tuple(self.hidden.values())]
-        parts += [hidden.setting(_value(accessor)) for accessor in self._settings]
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -131,11 +148,12 @@ class Dispatcher:
         if any(t.numel() == 0 for t in tensors):
             return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
-            bound = self._bind(values, _device(tensors))
+            bound, hidden = self._bind(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
-            self._bound[self._key(values)] = bound
-        return bound(values)
+            key = self._key(values)
+            self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
+        return bound(values, hidden)
 
     def _check(self, values: Values) -> None:
         """Refuses what no kernel can work on, naming the argument."""
@@ -163,36 +181,27 @@ class Dispatcher:
 
     # Variants.
 
-    def _bind(self, values: Values, device: torch.device) -> _Bound:
+    def _bind(self, values: Values, device: torch.device) -> tuple[_Bound, Hidden]:
         target, backend = backend_of(device)
-        variant = self.variant(values, target, device)
-        sizes = self.sizes(variant, values)
-        program = BoundProgram(variant, sizes, device, backend)
-        names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
+        variant, hidden = self.variant(values, target, device)
+        program = BoundProgram(variant, self.sizes(variant, values, hidden), device, backend)
         places = {name: position for position, name in enumerate(self.parameters.names)}
-        scalars = tuple((plain_scalar(name), places[name]) for name, _ in variant.request.scalars)
-        return _Bound(program, tuple(self._fetch(name, places) for name in names), scalars)
+        return _Bound(program, variant, hidden, places), hidden
 
-    def _fetch(self, name: str, places: Mapping[str, int]) -> Callable[[Values], Tensor]:
-        if name in places:
-            return operator.itemgetter(places[name])
-        accessor = self.hidden[name]
-        return lambda values: accessor()
-
-    def variant(self, values: Values, target: Target, device: torch.device) -> Variant:
-        """The variant for some arguments, compiled when there is none.
+    def variant(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
+        """The variant for some arguments, compiled when there is none, and the tensors that the function closes over.
 
         Args:
             values: all arguments, in the order of the parameters.
             target: the machine.
             device: what ``x.device`` answers.
         """
-        variant = self._variant(values, target, device, wide=False)
-        if not variant.request.wide and _is_wide(variant, self.sizes(variant, values)):
+        variant, hidden = self._variant(values, target, device, wide=False)
+        if not variant.request.wide and _is_wide(variant, self.sizes(variant, values, hidden)):
             return self._variant(values, target, device, wide=True)
-        return variant
+        return variant, hidden
 
-    def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> Variant:
+    def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
         with self._lock:
             while True:
@@ -210,39 +219,38 @@ class Dispatcher:
         self.__dict__.pop("_static", None)
         self._bound.clear()
 
-    def _match(self, request: Request, values: Values) -> Variant | None:
-        for variant in self._variants.get(self._variant_key(request), ()):
-            if not self._has_hidden(variant):
+    def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        for variant in self._variants.get(_variant_key(request), ()):
+            hidden = self._hidden(variant, values)
+            if hidden is None:
                 continue
-            sizes = self.sizes(variant, values)
+            sizes = self.sizes(variant, values, hidden)
             if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
-                return variant
+                return variant, hidden
         return None
 
-    def _variant_key(self, request: Request) -> Key:
-        """What a variant depends on, but for guards and tensors that the function closes over."""
-        settings = (hidden.setting(_value(accessor)) for accessor in self._settings)
-        return (*_variant_key(request), torch.get_default_dtype(), *settings)
+    def _hidden(self, variant: Variant, values: Values) -> Hidden | None:
+        """The tensors that the function closes over; None where they, or what else it read, are not as the variant knows them."""
+        check = variant.state.check
+        found = _NOTHING if check is None else check(values)
+        if found is None:
+            return None
+        specs = {spec.name: spec for spec in variant.traced.inputs}
+        for name, tensor in zip(variant.state.names, found, strict=True):
+            refuse_gradient(self.name, name, tensor)
+            if hidden_spec(name, tensor) != specs[name]:
+                return None
+        return found
 
-    def _has_hidden(self, variant: Variant) -> bool:
-        """Whether the tensors that the function closes over are still as the variant knows them."""
-        specs = [spec for spec in variant.traced.inputs if spec.hidden]
-        found = [_value(self.hidden[spec.name]) for spec in specs]
-        if not all(isinstance(t, Tensor) for t in found):
-            return False
-        for spec, tensor in zip(specs, found, strict=True):
-            self._refuse_gradient(spec.name, tensor)
-        return all(_hidden_spec(s.name, t) == s for s, t in zip(specs, found, strict=True))
-
-    def _compile(self, request: Request) -> Variant:
-        variant = compile_variant(request, self._hidden_spec, self.parameters.names)
-        self._settings = hidden.settings_of(self.function) + hidden.aliases(self.function, (t for _, t in variant.hidden))
-        self._variants.setdefault(self._variant_key(request), []).append(variant)
+    def _compile(self, request: Request) -> tuple[Variant, Hidden]:
+        variant, hidden = compile_variant(request, self.parameters.names)
+        key = _variant_key(request)
+        self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]
         count = sum(map(len, self._variants.values()))
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
-        return variant
+        return variant, hidden
 
     def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
         named = dict(zip(self.parameters.names, values, strict=True))
@@ -254,38 +262,13 @@ class Dispatcher:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
 
-    def _hidden_spec(self, tensor: Tensor) -> InputSpec:
-        name, accessor = hidden.find(self.function, tensor)
-        name = f"{name}_" if name in self.parameters.names else name
-        self._refuse_gradient(name, tensor)
-        self.hidden[name] = accessor
-        return _hidden_spec(name, tensor)
-
-    def _refuse_gradient(self, name: str, tensor: Tensor) -> None:
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise GradientError(f"{self.name} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
-
-    def sizes(self, variant: Variant, values: Values) -> dict[str, int]:
+    def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
-        named = dict(zip(self.parameters.names, values, strict=True))
+        named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
         sizes = {size: named[parameter].shape[dim] for size, (parameter, dim) in variant.request.sizes.sources}
         for spec in variant.graph.inputs:
-            tensor = self.hidden[spec.name]() if spec.hidden else named[spec.name]
-            sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(tensor.stride())}
+            sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(named[spec.name].stride())}
         return sizes
-
-
-def _value(accessor: hidden.Accessor) -> Any:
-    """A variable's value; None where it is gone."""
-    try:
-        return accessor()
-    except (ValueError, KeyError, AttributeError):
-        return None
-
-
-def _hidden_spec(name: str, tensor: Tensor) -> InputSpec:
-    (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
-    return spec
 
 
 def _part(value: Any, is_static: bool) -> object:
@@ -294,7 +277,12 @@ def _part(value: Any, is_static: bool) -> object:
         return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
     if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
         return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
-    return None if isinstance(value, TracedTensor) else (type(value), value)
+    return static_part(value)
+
+
+def static_part(value: object) -> object:
+    """What an argument that selects code contributes to keys: itself, or for an object its identity, which `State` looks after."""
+    return id(value) if not is_plain(value) and has_identity(value) else (type(value), value)
 
 
 def _is_scalar(value: object) -> bool:
@@ -314,6 +302,8 @@ def _check_plain(kernel: str, name: str, value: object) -> None:
     try:
         hash(value)
     except TypeError:
+        if contents(value) is None and has_identity(value):
+            return
         raise ArgumentError(
             f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
             mend="pass tensors one by one, and settings as numbers, strings or tuples",
@@ -326,8 +316,9 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
-    statics = tuple((name, type(value), value) for name, value in request.statics)  # 1, 1.0 and True are equal, but not the same
-    return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide)
+    statics = tuple((name, static_part(value)) for name, value in request.statics)
+    default = torch.get_default_dtype()
+    return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide, default)
 
 
 def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:

@@ -84,6 +84,12 @@ def input_specs(
     return specs, builder.sizes()
 
 
+def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
+    """What the compiler is told of a tensor that a function closes over."""
+    (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
+    return spec
+
+
 class _Sizes:
     """Gives dims their symbols."""
 

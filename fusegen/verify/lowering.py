@@ -86,10 +86,10 @@ class Prepared:
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
-        return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)
+        return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)[0]
 
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
-        sizes = self.dispatcher.sizes(variant, self.dispatcher.bind((), arguments))
+        sizes = self.dispatcher.sizes(variant, self.dispatcher.bind((), arguments), ())
         _, backend = backend_of(device)
         program = BoundProgram(variant, sizes, device, backend)
         return program([arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], {})
@@ -103,7 +103,7 @@ def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
-            variant = dispatcher.variant(dispatcher.bind((), stand_ins(arguments)), target, shown)
+            variant, _ = dispatcher.variant(dispatcher.bind((), stand_ins(arguments)), target, shown)
     return Prepared(case, target, dispatcher, variant)
 
 

@@ -69,7 +69,7 @@ class Runner:
         self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 
     def _trace(self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic) -> Graph:
-        tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _no_hidden)
+        tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _Nothing())
         values = [self._input(tracer, name, x, symbolic.get(name, [None] * x.dim())) for name, x in inputs.items()]
         tracer.hints.update(self.sizes)
         values += [TracedTensor(tracer, tracer.builder.scalar(name, DType.FLOAT64)) for name in self.scalars]
@@ -111,8 +111,14 @@ class Runner:
         return base.as_strided(shape, strides, base.storage_offset() + operand.offset(self.sizes))
 
 
-def _no_hidden(tensor: Tensor) -> NoReturn:
-    raise NotImplementedError("these tests close over no tensors")
+class _Nothing:
+    """Around these functions there are no tensors."""
+
+    def input_of(self, tensor: Tensor) -> NoReturn:
+        raise NotImplementedError("these tests close over no tensors")
+
+    def observe(self, *asked: object) -> None:
+        """Nothing is asked of closed-over tensors."""
 
 
 def run_program(

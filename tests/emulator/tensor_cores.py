@@ -22,9 +22,9 @@ def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timi
     kernel = fg.kernel(function)
     machine = replace(targets.target("sm_90a"), processors=processors)
     values = kernel._dispatcher.bind(arguments, {})
-    variant = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
+    variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
     assert len(variant.program.launches) == len(variant.program.steps)
-    program = BoundProgram(variant, kernel._dispatcher.sizes(variant, values), torch.device("cpu"), EmulatorBackend(timing))
+    program = BoundProgram(variant, kernel._dispatcher.sizes(variant, values, hidden), torch.device("cpu"), EmulatorBackend(timing))
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
     torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN

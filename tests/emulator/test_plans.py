@@ -44,7 +44,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SMALL) -> RowPlan:
     kernel = fg.kernel(function)
-    variant = kernel._dispatcher.variant(list(arguments), machine, torch.device("cpu"))
+    variant, _ = kernel._dispatcher.variant(list(arguments), machine, torch.device("cpu"))
     body = variant.program.launches[0].kernel.body
     assert isinstance(body, RowBody)
     return body.plan

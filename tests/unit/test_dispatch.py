@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,10 +209,10 @@ def test_modules() -> None:
 
 
 def test_a_tensor_that_cannot_be_found_again_is_refused() -> None:
-    tensors = [randn(8)]
+    keep = weakref.WeakValueDictionary({"w": X})
     with pytest.raises(TraceError, match="neither a parameter nor") as caught:
-        fg.kernel(lambda x: x * tensors[0])(X)
-    assert "tensors[0]" in (caught.value.where or "")
+        fg.kernel(lambda x: x * keep["w"].clone().T.contiguous().resolve_conj().new_tensor([1.0]))(X)
+    assert "keep[" in (caught.value.where or "")
 
 
 # Kernels that call kernels.

@@ -33,7 +33,7 @@ PACKAGE = "fusegen"
 ORDER = (
     ("errors", "units"),
     ("dtypes", "settings", "target"),
-    ("source",),
+    ("source", "state"),
     ("ir",),
     ("lang", "passes"),
     ("schedule",),

@@ -1,0 +1,13 @@
+"""Python state that a function reads: what is seen of it while the function is traced, and whether it is still so in a later call.
+
+A `Recorder` watches one run of a function and notes every read of a variable, an attribute or a container as a `Read`. The
+`State` that it leaves behind is one generated function, which a call asks whether all of them would read the same again.
+"""
+
+from fusegen.state.check import State, has_identity
+from fusegen.state.content import contents
+from fusegen.state.plain import is_plain, same
+from fusegen.state.recorder import Recorder
+from fusegen.state.slots import Slot
+
+__all__ = ["Recorder", "Slot", "State", "contents", "has_identity", "is_plain", "same"]

@@ -1,0 +1,239 @@
+"""Whether what a function read while it was traced still reads the same: one generated function, as cheap as can be."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from fusegen.state.content import contents, matcher
+from fusegen.state.plain import is_plain, same
+from fusegen.state.slots import Kind, Read, Slot
+
+Found: TypeAlias = tuple[torch.Tensor, ...]
+_GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
+_LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
+"""What is held as it is; all else by a weak reference."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """A tensor that is an input of the kernel.
+
+    Attributes:
+        name: the input's.
+        slots: the places that hold it; when they part, the kernel is another one.
+    """
+
+    name: str
+    slots: Sequence[Slot]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that was asked of a tensor while tracing, and that a later call asks again.
+
+    Attributes:
+        slot: where the tensor is.
+        holds: whether the answer is still the same.
+    """
+
+    slot: Slot
+    holds: Callable[[torch.Tensor], bool]
+
+    @classmethod
+    def of(
+        cls,
+        slot: Slot,
+        tensor: torch.Tensor,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> Question:
+        """A question and its answer; where the answer is no plain value, the tensor must hold what it holds now."""
+        others = [a for a in (*args, *kwargs.values()) if a is not tensor]
+        inner = contents(result)
+        if all(map(is_plain, others)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
+            answers = matcher(result)
+            return cls(slot, lambda t: answers(function(*(t if a is tensor else a for a in args), **kwargs)))
+        kept = tensor.detach().clone()
+        return cls(slot, lambda t: _same_bits(t, kept))
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.detach().contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+class State:
+    """What a run of a function read.
+
+    Args:
+        function: the function.
+        arguments: by position, what it was given besides tensors and numbers.
+        reads: in their order.
+        questions: asked of tensors.
+        used: tensors that are inputs of the kernel.
+
+    Attributes:
+        names: of the inputs that the function closes over.
+        check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
+            changed; None in its place for a kernel whose function reads nothing.
+        text: of that function.
+    """
+
+    check: Callable[[Sequence[Any]], Found | None] | None
+
+    def __init__(
+        self,
+        function: object,
+        arguments: Mapping[int, object],
+        reads: Sequence[Read],
+        questions: Sequence[Question],
+        used: Sequence[Used],
+    ) -> None:
+        self.names = tuple(each.name for each in used)
+        writer = _Writer(function, arguments, reads)
+        for position, value in arguments.items():
+            writer.argument(position, value)
+        for read in reads:
+            writer.read(read)
+        for question in questions:
+            writer.question(question)
+        writer.tensors(used)
+        self.check = writer.function() if writer.lines else None
+        self.text = writer.text
+
+
+class _Writer:
+    """Writes the function: a line a read, which returns None where it reads something else."""
+
+    def __init__(self, function: object, arguments: Mapping[int, object], reads: Sequence[Read]) -> None:
+        self.lines: list[str] = []
+        self._function = function
+        self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
+        self._locals: dict[int, str] = {}
+        self._kept: list[object] = []  # as long as ids are compared
+        self._given: set[int] = set()
+        self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
+        self._result = "()"
+
+    @property
+    def text(self) -> str:
+        """The function's source."""
+        body = "\n".join(f"        {line}" for line in (*self.lines, f"return {self._result}"))
+        return f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
+
+    def function(self) -> Callable[[Sequence[Any]], Found | None]:
+        """The function itself."""
+        exec(compile(self.text, "<what a kernel read>", "exec"), self._scope)
+        check: Callable[[Sequence[Any]], Found | None] = self._scope["check"]
+        return check
+
+    # What is checked.
+
+    def argument(self, position: int, value: object) -> None:
+        """An object that was given: the very same, or one that is equal by a rule of its own and reads the same."""
+        if is_plain(value) or contents(value) is not None:
+            return
+        if has_identity(value):
+            self._require(f"V[{position}] is {self._object(value)}")
+        else:
+            self._give(value, f"V[{position}]")
+
+    def read(self, read: Read) -> None:
+        """A place that holds a plain value, a container, a tensor, or the same object as before."""
+        place, value = self._place(read.slot), read.value
+        if value is None or value is True or value is False:
+            self._require(f"{place} is {value}")
+        elif is_plain(value):
+            kept = self._constant(value)
+            self._require(f"(v := {place}) is {kept} or same(v, {kept})")
+        elif isinstance(value, torch.Tensor):
+            self._require(f"type({place}) is {self._constant(type(value))}")
+        elif contents(value) is not None:
+            self._require(f"{self._constant(matcher(value))}({place})")
+        elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
+            self._give(value, place)
+        else:
+            self._require(f"{place} is {self._object(value)}")
+
+    def question(self, question: Question) -> None:
+        """Something that was asked of a tensor."""
+        self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
+
+    def tensors(self, used: Sequence[Used]) -> None:
+        """The inputs that are found again; places that held one tensor must still hold one."""
+        names = []
+        for number, each in enumerate(used):
+            first, *others = map(self._place, each.slots)
+            self.lines.append(f"t{number} = {first}")
+            for other in others:
+                self._require(f"{other} is t{number}")
+            names.append(f"t{number}")
+        self._result = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    # Expressions.
+
+    def _require(self, condition: str) -> None:
+        self.lines.append(f"if not ({condition}): return None")
+
+    def _place(self, slot: Slot) -> str:
+        return slot.text(self._object(slot.owner), self._constant(slot.key) if type(slot.key) not in (str, int) else "")
+
+    def _object(self, value: object) -> str:
+        """A name for an object; what may go away is held by a weak reference."""
+        if id(value) in self._locals:
+            return self._locals[id(value)]
+        if value is self._function or isinstance(value, _LASTING) or id(value) not in self._lasting:
+            return self._constant(value)
+        try:
+            reference = self._constant(weakref.ref(value))
+        except TypeError:
+            return self._constant(value)
+        name = self._local(value)
+        self.lines.append(f"{name} = {reference}()")
+        self._require(f"{name} is not None")
+        return name
+
+    def _give(self, value: object, place: str) -> None:
+        """A name for an object of an argument, whatever object that is in a call."""
+        kind = self._constant(type(value))
+        name = self._local(value)
+        self._given.add(id(value))
+        self.lines.append(f"{name} = {place}")
+        self._require(f"type({name}) is {kind}")
+
+    def _local(self, value: object) -> str:
+        self._kept.append(value)
+        return self._locals.setdefault(id(value), f"o{len(self._locals)}")
+
+    def _constant(self, value: object) -> str:
+        name = f"c{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+
+def has_identity(value: object) -> bool:
+    """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
+    kind = type(value)
+    return kind.__eq__ is object.__eq__ or kind.__hash__ is None
+
+
+def _lasting(values: Sequence[object]) -> frozenset[int]:
+    """Ids of objects that were there to be read, and of what containers among them hold; others were made by the function itself
+    and are held as they are."""
+    found: set[int] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if id(value) not in found and not is_plain(value):
+            found.add(id(value))
+            stack += contents(value) or ()
+    return frozenset(found)

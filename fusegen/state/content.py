@@ -1,0 +1,125 @@
+"""Containers: whether one holds what it held when a function read it, however deep.
+
+Plain elements are compared by value, objects by identity; objects are not kept alive. Tensors are compared by type alone: those
+that a kernel uses are its inputs, and found anew in each call.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Collection
+from operator import is_
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fusegen.state.plain import is_plain, same
+
+Matcher: TypeAlias = Callable[[Any], bool]
+
+_SEQUENCES = (list, tuple, collections.deque)
+_SETS = (set, frozenset)
+_BYTES = (bytearray, memoryview, array.array)
+_INSIDE: dict[type, Callable[[Any], Any]] = {
+    types.SimpleNamespace: vars,
+    types.MappingProxyType: dict,
+    threading.local: vars,
+    functools.partial: lambda part: (part.func, part.args, part.keywords),
+    contextvars.ContextVar: lambda variable: (variable.get(None),),
+    weakref.ref: lambda reference: (reference(),),
+}
+"""Objects of the interpreter's own types, whose reads cannot be watched: what they hold, as a container."""
+
+
+def contents(value: object) -> Collection[Any] | None:
+    """What a container holds, as a tuple; None for what is no container."""
+    if isinstance(value, dict):
+        return (*value.keys(), *value.values())
+    if isinstance(value, (*_SEQUENCES, *_SETS)):
+        return tuple(value)
+    if isinstance(value, (np.ndarray, *_BYTES)):
+        return ()
+    inside = _INSIDE.get(type(value))
+    return None if inside is None else (inside(value),)
+
+
+def matcher(value: object) -> Matcher:
+    """A function that says whether a value holds what this one holds now."""
+    return _Builder().of(value)
+
+
+class _Builder:
+    """Makes matchers; what holds itself is matched by identity where it comes again."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def of(self, value: Any) -> Matcher:
+        """The matcher of a value."""
+        if is_plain(value):
+            return lambda other: same(value, other)
+        if isinstance(value, torch.Tensor):
+            kind = type(value)
+            return lambda other: type(other) is kind
+        if contents(value) is None:
+            return _identical(value)
+        if id(value) in self._open:
+            return lambda other: other is value
+        self._open.add(id(value))
+        found = self._container(value)
+        self._open.discard(id(value))
+        return found
+
+    def _container(self, value: Any) -> Matcher:
+        kind = type(value)
+        if isinstance(value, np.ndarray):
+            return _bytes(kind, lambda a: (a.dtype, a.shape, a.tobytes()), value)
+        if isinstance(value, _BYTES):
+            return _bytes(kind, bytes, value)
+        if kind in _INSIDE:
+            inside, matches = _INSIDE[kind], self.of(_INSIDE[kind](value))
+            return lambda other: type(other) is kind and matches(inside(other))
+        if isinstance(value, _SETS):
+            return _set(kind, value)
+        if isinstance(value, dict):
+            keys, values = self._elements(tuple(value)), self._elements(tuple(value.values()))
+            return lambda other: type(other) is kind and keys(tuple(other)) and values(tuple(other.values()))
+        elements = self._elements(tuple(value))
+        return lambda other: type(other) is kind and elements(other)
+
+    def _elements(self, values: tuple[Any, ...]) -> Matcher:
+        """Of a sequence of any type: plain ones at the speed of C."""
+        count = len(values)
+        if all(map(is_plain, values)):
+            return lambda other: len(other) == count and (all(map(is_, other, values)) or all(map(same, values, other)))
+        parts = [self.of(value) for value in values]
+        return lambda other: len(other) == count and all(part(each) for part, each in zip(parts, other, strict=True))
+
+
+def _identical(value: object) -> Matcher:
+    try:
+        reference = weakref.ref(value)
+    except TypeError:
+        return lambda other: other is value
+    return lambda other: other is reference()
+
+
+def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:
+    wanted = of(value)
+    return lambda other: type(other) is kind and of(other) == wanted
+
+
+def _set(kind: type, value: Any) -> Matcher:
+    wanted = _typed(value)
+    return lambda other: type(other) is kind and _typed(other) == wanted
+
+
+def _typed(values: Any) -> set[tuple[type, Any]]:
+    return {(type(value), value) for value in values}

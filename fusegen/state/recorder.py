@@ -1,0 +1,162 @@
+"""One run of a function, watched: every variable, attribute and container that it reads is noted.
+
+What functions, modules and classes hold is found by the names that the code mentions, before it runs (`Reach`); what objects
+hold, by watching the reads themselves (`Watch`). What is read leads to more: each value that is seen is looked into in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
+from typing import Any, Self
+
+import torch
+
+from fusegen.state.check import Question, State, Used
+from fusegen.state.generators import Generators
+from fusegen.state.reach import Reach
+from fusegen.state.slots import Kind, Read, Slot
+from fusegen.state.watch import Watch
+
+
+class Recorder:
+    """Notes what a function reads while it is entered.
+
+    Args:
+        function: the function, or a bound method.
+        arguments: by position, what it is given besides tensors and numbers.
+        reserved: names that no tensor gets.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], reserved: frozenset[str]) -> None:
+        self._function, self._arguments, self._reserved = function, arguments, reserved
+        self._watch = Watch(self)
+        self._reach = Reach(self)
+        self._generators = Generators()
+        self._reads: dict[tuple[int, Kind, object], Read] = {}
+        self._tensors: dict[int, list[Slot]] = {}
+        self._questions: list[Question] = []
+        self._used: dict[int, Used] = {}
+        self._names: dict[int, str] = {}
+
+    def __enter__(self) -> Self:
+        self._watch.__enter__()
+        try:
+            self._reach.see(self._function, getattr(self._function, "__name__", "function"))
+            for position, value in self._arguments.items():
+                self._names[id(value)] = f"argument{position}"
+                self._reach.see(value, f"argument{position}")
+        except BaseException:
+            self._watch.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._watch.__exit__(kind, error, trace)
+        if error is None:
+            self._generators.require_untouched()
+
+    def state(self) -> State:
+        """What was read, once the function has run."""
+        reads, used = tuple(self._reads.values()), tuple(self._used.values())
+        return State(self._function, self._arguments, reads, self._questions, used)
+
+    # Tensors.
+
+    def use(self, tensor: torch.Tensor) -> str | None:
+        """Notes that a tensor is an input of the kernel: a name for it; None if no place is known where it is found again."""
+        slots = self._tensors.get(id(tensor))
+        if slots is None:
+            return None
+        if id(tensor) not in self._used:
+            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), slots)
+        return self._used[id(tensor)].name
+
+    def _unused(self, wanted: str) -> str:
+        taken = self._reserved | {used.name for used in self._used.values()}
+        return next(name for n in itertools.count(1) if (name := wanted if n == 1 else f"{wanted}_{n}") not in taken)
+
+    def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
+        for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and id(a) in self._tensors):
+            slot = self._tensors[id(tensor)][0]
+            self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+
+    # What `Reach` finds and `Watch` reports.
+
+    def note(self, slot: Slot, value: Any, name: str) -> None:
+        """Keeps a read, the first of its place, and looks behind the value."""
+        key = (id(slot.owner), slot.kind, slot.key)
+        if key in self._reads:
+            return
+        self._reads[key] = Read(slot, value)
+        self._names.setdefault(id(value), name)
+        if isinstance(value, torch.Tensor):
+            self._tensors.setdefault(id(value), []).append(slot)
+        self._reach.see(value, name)
+
+    def watch(self, cls: type) -> None:
+        """Has reads of a class's objects reported."""
+        self._watch.add(cls)
+
+    def watch_module(self, module: ModuleType) -> None:
+        """Has reads of a module's attributes reported."""
+        self._watch.add_module(module)
+
+    def generator(self, value: Any, name: str) -> None:
+        """Looks after a generator of random numbers."""
+        self._generators.add(value, name)
+
+    def attribute_wanted(self, owner: Any, name: str) -> None:
+        """Looks behind what runs when an attribute is read."""
+        found = _on_class(type(owner), name)
+        if _runs(found):
+            self._reach.see(found, name)
+
+    def attribute_read(self, owner: Any, name: str, value: Any) -> None:
+        """Keeps a read of an object's attribute."""
+        shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
+        found = _on_class(type(owner), name)
+        if _runs(found) and not isinstance(found, cached_property):  # which keeps what it gave
+            self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
+            self._reach.see(value, shown)
+        elif isinstance(value, MethodType) and value.__self__ is owner:
+            self.note(Slot(owner, Kind.METHOD, name), value.__func__, shown)
+        elif isinstance(value, (BuiltinFunctionType, MethodWrapperType)):
+            return  # a method of the interpreter's, which no one replaces
+        else:
+            self.note(_place(owner, name), value, shown)
+
+    def attribute_missed(self, owner: Any, name: str) -> None:
+        """Keeps that an attribute is not there."""
+        self.note(Slot(owner, Kind.HAS, name), False, name)
+
+
+def _place(owner: Any, name: str) -> Slot:
+    """Where an attribute lies: torch's modules keep some of theirs in dictionaries, which are faster to read."""
+    if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
+        kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
+        for kind, dictionary in kinds:
+            if name in owner.__dict__.get(dictionary, ()):
+                return Slot(owner, kind, name)
+    return Slot(owner, Kind.ATTRIBUTE, name)
+
+
+def _defined(cls: type, name: str, found: object) -> Slot:
+    """Where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
+    if getattr(cls, name, None) is found:
+        return Slot(cls, Kind.ATTRIBUTE, name)
+    return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
+
+
+def _on_class(cls: type, name: str) -> Any:
+    return next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
+
+
+def _runs(found: Any) -> bool:
+    """Whether what a class holds under a name is Python code that runs when it is read."""
+    if isinstance(found, (property, cached_property)):
+        return True
+    return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)
