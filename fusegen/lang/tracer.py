@@ -248,7 +248,8 @@ class _Mode(TorchFunctionMode):
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
-        self.tracer.outside.observe(func, args, kwargs or {}, result)
+        if not any(isinstance(a, TracedTensor) for a in (*args, *(kwargs or {}).values())):
+            self.tracer.outside.observe(func, args, kwargs or {}, result)
         return result
 
 

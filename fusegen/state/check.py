@@ -26,10 +26,12 @@ class Used:
 
     Attributes:
         name: the input's.
+        type: the tensor's, which may be one of its subclasses.
         slots: the places that hold it; when they part, the kernel is another one.
     """
 
     name: str
+    type: type
     slots: Sequence[Slot]
 
 
@@ -99,7 +101,7 @@ class State:
         used: Sequence[Used],
     ) -> None:
         self.names = tuple(each.name for each in used)
-        writer = _Writer(function, arguments, reads)
+        writer = _Writer(function, arguments, reads, {id(slot) for each in used for slot in each.slots})
         for position, value in arguments.items():
             writer.argument(position, value)
         for read in reads:
@@ -114,8 +116,9 @@ class State:
 class _Writer:
     """Writes the function: a line a read, which returns None where it reads something else."""
 
-    def __init__(self, function: object, arguments: Mapping[int, object], reads: Sequence[Read]) -> None:
+    def __init__(self, function: object, arguments: Mapping[int, object], reads: Sequence[Read], inputs: set[int]) -> None:
         self.lines: list[str] = []
+        self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
         self._locals: dict[int, str] = {}
@@ -156,7 +159,10 @@ class _Writer:
             kept = self._constant(value)
             self._require(f"(v := {place}) is {kept} or same(v, {kept})")
         elif isinstance(value, torch.Tensor):
-            self._require(f"type({place}) is {self._constant(type(value))}")
+            if id(read.slot) not in self._inputs:
+                self._require(f"type({place}) is {self._constant(type(value))}")
+        elif type(value) in (dict, list, set) and not value:
+            self._require(f"type(v := {place}) is {type(value).__name__} and not v")
         elif contents(value) is not None:
             self._require(f"{self._constant(matcher(value))}({place})")
         elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
@@ -174,6 +180,7 @@ class _Writer:
         for number, each in enumerate(used):
             first, *others = map(self._place, each.slots)
             self.lines.append(f"t{number} = {first}")
+            self._require(f"type(t{number}) is {self._constant(each.type)}")
             for other in others:
                 self._require(f"{other} is t{number}")
             names.append(f"t{number}")
@@ -198,8 +205,7 @@ class _Writer:
         except TypeError:
             return self._constant(value)
         name = self._local(value)
-        self.lines.append(f"{name} = {reference}()")
-        self._require(f"{name} is not None")
+        self.lines.append(f"if ({name} := {reference}()) is None: return None")
         return name
 
     def _give(self, value: object, place: str) -> None:

@@ -71,7 +71,7 @@ class Recorder:
         if slots is None:
             return None
         if id(tensor) not in self._used:
-            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), slots)
+            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), type(tensor), slots)
         return self._used[id(tensor)].name
 
     def _unused(self, wanted: str) -> str:
@@ -117,6 +117,8 @@ class Recorder:
 
     def attribute_read(self, owner: Any, name: str, value: Any) -> None:
         """Keeps a read of an object's attribute."""
+        if name in _MACHINERY:
+            return
         shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
         found = _on_class(type(owner), name)
         if _runs(found) and not isinstance(found, cached_property):  # which keeps what it gave
@@ -132,6 +134,10 @@ class Recorder:
     def attribute_missed(self, owner: Any, name: str) -> None:
         """Keeps that an attribute is not there."""
         self.note(Slot(owner, Kind.HAS, name), False, name)
+
+
+_MACHINERY = frozenset({"_call_impl", "_compiled_call_impl", "_backward_hooks", "_backward_pre_hooks"})
+"""What torch reads of a module at each call, and what changes no value."""
 
 
 def _place(owner: Any, name: str) -> Slot:
