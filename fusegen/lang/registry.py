@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -96,7 +98,8 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         TraceError: when the arguments do not fit it.
     """
     try:
-        return handler(*args, **kwargs)
+        with _unwatched():
+            return handler(*args, **kwargs)
     except TraceError as error:
         if error.where is None:
             raise type(error)(error.what, where=here(), mend=error.mend) from None
@@ -105,6 +108,20 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         raise TraceError(
             f"{name}: {error}", where=here(), mend="leave the argument out: not all that torch takes are supported"
         ) from error
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Whoever follows the calls of the user's function (a hook that is marked so) need not follow ours."""
+    hook = sys.gettrace()
+    if not getattr(hook, "follows_users", False):
+        yield
+        return
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(hook)
 
 
 def known_names() -> list[str]:

@@ -161,8 +161,8 @@ class _Writer:
         elif isinstance(value, torch.Tensor):
             if id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
-        elif type(value) in (dict, list, set) and not value:
-            self._require(f"type(v := {place}) is {type(value).__name__} and not v")
+        elif isinstance(value, (dict, list, set)) and not value:
+            self._require(f"type(v := {place}) is {self._constant(type(value))} and not v")
         elif contents(value) is not None:
             self._require(f"{self._constant(matcher(value))}({place})")
         elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:

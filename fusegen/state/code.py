@@ -1,4 +1,4 @@
-"""What a function's code says that it reads: names of variables, of attributes, of modules; strings that may name either."""
+"""What a code object says that it reads: names of variables and of attributes, and strings that may name one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_F
 _SUBSCRIPT = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _CONSTANT = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _SKIPPED = frozenset({"CACHE", "PUSH_NULL", "NOP", "PRECALL", "EXTENDED_ARG"})
-BY_COMPUTED_NAME = frozenset({"getattr", "vars", "globals", "__dict__", "attrgetter", "methodcaller", "hasattr"})
+_LOOKS_UP = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
 """Words that may look up what no name in the code tells."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a code object and those inside of it mention.
+    """What a code object mentions; functions inside of it have their own.
 
     Attributes:
         variables: names of globals, in the order of their use.
@@ -37,51 +37,45 @@ class Names:
 
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> Names:
-    """The names that a function's code mentions, with those of functions and comprehensions inside of it."""
+    """The names that a code object mentions."""
     variables: dict[str, None] = {}
-    attributes: set[str] = set()
     modules: dict[str, None] = {}
-    for inner in _nested(code):
-        for step in dis.get_instructions(inner):
-            if step.opname in _GLOBAL:
-                variables[str(step.argval)] = None
-            elif step.opname in _ATTRIBUTE:
-                attributes.add(str(step.argval))
-            elif step.opname == "IMPORT_NAME":
-                modules[str(step.argval)] = None
-        attributes |= {c for constant in inner.co_consts for c in _strings(constant)}
-    computes = bool(BY_COMPUTED_NAME & (variables.keys() | attributes))
-    return Names(tuple(variables), frozenset(attributes), tuple(modules), computes)
+    attributes = {c for constant in code.co_consts for c in _strings(constant)}
+    for step in dis.get_instructions(code):
+        if step.opname in _GLOBAL:
+            variables[str(step.argval)] = None
+        elif step.opname in _ATTRIBUTE:
+            attributes.add(str(step.argval))
+        elif step.opname == "IMPORT_NAME":
+            modules[str(step.argval)] = None
+    return Names(tuple(variables), frozenset(attributes), tuple(modules), not _LOOKS_UP.isdisjoint({*variables, *attributes}))
 
 
 def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:
     """The constant places of a variable's container that are all that a code reads of it (``None`` among them: its length);
     None where it may read anything."""
     places: list[object] = []
-    for inner in _nested(code):
-        steps = [s for s in dis.get_instructions(inner) if s.opname not in _SKIPPED]
-        for at, step in enumerate(steps):
-            if step.opname not in _VARIABLE or step.argval != name:
-                continue
-            following = [s.opname for s in steps[at + 1 : at + 3]]
-            if following[0] in _CONSTANT and _is_subscript(steps[at + 2]) and isinstance(steps[at + 1].argval, (int, str)):
-                places.append(steps[at + 1].argval)
-            elif following[0] == "CALL" and steps[at + 1].arg == 1 and steps[at - 1].argval == "len":
-                places.append(None)
-            else:
-                return None
-    return tuple(dict.fromkeys(places))
+    steps = [s for s in dis.get_instructions(code) if s.opname not in _SKIPPED]
+    for at, step in enumerate(steps[:-2]):
+        if step.opname not in _VARIABLE or step.argval != name:
+            continue
+        following, after = steps[at + 1], steps[at + 2]
+        if following.opname in _CONSTANT and _is_subscript(after) and isinstance(following.argval, (int, str)):
+            places.append(following.argval)
+        elif following.opname == "CALL" and following.arg == 1 and steps[at - 1].argval == "len":
+            places.append(None)
+        else:
+            return None
+    return None if any(name in _free(inner) for inner in code.co_consts) else tuple(dict.fromkeys(places))
+
+
+def _free(constant: object) -> tuple[str, ...]:
+    """Variables that a function inside of a code may read."""
+    return (*constant.co_freevars, *constant.co_names) if isinstance(constant, CodeType) else ()
 
 
 def _is_subscript(step: dis.Instruction) -> bool:
     return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _strings(constant: object) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""What a function can reach: from a value to what is behind it, before the code that reads it runs.
+"""What a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
 
-Functions and classes are looked into by the names that the code mentions; objects and modules are watched instead (`Watch`).
+Variables, and attributes of classes, are found by the names that the code of a function mentions, when it is called and before it
+runs. Attributes of objects and modules are watched as they are read (`Watch`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, GeneratorType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +22,9 @@ from fusegen.state.plain import is_plain
 from fusegen.state.slots import Kind, Slot
 
 _LARGE = 64  # elements from which on it matters which of them are read
-_LIBRARIES = frozenset({"torch", "numpy", "sympy", "fusegen", *sys.stdlib_module_names})
+_LIBRARIES = frozenset({"torch", "numpy", "sympy", "mpmath", "fusegen", *sys.stdlib_module_names} - {"__main__"})
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler)  # read at every step, or without meaning for values
+_ITERATORS: tuple[type, ...] = (GeneratorType, zip, map, filter, enumerate, type(iter([])), type(iter(())), type(iter({})))
 _ASKED = (
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype", "get_default_device",
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
@@ -52,22 +54,120 @@ class Notes(Protocol):
 
 
 class Reach:
-    """Looks into values, each once.
+    """Looks into calls and values, each once.
 
     Args:
         notes: who keeps what is reached.
+        function: the function that is watched; its calls bind what it is made of themselves.
     """
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Notes, function: object) -> None:
         self._notes = notes
+        self._own = getattr(function, "__func__", function)
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
         self._waiting: list[tuple[Any, str]] = []
+        self._called: set[CodeType] = set()
+        self._libraries: set[CodeType] = set()
+        self._functions: dict[CodeType, list[FunctionType]] = {}
         self._mentioned: set[str] = set()
-        self._computes = False
-        self._asks_for_types = False
         self._holders: list[tuple[Any, str]] = []
-        self._classes: dict[type, None] = {}
-        self._kinds: dict[type, str] = {}
+
+    # Calls.
+
+    def call(self, frame: FrameType) -> None:
+        """Looks at a function that is about to run."""
+        code = frame.f_code
+        if code in self._libraries:
+            return
+        if is_library(frame.f_globals.get("__name__")):
+            self._libraries.add(code)
+            return
+        names = names_of(code)
+        self._classes(frame, names)
+        for function in self._functions.get(code, ()):
+            self._closure(function)
+        if code not in self._called:
+            self._called.add(code)
+            self._mentioned |= names.attributes
+            for module in names.modules:
+                self.see(sys.modules.get(module), module.rpartition(".")[2])
+            self._globals(frame.f_globals, names, code)
+            self._mention()
+
+    def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
+        wanted = dict.fromkeys(names.variables)
+        if "globals" in wanted:
+            wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
+        for name in wanted:
+            if name in variables:
+                self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+        for name in _ASKED:
+            if name in names.attributes or name in wanted:
+                self._ask(name)
+
+    def _closure(self, function: FunctionType) -> None:
+        """What a function is made of, and what it closes over."""
+        name = function.__name__
+        if function is not self._own:
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                if getattr(function, part) is not None:
+                    self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
+        for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
+
+    def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
+        """A variable that a function reads; of a large container the elements alone, where the code says which."""
+        if isinstance(value, (list, dict)) and len(value) > _LARGE:
+            places = elements_read(code, name)
+            if places is not None:
+                self._elements(value, places, name)
+                return
+        self._notes.note(slot, value, name)
+
+    def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
+        for place in places:
+            slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
+            try:
+                self._notes.note(slot, slot.get(), f"{name}_{place}")
+            except LookupError:  # which the function meets as well
+                continue
+
+    def _ask(self, name: str) -> None:
+        ask = getattr(torch, name, None)
+        if ask is not None:
+            slot = Slot(ask, Kind.RESULT, ("cpu",) if name == "get_autocast_dtype" else ())
+            self._notes.note(slot, slot.get(), name)
+
+    def _classes(self, frame: FrameType, names: Names) -> None:
+        """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
+        the class of something or of its base, of its arguments' classes."""
+        code = frame.f_code
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
+        classes = {value: None for value in found if isinstance(value, type)}
+        if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
+            classes |= {type(value): None for value in found}
+        for cls in classes:
+            for key in _mentioned_in(cls, names):
+                self._class_attribute(cls, key)
+        if (
+            given and code.co_name.startswith("__") and code.co_name != "__getattribute__"
+        ):  # found on the class, without a read of an attribute
+            self._class_attribute(type(given[0]), code.co_name)
+
+    def _class_attribute(self, cls: type, key: str) -> None:
+        value = getattr(cls, key, None)
+        kind = Kind.ATTRIBUTE
+        if isinstance(value, MethodType):
+            kind, value = Kind.METHOD, value.__func__
+        if value is not None:
+            self._notes.note(Slot(cls, kind, key), value, f"{cls.__name__}_{key}")
+
+    # Values, one method a kind.
 
     def see(self, value: Any, name: str) -> None:
         """Looks behind a value.
@@ -88,75 +188,23 @@ class Reach:
             for value, name in self._waiting:
                 look = next((look for kind, look in self._LOOKS if isinstance(value, kind)), Reach._object)
                 look(self, value, name)
-                if value is self._waiting[-1][0]:
-                    self._mention()
         finally:
             self._waiting.clear()
 
-    # One method a kind of value.
-
     def _function(self, function: FunctionType, name: str) -> None:
-        if is_library(function.__module__):
-            return
-        names = names_of(function.__code__)
-        self._mentioned |= names.attributes
-        self._computes |= names.computes
-        self._asks_for_types |= not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes
-        self._holders.append((function, name))
-        if len(self._seen) > 1:  # those of the kernel itself are what its calls are bound by
-            self._parts(function, name)
-        self._variables(function, names)
-        for module in names.modules:
-            if module in sys.modules:
-                self.see(sys.modules[module], module.rpartition(".")[2])
+        self._functions.setdefault(function.__code__, []).append(function)
+        self._held_by(function, name)
 
-    def _parts(self, function: FunctionType, name: str) -> None:
-        """What a function is made of, and that can be replaced."""
-        for part in ("__code__", "__defaults__", "__kwdefaults__"):
-            value = getattr(function, part)
-            if value is not None:
-                self._notes.note(Slot(function, Kind.ATTRIBUTE, part), value, name)
+    def _held_by(self, holder: Any, name: str) -> None:
+        """Attributes that a function or a tensor was given."""
+        if vars(holder):
+            self._holders.append((holder, name))
+            self._mention()
 
-    def _variables(self, function: FunctionType, names: Names) -> None:
-        variables = function.__globals__
-        wanted = dict.fromkeys(names.variables)
-        if "globals" in wanted:
-            wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (self._computes or n in names.attributes))
-        for name in wanted:
-            if name in variables:
-                self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, function)
-        for name in _ASKED:
-            if name in names.attributes or name in wanted:
-                self._ask(name)
-        for place, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-            self._variable(Slot(function, Kind.CELL, place), value, name, function)
-
-    def _variable(self, slot: Slot, value: Any, name: str, function: FunctionType) -> None:
-        """A variable that a function reads; of a large container the elements alone, where the code says which."""
-        if isinstance(value, (list, dict)) and len(value) > _LARGE:
-            places = elements_read(function.__code__, name)
-            if places is not None:
-                self._elements(value, places, name)
-                return
-        self._notes.note(slot, value, name)
-
-    def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
-        for place in places:
-            slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
-            try:
-                self._notes.note(slot, slot.get(), f"{name}_{place}")
-            except LookupError:  # which the function meets as well
-                continue
-
-    def _ask(self, name: str) -> None:
-        ask = getattr(torch, name, None)
-        if ask is not None:
-            slot = Slot(ask, Kind.RESULT, ("cpu",) if name == "get_autocast_dtype" else ())
-            self._notes.note(slot, slot.get(), name)
+    def _mention(self) -> None:
+        for holder, name in self._holders:
+            for key in [key for key in vars(holder) if key in self._mentioned and not key.startswith("__")]:
+                self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
@@ -167,19 +215,9 @@ class Reach:
             self._notes.watch_module(module)
 
     def _class(self, cls: type, name: str) -> None:
-        """A class as a holder of names; called for one that was read, and for those of objects where code asks for types."""
-        for each in cls.__mro__:
-            if each not in self._classes and not is_library(each.__module__):
-                self._classes[each] = None
-                self._holders.append((each, name))
-
-    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
-        if tensor.__dict__:
-            self._holders.append((tensor, name))
+        """Its attributes are looked at where code mentions them."""
 
     def _iterator(self, iterator: object, name: str) -> None:
-        if isinstance(iterator, io.IOBase):
-            return
         what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
         raise TraceError(what, mend="make a list or a tuple of it, outside of the kernel")
 
@@ -192,9 +230,10 @@ class Reach:
             for part in _FUNCTIONS_OF:
                 if isinstance(inside := getattr(value, part, None), (FunctionType, MethodType)):
                     self.see(inside, name)
-        if not (isinstance(value, _UNWATCHED) or _is_ours(value)):
+        if not (isinstance(value, (*_UNWATCHED, io.IOBase)) or _is_ours(value)):
             self._notes.watch(type(value))
-            self._kind(value, name)
+            if type(value).__flags__ & _HEAP:
+                self._notes.note(Slot(value, Kind.ATTRIBUTE, "__class__"), type(value), name)
 
     def _inside(self, container: Any, inner: Any, name: str) -> None:
         """Elements: what is behind them; tensors are places of their own."""
@@ -209,50 +248,24 @@ class Reach:
                 self._notes.note(Slot(container, Kind.ITEM, place), element, f"{name}_{place}")
             self.see(element, f"{name}_{place}" if place is not None else name)
 
-    def _kind(self, value: object, name: str) -> None:
-        """Methods that Python's syntax calls, which are found on the class without a read of an attribute."""
-        cls = type(value)
-        if not cls.__flags__ & _HEAP:
-            return
-        self._notes.note(Slot(value, Kind.ATTRIBUTE, "__class__"), cls, name)
-        self._kinds[cls] = name
-        for each in cls.__mro__:
-            if is_library(each.__module__):
-                continue
-            for key, function in list(each.__dict__.items()):
-                if key.startswith("__") and key != "__getattribute__" and isinstance(function, FunctionType):
-                    self.see(function, key)
-                    if key == "__call__":
-                        self._notes.note(Slot(cls, Kind.ATTRIBUTE, key), getattr(cls, key), key)
-
-    # Names that the code mentions, in what holds names.
-
-    def _mention(self) -> None:
-        """Attributes of functions, classes and tensors that some code mentions, wherever it may mean them."""
-        if self._asks_for_types:
-            for cls, name in list(self._kinds.items()):
-                self._class(cls, name)
-        for holder, name in self._holders:
-            for key in self._mentioned_in(holder):
-                value = getattr(holder, key, None)
-                kind = Kind.ATTRIBUTE
-                if isinstance(value, MethodType):
-                    kind, value = Kind.METHOD, value.__func__
-                self._notes.note(Slot(holder, kind, key), value, f"{name}_{key}")
-
-    def _mentioned_in(self, holder: Any) -> Iterator[str]:
-        for key in tuple(vars(holder)):
-            if not key.startswith("__") and (key in self._mentioned or self._computes):
-                yield key
-
     _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
-        (torch.Tensor, _tensor),
+        (torch.Tensor, _held_by),
         (FunctionType, _function),
         (MethodType, _method),
         (ModuleType, _module),
         (type, _class),
-        ((GeneratorType, zip, map, filter, enumerate, type(iter([])), type(iter(())), type(iter({}))), _iterator),
+        (_ITERATORS, _iterator),
     )
+
+
+def _mentioned_in(cls: type, names: Names) -> Iterator[str]:
+    """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
+    for each in cls.__mro__:
+        if not is_library(each.__module__):
+            for key, value in tuple(vars(each).items()):
+                may_be_meant = key in names.attributes or (names.computes and (is_plain(value) or contents(value) is not None))
+                if may_be_meant and not key.startswith("__"):
+                    yield key
 
 
 def _is_ours(value: object) -> bool:

@@ -1,7 +1,8 @@
 """One run of a function, watched: every variable, attribute and container that it reads is noted.
 
-What functions, modules and classes hold is found by the names that the code mentions, before it runs (`Reach`); what objects
-hold, by watching the reads themselves (`Watch`). What is read leads to more: each value that is seen is looked into in turn.
+Each call of a Python function is noticed (`Calls`), and what it reads of variables and classes is found by the names that its
+code mentions (`Reach`); what it reads of objects and modules, by watching the reads themselves (`Watch`). What is read leads to
+more: each value that is seen is looked into in turn.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+from fusegen.state.calls import Calls
 from fusegen.state.check import Question, State, Used
 from fusegen.state.generators import Generators
 from fusegen.state.reach import Reach
@@ -33,7 +35,8 @@ class Recorder:
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], reserved: frozenset[str]) -> None:
         self._function, self._arguments, self._reserved = function, arguments, reserved
         self._watch = Watch(self)
-        self._reach = Reach(self)
+        self._reach = Reach(self, function)
+        self._calls = Calls(self._reach.call)
         self._generators = Generators()
         self._reads: dict[tuple[int, Kind, object], Read] = {}
         self._tensors: dict[int, list[Slot]] = {}
@@ -48,12 +51,14 @@ class Recorder:
             for position, value in self._arguments.items():
                 self._names[id(value)] = f"argument{position}"
                 self._reach.see(value, f"argument{position}")
+            self._calls.__enter__()
         except BaseException:
             self._watch.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
         if error is None:
             self._generators.require_untouched()

@@ -1,0 +1,51 @@
+"""Notice of the calls of Python functions in this thread, by the interpreter's hooks for debuggers and profilers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self, TypeAlias
+
+Notice: TypeAlias = Callable[[FrameType], None]
+
+
+class Calls:
+    """Tells of every call while it is entered, before the function's first line.
+
+    The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
+    is told as before. What was there is put back.
+
+    Args:
+        notice: is given the frame of the call.
+    """
+
+    def __init__(self, notice: Notice) -> None:
+        self._notice = notice
+        self._traces = sys.gettrace() is None
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if self._traces:
+            sys.settrace(self._traced)
+        else:
+            self._before = sys.getprofile()
+            sys.setprofile(self._profiled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._traces:
+            sys.settrace(None)
+        else:
+            sys.setprofile(self._before if callable(self._before) else None)
+
+    def _traced(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._notice(frame)
+
+    _traced.follows_users = True  # type: ignore[attr-defined]
+
+    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._notice(frame)
+        if callable(self._before):
+            self._before(frame, event, argument)
