@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -14,9 +14,11 @@ from fusegen.dtypes import DType
 from fusegen.emit import emit
 from fusegen.errors import UnsupportedError
 from fusegen.ir.formula import relation_text
-from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
+from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
-from fusegen.lang.tracer import Trace, Tracer, trace
+from fusegen.lang.scalars import NeedsStatic, TracedScalar
+from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
 from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
@@ -38,6 +40,7 @@ class Request:
         function: the user's.
         specs: its tensors, by parameter.
         scalars: its run-time scalars, by parameter, with their dtypes.
+        numbers: their values in this call, and those of ints that are used as sizes.
         statics: everything else, by parameter.
         sizes: the symbolic sizes.
         target: the machine.
@@ -54,6 +57,7 @@ class Request:
     target: Target
     device: torch.device
     wide: bool
+    numbers: tuple[tuple[str, int | float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Variant:
         program: the steps of a call.
         sources: the text of each launch.
         guards: relations of sizes that must hold, as text.
+        conditions: what must hold of the scalars.
         hidden: tensors that the function closes over.
         returns_tuple: whether the function returns several results.
     """
@@ -81,6 +86,7 @@ class Variant:
     guards: tuple[str, ...]
     hidden: tuple[tuple[str, torch.Tensor], ...]
     returns_tuple: bool
+    conditions: ScalarProgram
 
 
 def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Variant:
@@ -111,16 +117,37 @@ def _compiled(request: Request, found: Trace) -> Variant:
     program = lower(graph, groups, request.target, wide=request.wide)
     sources = tuple(emit(launch, request.target) for launch in program.launches)
     guards = tuple(relation_text(g) for g in found.guards)
-    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple)
+    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple, found.conditions)
 
 
 def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
-    """Runs the function on traced values."""
-    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, hidden_spec)
+    """Runs the function on traced values.
+
+    Raises:
+        NeedsStatic: it fails on run-time scalars, and does not with their values.
+    """
+    try:
+        return _traced(request, hidden_spec, parameters)
+    except Exception as error:
+        if isinstance(error, (NeedsStatic, NeedsLiteral)) or not request.numbers:
+            raise
+        _traced(_by_value(request), hidden_spec, parameters)
+        raise NeedsStatic(tuple(name for name, _ in request.numbers)) from None
+
+
+def _by_value(request: Request) -> Request:
+    """The same with values in place of run-time scalars."""
+    return replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
+
+
+def _traced(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, hidden_spec, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
-    values: dict[str, object] = dict(request.statics)
+    tracer.parameter_sizes = request.sizes.of_parameters
+    values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for symbol, name in tracer.parameter_sizes.items()}
+    values |= request.statics
     values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
-    values |= {name: TracedTensor(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
+    values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
     return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
 
 

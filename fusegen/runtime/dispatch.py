@@ -7,9 +7,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +18,16 @@ from fusegen import target as targets
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.graph import InputSpec
+from fusegen.ir.scalar_program import ERRORS
+from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
-from fusegen.lang.values import NeedsStatic, TracedTensor
+from fusegen.lang.values import TracedTensor
 from fusegen.runtime import hidden
 from fusegen.runtime.compile import Request, Variant, compile_variant
-from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
+from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.signature import WIDE, History, has_memory, input_specs, span
+from fusegen.runtime.scalars import Bound, Choice, Condition, ScalarsOf, condition_of, scalars_of
+from fusegen.runtime.signature import ITSELF, WIDE, History, has_memory, input_specs, span
 from fusegen.schedule.names import plain
 from fusegen.settings import settings
 from fusegen.target import Target
@@ -31,7 +35,9 @@ from fusegen.target import Target
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MANY_VARIANTS = 32  # from here on the user is told
 _LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
+_MOST_CHOICES = 32  # programs for one key
 _TOO_WIDE = "too wide"
+_NUMBERS = (int, float, np.float64)
 
 _NO_SCALARS: Mapping[str, float] = {}
 Key: TypeAlias = tuple[object, ...]
@@ -44,10 +50,16 @@ class _Bound:
 
     program: BoundProgram
     fetch: tuple[Callable[[Values], Tensor], ...]
-    scalars: tuple[tuple[str, int], ...]
+    scalars: ScalarsOf | None
+    by_value: Callable[[Values], Any]
 
     def __call__(self, values: Values) -> Any:
-        scalars = {name: values[position] for name, position in self.scalars} if self.scalars else _NO_SCALARS
+        if self.scalars is None:
+            return self.program([fetch(values) for fetch in self.fetch], _NO_SCALARS)
+        try:
+            scalars = self.scalars(values)
+        except ERRORS:  # which the user's own line shall raise, or catch
+            return self.by_value(values)
         return self.program([fetch(values) for fetch in self.fetch], scalars)
 
 
@@ -65,7 +77,7 @@ class Dispatcher:
         self.parameters = Parameters.of(function)
         self.history = History()
         self.hidden: dict[str, hidden.Accessor] = {}
-        self._bound: dict[Key, _Bound] = {}
+        self._bound: dict[Key, Bound] = {}
         self._variants: dict[Key, list[Variant]] = {}
         self._lock = threading.RLock()
         self._settings: tuple[hidden.Accessor, ...] = ()
@@ -73,8 +85,8 @@ class Dispatcher:
 
     @cached_property
     def _static(self) -> tuple[bool, ...]:
-        """For each parameter, whether its value selects code; looked at late, when all annotations can be resolved."""
-        return tuple(self._is_static(name) for name in self.parameters.names)
+        """For each parameter, whether a program is bound to its value; looked at late, when all annotations can be resolved."""
+        return tuple(self._is_static(name) or name in self.history.sizes for name in self.parameters.names)
 
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
@@ -131,11 +143,17 @@ class Dispatcher:
         if any(t.numel() == 0 for t in tensors):
             return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
-            bound = self._bind(values, _device(tensors))
+            bound, condition = self._bind(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
-            self._bound[self._key(values)] = bound
+            key = self._key(values)
+            self._bound[key] = bound if condition is None else self._one_of(self._bound.get(key), condition, bound)
         return bound(values)
+
+    def _one_of(self, known: Bound | None, condition: Condition, bound: Bound) -> Choice:
+        """The programs for one key, which differ in what they assume of scalars, with one more."""
+        programs = known.programs if isinstance(known, Choice) else ()
+        return Choice(((condition, bound), *programs[: _MOST_CHOICES - 1]), lambda values: self._first_call(values, values, {}))
 
     def _check(self, values: Values) -> None:
         """Refuses what no kernel can work on, naming the argument."""
@@ -163,15 +181,23 @@ class Dispatcher:
 
     # Variants.
 
-    def _bind(self, values: Values, device: torch.device) -> _Bound:
+    def _bind(self, values: Values, device: torch.device) -> tuple[_Bound, Condition | None]:
         target, backend = backend_of(device)
         variant = self.variant(values, target, device)
         sizes = self.sizes(variant, values)
         program = BoundProgram(variant, sizes, device, backend)
         names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
         places = {name: position for position, name in enumerate(self.parameters.names)}
-        scalars = tuple((plain_scalar(name), places[name]) for name, _ in variant.request.scalars)
-        return _Bound(program, tuple(self._fetch(name, places) for name in names), scalars)
+        scalars = scalars_of(variant.graph, sizes, self.parameters.names)
+        by_value = partial(self._call_by_value, variant.graph.derived.names)
+        bound = _Bound(program, tuple(self._fetch(name, places) for name in names), scalars, by_value)
+        return bound, condition_of(variant.conditions, sizes, self.parameters.names)
+
+    def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
+        """The call with the values of these scalars in the trace."""
+        with self._lock:
+            self._make_static(scalars)
+        return self._first_call(values, values, {})
 
     def _fetch(self, name: str, places: Mapping[str, int]) -> Callable[[Values], Tensor]:
         if name in places:
@@ -201,6 +227,8 @@ class Dispatcher:
                     return self._match(request, values) or self._compile(request)
                 except NeedsLiteral as need:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
+                except NeedsSize as need:
+                    self._make_sizes(need.names)
                 except NeedsStatic as need:
                     self._make_static(need.names)
 
@@ -210,11 +238,20 @@ class Dispatcher:
         self.__dict__.pop("_static", None)
         self._bound.clear()
 
+    def _make_sizes(self, names: Iterable[str]) -> None:
+        """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
+        self.history.sizes.update(names)
+        self.__dict__.pop("_static", None)
+        self._bound.clear()
+
     def _match(self, request: Request, values: Values) -> Variant | None:
         for variant in self._variants.get(self._variant_key(request), ()):
             if not self._has_hidden(variant):
                 continue
             sizes = self.sizes(variant, values)
+            condition = condition_of(variant.conditions, sizes, self.parameters.names)
+            if condition is not None and not condition(values):
+                continue
             if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
                 return variant
         return None
@@ -248,11 +285,15 @@ class Dispatcher:
         named = dict(zip(self.parameters.names, values, strict=True))
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
-        double = any(t.dtype is torch.float64 for t in tensors.values())
-        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if not self._is_static(n) and _is_scalar(v)}
-        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
+        numbers = {n: v for n, v in named.items() if not self._is_static(n) and _is_scalar(v)}
+        symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
+        scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
+        numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
+        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
-        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
+        sizes = sizes.with_parameters(symbols)
+        given = tuple(numbers.items())
+        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given)
 
     def _hidden_spec(self, tensor: Tensor) -> InputSpec:
         name, accessor = hidden.find(self.function, tensor)
@@ -268,7 +309,8 @@ class Dispatcher:
     def sizes(self, variant: Variant, values: Values) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
         named = dict(zip(self.parameters.names, values, strict=True))
-        sizes = {size: named[parameter].shape[dim] for size, (parameter, dim) in variant.request.sizes.sources}
+        places = variant.request.sizes.sources
+        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
         for spec in variant.graph.inputs:
             tensor = self.hidden[spec.name]() if spec.hidden else named[spec.name]
             sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(tensor.stride())}
@@ -294,18 +336,23 @@ def _part(value: Any, is_static: bool) -> object:
         return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
     if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
         return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
-    return None if isinstance(value, TracedTensor) else (type(value), value)
+    return None if isinstance(value, TracedTensor) else exact(value)
+
+
+def exact(value: Any) -> object:
+    """A value as part of a key, where 1, 1.0 and True are three, 0.0 and -0.0 two, and NaN is itself."""
+    if isinstance(value, (tuple, frozenset)):
+        return (type(value), tuple(map(exact, value)) if isinstance(value, tuple) else frozenset(map(exact, value)))
+    return (type(value), repr(value) if isinstance(value, float) else value)
 
 
 def _is_scalar(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value is passed at run time: of a subclass of numbers, such as an enumeration, the value selects code."""
+    return type(value) in _NUMBERS
 
 
-def _scalar_dtype(value: float, double: bool) -> DType:
-    """A run-time scalar's type: floats are as wide as the widest tensor, so that they lose nothing."""
-    if not isinstance(value, float):
-        return DType.INT64
-    return DType.FLOAT64 if double else DType.FLOAT32
+def _scalar_dtype(value: float) -> DType:
+    return DType.FLOAT64 if isinstance(value, float) else DType.INT64
 
 
 def _check_plain(kernel: str, name: str, value: object) -> None:
@@ -326,7 +373,7 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
-    statics = tuple((name, type(value), value) for name, value in request.statics)  # 1, 1.0 and True are equal, but not the same
+    statics = tuple((name, exact(value)) for name, value in request.statics)
     return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide)
 
 
@@ -339,11 +386,6 @@ def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:
         if count >= WIDE:
             return True
     return False
-
-
-def plain_scalar(name: str) -> str:
-    """A scalar's name as kernels use it."""
-    return next(iter(scalar_names({name: 0.0})))
 
 
 def target_of(device: torch.device) -> Target:

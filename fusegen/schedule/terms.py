@@ -275,13 +275,7 @@ def _upper_only(bounds: Bounds) -> Bounds:
 def operand_types(graph: Graph, node: Node) -> list[DType]:
     """The computing type in which each operand of a pointwise node takes part."""
     operands = [infer.Operand(graph.nodes[a].shape, graph.nodes[a].dtype, graph.nodes[a].weak) for a in node.args]
-    if node.op is Op.WHERE:
-        return [DType.BOOL, node.dtype.compute, node.dtype.compute]
-    if node.op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
-        return [DType.BOOL] * len(operands)
-    if node.op.row.result is Result.BOOL:
-        return [infer.operand_dtype(node.op, operands).compute] * len(operands)
-    return [node.dtype.compute] * len(operands)
+    return infer.operand_types(node.op, operands, node.dtype)
 
 
 def substitute(index: Index, replacements: dict[object, Index]) -> Index:

@@ -15,6 +15,7 @@ from fusegen.ir.graph import Graph
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher, backend_of, target_of
 from fusegen.runtime.execute import BoundProgram
+from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
@@ -89,10 +90,12 @@ class Prepared:
         return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)
 
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
-        sizes = self.dispatcher.sizes(variant, self.dispatcher.bind((), arguments))
+        values = self.dispatcher.bind((), arguments)
+        sizes = self.dispatcher.sizes(variant, values)
+        scalars = scalars_of(variant.graph, sizes, self.dispatcher.parameters.names)
         _, backend = backend_of(device)
         program = BoundProgram(variant, sizes, device, backend)
-        return program([arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], {})
+        return program([arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], scalars(values) if scalars else {})
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> Prepared:

@@ -50,7 +50,7 @@ def torch_arange(
             mend="scale arange(n); for a run-time size use fg.arange(size)",
         )
     count = max(0, -(-(end - start) // step))
-    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, count), tracer.lift(step)), start), dtype)
+    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, dim_of(count)), tracer.lift(step)), start), dtype)
 
 
 def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TracedTensor:
@@ -83,7 +83,7 @@ def full(
 ) -> TracedTensor:
     """A constant of a shape."""
     _given((), settings)
-    default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
+    default: torch.dtype | None = _kind(fill_value)
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
@@ -118,7 +118,14 @@ def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: 
     """A number as a zero-dimensional tensor."""
     if not isinstance(data, (bool, int, float)):
         raise TraceError("torch.tensor of a list inside a kernel", mend="make the tensor outside and pass it")
-    return _filled(tracer, ((),), data, dtype or torch.tensor(data).dtype)
+    return _filled(tracer, ((),), data, dtype or _kind(data))
+
+
+def _kind(number: Any) -> torch.dtype:
+    """The dtype of a tensor that is made of a number."""
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.int64 if isinstance(number, int) else torch.get_default_dtype()
 
 
 @implements("one_hot")

@@ -1,0 +1,59 @@
+"""The numbers of a call: what kernels get for their scalars, and what a variant assumes of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fusegen.ir.graph import Graph, ScalarProgram
+from fusegen.ir.scalar_program import python_condition, python_function
+from fusegen.schedule.names import identifier
+
+Values: TypeAlias = Sequence[Any]
+ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
+Condition: TypeAlias = Callable[[Values], bool]
+Bound: TypeAlias = Callable[[Values], Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Programs for one key that differ in what they assume of the call's scalars; the first that fits runs.
+
+    Attributes:
+        programs: with their conditions.
+        other: what to do where none fits.
+    """
+
+    programs: tuple[tuple[Condition, Bound], ...]
+    other: Bound
+
+    def __call__(self, values: Values) -> Any:
+        for holds, bound in self.programs:
+            if holds(values):
+                return bound(values)
+        return self.other(values)
+
+
+def scalars_of(graph: Graph, sizes: Mapping[str, int], parameters: Sequence[str]) -> ScalarsOf | None:
+    """From a call's values to the scalars of its kernels, by the names that kernels use; None where there are none.
+
+    Args:
+        graph: in primitives.
+        sizes: values of symbolic sizes.
+        parameters: names of the values.
+    """
+    derived = graph.derived
+    if not derived.results:
+        return None
+    named = ScalarProgram(derived.nodes, tuple((identifier(name), position) for name, position in derived.results))
+    return python_function(named, _places(parameters), sizes)
+
+
+def condition_of(program: ScalarProgram, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
+    """Whether a call's values are such as a variant assumes; None where it assumes nothing."""
+    return python_condition(program, _places(parameters), sizes) if program.results else None
+
+
+def _places(parameters: Sequence[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(parameters)}
