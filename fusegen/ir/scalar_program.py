@@ -118,14 +118,17 @@ def by_torch(op: Op) -> Callable[..., Any]:
     return apply
 
 
-def python_function(program: ScalarProgram, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Values], dict[str, Any]]:
+def python_function(
+    program: ScalarProgram, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+) -> Callable[[Values], dict[str, Any]]:
     """A function from a call's values to the program's results, by name.
 
     Args:
         places: where in the values each scalar is.
         sizes: values of symbolic sizes.
+        constants: values of scalars that are in no place.
     """
-    text = _Text(program, places, sizes)
+    text = _Text(program, places, sizes, constants)
     lines = [line for _, position in program.results for line in text.lines_of(position)]
     body = ", ".join(f"{name!r}: {text.result(position)}" for name, position in program.results)
     return text.function([*lines, f"return {{{body}}}"])
@@ -136,7 +139,7 @@ def python_condition(program: ScalarProgram, places: Mapping[str, int], sizes: M
 
     Arguments as of `python_function`.
     """
-    text = _Text(program, places, sizes)
+    text = _Text(program, places, sizes, {})
     lines = [line for _, position in program.results for line in text.test(position)]
     return text.function(["try:", *(f"    {line}" for line in lines), "    return True", "except errors:", "    return False"])
 
@@ -144,11 +147,15 @@ def python_condition(program: ScalarProgram, places: Mapping[str, int], sizes: M
 class _Text:
     """A program as lines of Python, one a node."""
 
-    def __init__(self, program: ScalarProgram, places: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: ScalarProgram, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+    ) -> None:
         self.program = program
         self.names: dict[int, str] = {}
         self.globals: dict[str, Any] = {"math": math, "inf": math.inf, "nan": math.nan, "errors": ERRORS, "checked": _checked}
-        self._places, self._sizes = places, sizes
+        self._spelled_scalars = {name: f"v[{place}]" for name, place in places.items()}
+        self._spelled_scalars |= {name: f"({value!r})" for name, value in constants.items()}
+        self._sizes = sizes
 
     def function(self, lines: Sequence[str]) -> Callable[[Values], Any]:
         """The function of a body."""
@@ -172,7 +179,7 @@ class _Text:
 
     def _leaf(self, node: Node) -> str:
         if node.op is Op.SCALAR:
-            return f"v[{self._places[str(node.attr('name'))]}]"
+            return self._spelled_scalars[str(node.attr("name"))]
         if node.op is Op.SIZE:
             return str(formula(node.attr("size"))(self._sizes))  # type: ignore[arg-type]
         return f"({node.attr('value')})"

@@ -79,8 +79,9 @@ class _Hoist:
     def _name(self, position: int) -> str:
         """The user's name for a scalar alone, where it is passed in one type; a new name for everything else."""
         node = self.graph.nodes[position]
-        if node.op is Op.SCALAR and str(node.attr("name")) not in self.hoisted.values():
-            return str(node.attr("name"))
+        own = str(node.attr("name")) if node.op is Op.SCALAR else ""
+        if own.isidentifier() and own not in self.hoisted.values():
+            return own
         number = 1
         while _folded(f"scalar_{number}") in self.taken:
             number += 1

@@ -12,7 +12,7 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.emit import emit
-from fusegen.errors import UnsupportedError
+from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
 from fusegen.ir.symbolic import size_symbol
@@ -75,6 +75,7 @@ class Variant:
         conditions: what must hold of the scalars.
         hidden: tensors that the function closes over.
         returns_tuple: whether the function returns several results.
+        constants: values of scalars that are none of the function's own (`runtime.promotion`).
     """
 
     request: Request
@@ -87,27 +88,26 @@ class Variant:
     hidden: tuple[tuple[str, torch.Tensor], ...]
     returns_tuple: bool
     conditions: ScalarProgram
+    constants: tuple[tuple[str, int | float], ...] = ()
 
 
-def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Variant:
-    """Traces, fuses, schedules and emits.
-
-    Args:
-        request: what to compile.
-        hidden_spec: describes a closed-over tensor.
-        parameters: names of the function's parameters, in order.
+def compile_trace(request: Request, found: Trace) -> Variant:
+    """Fuses, schedules and emits what was traced.
 
     Raises:
-        TraceError: the function does something that no kernel can do.
         UnsupportedError: a chain of operations is too long.
-        NeedsLiteral: a size must be literal.
+        NeedsStatic: ints that are used as sizes must be literal for it.
     """
-    found = trace_function(request, hidden_spec, parameters)
     try:
         return _compiled(request, found)
     except RecursionError:
         what = f"{request.name} has {len(found.graph.nodes)} values that depend on each other in too long a chain"
         raise UnsupportedError(what, mend="split it into several kernels; some 150 operations in a row fit one") from None
+    except FusegenError:
+        symbols = request.sizes.of_parameters
+        if not symbols:
+            raise
+        raise NeedsStatic(tuple(symbols.values())) from None
 
 
 def _compiled(request: Request, found: Trace) -> Variant:
@@ -116,14 +116,26 @@ def _compiled(request: Request, found: Trace) -> Variant:
     groups = fuse(graph, request.target)
     program = lower(graph, groups, request.target, wide=request.wide)
     sources = tuple(emit(launch, request.target) for launch in program.launches)
-    guards = tuple(relation_text(g) for g in found.guards)
+    guards = guards_of(found)
     return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple, found.conditions)
+
+
+def guards_of(found: Trace) -> tuple[str, ...]:
+    """What a trace assumed of sizes, as text."""
+    return tuple(map(relation_text, found.guards))
 
 
 def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
     """Runs the function on traced values.
 
+    Args:
+        request: what to trace.
+        hidden_spec: describes a closed-over tensor.
+        parameters: names of the function's parameters, in order.
+
     Raises:
+        TraceError: the function does something that no kernel can do.
+        NeedsLiteral: a size must be literal.
         NeedsStatic: it fails on run-time scalars, and does not with their values.
     """
     try:

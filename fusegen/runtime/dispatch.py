@@ -23,9 +23,10 @@ from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
 from fusegen.lang.values import TracedTensor
 from fusegen.runtime import hidden
-from fusegen.runtime.compile import Request, Variant, compile_variant
+from fusegen.runtime.compile import Request, Variant, compile_trace, trace_function
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend
 from fusegen.runtime.parameters import Parameters
+from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import Bound, Choice, Condition, ScalarsOf, condition_of, scalars_of
 from fusegen.runtime.signature import ITSELF, WIDE, History, has_memory, input_specs, span
 from fusegen.schedule.names import plain
@@ -79,6 +80,7 @@ class Dispatcher:
         self.hidden: dict[str, hidden.Accessor] = {}
         self._bound: dict[Key, Bound] = {}
         self._variants: dict[Key, list[Variant]] = {}
+        self._promotions = Promotions()
         self._lock = threading.RLock()
         self._settings: tuple[hidden.Accessor, ...] = ()
         self._warned = False
@@ -188,8 +190,8 @@ class Dispatcher:
         program = BoundProgram(variant, sizes, device, backend)
         names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
         places = {name: position for position, name in enumerate(self.parameters.names)}
-        scalars = scalars_of(variant.graph, sizes, self.parameters.names)
-        by_value = partial(self._call_by_value, variant.graph.derived.names)
+        scalars = scalars_of(variant.graph, sizes, self.parameters.names, dict(variant.constants))
+        by_value = partial(self._call_by_value, [name for name in variant.graph.derived.names if name in places])
         bound = _Bound(program, tuple(self._fetch(name, places) for name in names), scalars, by_value)
         return bound, condition_of(variant.conditions, sizes, self.parameters.names)
 
@@ -272,10 +274,14 @@ class Dispatcher:
         return all(_hidden_spec(s.name, t) == s for s, t in zip(specs, found, strict=True))
 
     def _compile(self, request: Request) -> Variant:
-        variant = compile_variant(request, self._hidden_spec, self.parameters.names)
+        found = trace_function(request, self._hidden_spec, self.parameters.names)
+        fixed = tuple(exact(value) for name, value in request.statics if name in self.parameters.static)
+        programs = self._promotions.count
+        variant = self._promotions.variant(request, found, compile_trace, fixed)
         self._settings = hidden.settings_of(self.function) + hidden.aliases(self.function, (t for _, t in variant.hidden))
-        self._variants.setdefault(self._variant_key(request), []).append(variant)
-        count = sum(map(len, self._variants.values()))
+        count = self._promotions.count
+        if count > programs and not variant.constants:
+            self._variants.setdefault(self._variant_key(request), []).append(variant)
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)

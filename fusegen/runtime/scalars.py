@@ -35,19 +35,22 @@ class Choice:
         return self.other(values)
 
 
-def scalars_of(graph: Graph, sizes: Mapping[str, int], parameters: Sequence[str]) -> ScalarsOf | None:
+def scalars_of(
+    graph: Graph, sizes: Mapping[str, int], parameters: Sequence[str], constants: Mapping[str, int | float] | None = None
+) -> ScalarsOf | None:
     """From a call's values to the scalars of its kernels, by the names that kernels use; None where there are none.
 
     Args:
         graph: in primitives.
         sizes: values of symbolic sizes.
         parameters: names of the values.
+        constants: scalars that are not among the values.
     """
     derived = graph.derived
     if not derived.results:
         return None
     named = ScalarProgram(derived.nodes, tuple((identifier(name), position) for name, position in derived.results))
-    return python_function(named, _places(parameters), sizes)
+    return python_function(named, _places(parameters), sizes, constants or {})
 
 
 def condition_of(program: ScalarProgram, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:

@@ -80,7 +80,7 @@ class Prepared:
         own = target_of(device)
         if self.variant is None or own == self.target:
             results = self.dispatcher.call((), arguments)
-            if self.variant is not None and self._variant(arguments, device) is not self.variant:
+            if self.variant is not None and self._variant(arguments, device).program is not self.variant.program:
                 raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
         else:
             results = self._foreign(self.variant, arguments, device)
