@@ -193,7 +193,9 @@ class GraphBuilder:
 
     def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
         """A literal: a Python number, or a zero-dimensional tensor's value when a dtype is given."""
-        kind = DType.BOOL if isinstance(value, bool) else DType.INT64 if isinstance(value, int) else DType.FLOAT64
+        plain = bool if isinstance(value, bool) else int if isinstance(value, int) else float
+        value = plain(value)  # of a subclass, such as an enumeration or numpy's, the text is another
+        kind = DType.BOOL if plain is bool else DType.INT64 if plain is int else DType.FLOAT64
         # As text, since 0.0 == -0.0 and nan != nan would merge or split values wrongly.
         return self.add(Op.CONSTANT, value=repr(value), dtype=dtype or kind, weak=dtype is None)
 

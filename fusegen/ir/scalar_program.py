@@ -95,12 +95,13 @@ def evaluate(nodes: Sequence[Node], position: int, scalars: Mapping[str, Any], s
         elif node.op is Op.CONSTANT:
             values.append(node.number)
         else:
-            values.append(_operation(node.op)(*(values[a] for a in node.args)))
+            values.append(operation(node.op)(*(values[a] for a in node.args)))
     return values[-1]
 
 
 @lru_cache(maxsize=len(Op))
-def _operation(op: Op) -> Callable[..., Any]:
+def operation(op: Op) -> Callable[..., Any]:
+    """An operation as a function of Python numbers."""
     if op not in SPELLED:
         return by_torch(op)
     names = "abc"[: op.row.arity]

@@ -88,7 +88,7 @@ class TracedScalar:
     @property
     def __class__(self) -> type:  # type: ignore[override]
         """What ``isinstance`` sees: the number's own type."""
-        return self._tracer.number_type(self._position)
+        return number_type(self)
 
     @classmethod
     def __torch_function__(
@@ -117,13 +117,13 @@ class TracedScalar:
         self._tracer.refuse_number(self._position)
 
     def __getattr__(self, name: str) -> Any:
-        kind = self._tracer.number_type(self._position)
+        kind = number_type(self)
         if not hasattr(kind, name) or name.startswith("__"):
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         self.number()
 
     def __bool__(self) -> bool:
-        return cast(bool, self != 0)
+        return bool(self != 0)
 
     def __copy__(self) -> TracedScalar:
         return self
@@ -201,7 +201,18 @@ def computed(op: Op, *operands: TracedScalar) -> Any:
     if op is Op.POW:
         operands = (_base(*operands), operands[1])
     result = TracedScalar(tracer, tracer.add_number(op, *(o._position for o in operands)))
-    return tracer.decide_number(result) if result._node.dtype.torch is torch.bool else result
+    if result._node.dtype.torch is not torch.bool:
+        return result
+    holds = tracer.decide_number(result)
+    return np.bool_(holds) if number_type(result) is np.float64 else holds
+
+
+def number_type(value: _Traced) -> type:
+    """The type that Python would see: numpy's where a scalar of numpy's takes part."""
+    numbers = value._tracer.numbers
+    if any(type(numbers.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
+        return np.float64
+    return float if value._node.dtype.is_float else int
 
 
 def _base(base: TracedScalar, exponent: TracedScalar) -> TracedScalar:

@@ -100,7 +100,7 @@ class Tracer:
         if isinstance(value, SymbolicSize):
             return TracedTensor(self, self.builder.size(value.expr))
         if isinstance(value, np.generic):
-            value = value.item()
+            value = float(value) if isinstance(value, np.bool_) else value.item()  # which torch takes for a float
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
         if isinstance(value, (bool, int, float)):
@@ -145,13 +145,6 @@ class Tracer:
     def add_number(self, op: Op, *positions: int) -> int:
         """An operation of numbers."""
         return self.builder.add(op, positions, location=location())
-
-    def number_type(self, position: int) -> type:
-        """The type that Python sees."""
-        node = self.builder.nodes[position]
-        if node.op is Op.SCALAR and str(node.attr("name")) in self.numbers:
-            return type(self.numbers[str(node.attr("name"))])
-        return float if node.dtype.is_float else int
 
     def decide_number(self, condition: TracedScalar) -> bool:
         """The truth of a comparison of numbers in this call, which becomes a condition of the variant."""

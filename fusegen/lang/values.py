@@ -10,12 +10,14 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import numpy as np
 import sympy
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here
@@ -101,7 +103,9 @@ class SymbolicSize:
     def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
         """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
         self.tracer.require_literal_feature(self.expr)
-        size, number = self.tracer.scalar(self), self.tracer.as_scalar(other)
+        if isinstance(other, np.generic):  # numpy has rules of its own
+            return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
+        size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
         if number is None:
             return registry.call(function, (other, size) if swapped else (size, other), {})
         return computed(op, *((number, size) if swapped else (size, number)))
@@ -112,6 +116,7 @@ class SymbolicSize:
         return self != 0
 
     def __eq__(self, other: object) -> bool:
+        other = _plain(other)
         if isinstance(other, (float, TracedScalar)):
             return bool(self.tracer.scalar(self) == other)
         if not isinstance(other, (int, SymbolicSize)):
@@ -119,21 +124,25 @@ class SymbolicSize:
         return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
 
     def __lt__(self, other: object) -> bool:
+        other = _plain(other)
         if _is_value(other):
             return cast(bool, self.tracer.scalar(self) < other)
         return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
 
     def __le__(self, other: object) -> bool:
+        other = _plain(other)
         if _is_value(other):
             return cast(bool, self.tracer.scalar(self) <= other)
         return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
 
     def __gt__(self, other: object) -> bool:
+        other = _plain(other)
         if _is_value(other):
             return cast(bool, self.tracer.scalar(self) > other)
         return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
 
     def __ge__(self, other: object) -> bool:
+        other = _plain(other)
         if _is_value(other):
             return cast(bool, self.tracer.scalar(self) >= other)
         return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
@@ -177,9 +186,16 @@ for _name in ("and_", "or_", "xor", "lshift", "rshift"):
     setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
 
 
+def _plain(value: object) -> object:
+    """A number as Python has it: bools and numpy's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value
+
+
 def _is_value(value: object) -> bool:
     """Whether arithmetic with a size gives a number of the kernel, not another size."""
-    return isinstance(value, (float, TracedScalar, TracedTensor, torch.Tensor))
+    return isinstance(value, (bool, float, np.generic, TracedScalar, TracedTensor, torch.Tensor))
 
 
 def dim_of(value: object) -> Dim:
@@ -192,8 +208,8 @@ def dim_of(value: object) -> Dim:
         return value.expr
     if isinstance(value, TracedScalar):
         value.as_size()
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
     if isinstance(value, TracedTensor):
         value.require_static()
         raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")

@@ -17,6 +17,7 @@ from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
+from fusegen.lang.math_functions import traced_math
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
 from fusegen.lang.values import TracedTensor
@@ -160,7 +161,8 @@ def _traced(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], 
     values |= request.statics
     values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
-    return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+    with traced_math():
+        return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
 
 
 def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:

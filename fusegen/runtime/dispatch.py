@@ -19,16 +19,17 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.scalar_program import ERRORS
-from fusegen.lang.scalars import NeedsSize, NeedsStatic
+from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.values import SymbolicSize, TracedTensor
 from fusegen.runtime import hidden
 from fusegen.runtime.compile import Request, Variant, compile_trace, trace_function
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
-from fusegen.runtime.scalars import Bound, Choice, Condition, ScalarsOf, condition_of, scalars_of
+from fusegen.runtime.scalars import Bound, Choice, Condition, ScalarsOf, condition_of, exact, scalars_of
 from fusegen.runtime.signature import ITSELF, WIDE, History, has_memory, input_specs, span
+from fusegen.runtime.type_checks import asks_for_types
 from fusegen.schedule.names import plain
 from fusegen.settings import settings
 from fusegen.target import Target
@@ -39,6 +40,7 @@ _LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
 _MOST_CHOICES = 32  # programs for one key
 _TOO_WIDE = "too wide"
 _NUMBERS = (int, float, np.float64)
+_TRACED = (TracedTensor, TracedScalar, SymbolicSize)
 
 _NO_SCALARS: Mapping[str, float] = {}
 Key: TypeAlias = tuple[object, ...]
@@ -91,7 +93,11 @@ class Dispatcher:
         return tuple(self._is_static(name) or name in self.history.sizes for name in self.parameters.names)
 
     def _is_static(self, name: str) -> bool:
-        return name in self.parameters.static or name in self.history.static
+        return name in self.parameters.static or name in self.history.static or self._asks_for_types
+
+    @cached_property
+    def _asks_for_types(self) -> bool:
+        return asks_for_types(self.function)
 
     # Calls.
 
@@ -276,12 +282,12 @@ class Dispatcher:
     def _compile(self, request: Request) -> Variant:
         found = trace_function(request, self._hidden_spec, self.parameters.names)
         fixed = tuple(exact(value) for name, value in request.statics if name in self.parameters.static)
-        programs = self._promotions.count
         variant = self._promotions.variant(request, found, compile_trace, fixed)
         self._settings = hidden.settings_of(self.function) + hidden.aliases(self.function, (t for _, t in variant.hidden))
+        if sum(map(len, self._variants.values())) >= _MOST_BOUND:
+            self._variants.clear()  # their programs are kept
+        self._variants.setdefault(self._variant_key(request), []).append(variant)
         count = self._promotions.count
-        if count > programs and not variant.constants:
-            self._variants.setdefault(self._variant_key(request), []).append(variant)
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
@@ -340,16 +346,11 @@ def _part(value: Any, is_static: bool) -> object:
     if isinstance(value, Tensor):
         grad = value.requires_grad and torch.is_grad_enabled()
         return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
+    if type(value) in _TRACED:
+        return None
     if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
         return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
-    return None if isinstance(value, TracedTensor) else exact(value)
-
-
-def exact(value: Any) -> object:
-    """A value as part of a key, where 1, 1.0 and True are three, 0.0 and -0.0 two, and NaN is itself."""
-    if isinstance(value, (tuple, frozenset)):
-        return (type(value), tuple(map(exact, value)) if isinstance(value, tuple) else frozenset(map(exact, value)))
-    return (type(value), repr(value) if isinstance(value, float) else value)
+    return exact(value)
 
 
 def _is_scalar(value: object) -> bool:
@@ -380,7 +381,8 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, exact(value)) for name, value in request.statics)
-    return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide)
+    types = tuple((name, type(value)) for name, value in request.numbers)
+    return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide)
 
 
 def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:

@@ -17,6 +17,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.lang.tracer import Trace
 from fusegen.runtime.compile import Request, Variant, guards_of
+from fusegen.runtime.scalars import exact
 
 Compile: TypeAlias = Callable[[Request, Trace], Variant]
 Number: TypeAlias = int | float
@@ -74,9 +75,8 @@ def _taken_apart(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     for node in graph.nodes:
         if _is_number(node):
             constants.append(str(node.attr("value")))
-            attrs = tuple((name, _ANY if name == "value" else value) for name, value in node.attrs)
-            node = replace(node, attrs=attrs)
-        nodes.append(node)
+        attrs = tuple((name, _ANY if name == "value" and _is_number(node) else exact(value)) for name, value in node.attrs)
+        nodes.append(replace(node, attrs=attrs))
     return replace(graph, nodes=tuple(nodes)), tuple(constants)
 
 

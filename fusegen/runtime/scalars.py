@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from fusegen.ir.graph import Graph, ScalarProgram
 from fusegen.ir.scalar_program import python_condition, python_function
 from fusegen.schedule.names import identifier
@@ -60,3 +62,10 @@ def condition_of(program: ScalarProgram, sizes: Mapping[str, int], parameters: S
 
 def _places(parameters: Sequence[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(parameters)}
+
+
+def exact(value: Any) -> object:
+    """A value as part of a key, where 1, 1.0 and True are three, 0.0 and -0.0 two, and NaN is itself."""
+    if isinstance(value, (tuple, frozenset)):
+        return (type(value), tuple(map(exact, value)) if isinstance(value, tuple) else frozenset(map(exact, value)))
+    return (type(value), repr(value) if isinstance(value, (float, np.generic)) else value)

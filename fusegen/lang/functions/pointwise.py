@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from fusegen.dtypes import DType, from_torch
@@ -43,6 +44,8 @@ def _register_row(op: Op) -> None:
         for name, value in given.items():
             if isinstance(value, TracedTensor):
                 value.require_static()
+            if isinstance(value, np.generic):
+                given[name] = value = value.item()
             if not isinstance(value, (bool, int, float, str)):
                 raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", mend="pass a number")
         tracer = tracer_of(*operands)
