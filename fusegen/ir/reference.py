@@ -105,7 +105,7 @@ class Interpreter:
         if node.op is Op.SCALAR:
             return torch.tensor(self.scalars[str(node.attr("name"))], dtype=dtype)
         if node.op is Op.CONSTANT:
-            return torch.tensor(node.number, dtype=dtype)
+            return torch.tensor(node.number, dtype=dtype if node.weak else node.dtype.torch).to(dtype)
         if node.op is Op.SIZE:
             return torch.tensor(self._concrete(node.attr("size")), dtype=dtype)
         return torch.arange(int(self._concrete(node.shape[0])), dtype=dtype)

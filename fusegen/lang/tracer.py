@@ -324,7 +324,7 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         creator = registry.creator_of(func)
-        if creator is not None and not types:
+        if creator is not None and all(t is TracedScalar for t in types):
             return registry.located(getattr(func, "__name__", str(func)), creator, (self.tracer, *args), kwargs or {})
         twin = registry.twin_of_property(func)
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
