@@ -14,8 +14,9 @@ from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
+from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher, target_of
+from fusegen.runtime.dispatch import Dispatcher
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Backend, Target

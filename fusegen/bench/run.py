@@ -13,7 +13,7 @@ from fusegen.bench.cases import Case, minimum_bytes
 from fusegen.bench.record import Row
 from fusegen.bench.timing import microseconds
 from fusegen.errors import FusegenError
-from fusegen.runtime.dispatch import target_of
+from fusegen.runtime.backends import target_of
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
 

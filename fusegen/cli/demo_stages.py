@@ -26,7 +26,7 @@ from fusegen.cli.stages import stage_text
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.dispatch import target_of
+from fusegen.runtime.backends import target_of
 from fusegen.runtime.host_launch import host_flags
 from fusegen.settings import cache_folder
 from fusegen.source import Source

@@ -14,7 +14,7 @@ from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
-from fusegen.runtime.dispatch import target_of
+from fusegen.runtime.backends import target_of
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.accuracy import Errors

@@ -91,6 +91,24 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
+class ScalarProgram:
+    """Numbers that the host computes of others, by Python's rules (`ir.scalar_program`).
+
+    Attributes:
+        nodes: leaves and operations, operands before their users.
+        results: positions of what is wanted, by name.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    results: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scalars that it reads."""
+        return tuple(dict.fromkeys(str(n.attr("name")) for n in self.nodes if n.op is Op.SCALAR))
+
+
+@dataclass(frozen=True)
 class Graph:
     """What a function computes.
 
@@ -103,6 +121,7 @@ class Graph:
         locations: for each node, where the user wrote it; not part of equality.
         multiples: what is known to divide a symbolic size, by the symbol's name.
         bounds: what a symbolic size is known not to pass, likewise.
+        derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
     """
 
     name: str
@@ -113,6 +132,7 @@ class Graph:
     locations: tuple[Location | None, ...] = field(compare=False, default=())
     multiples: tuple[tuple[str, int], ...] = ()
     bounds: tuple[tuple[str, int], ...] = ()
+    derived: ScalarProgram = ScalarProgram()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -157,6 +177,7 @@ class GraphBuilder:
         self.scalars: list[tuple[str, DType]] = []
         self.multiples: tuple[tuple[str, int], ...] = ()
         self.bounds: tuple[tuple[str, int], ...] = ()
+        self.derived = ScalarProgram()
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
@@ -172,7 +193,9 @@ class GraphBuilder:
 
     def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
         """A literal: a Python number, or a zero-dimensional tensor's value when a dtype is given."""
-        kind = DType.BOOL if isinstance(value, bool) else DType.INT64 if isinstance(value, int) else DType.FLOAT32
+        plain = bool if isinstance(value, bool) else int if isinstance(value, int) else float
+        value = plain(value)  # of a subclass, such as an enumeration or numpy's, the text is another
+        kind = DType.BOOL if plain is bool else DType.INT64 if plain is int else DType.FLOAT64
         # As text, since 0.0 == -0.0 and nan != nan would merge or split values wrongly.
         return self.add(Op.CONSTANT, value=repr(value), dtype=dtype or kind, weak=dtype is None)
 
@@ -221,6 +244,7 @@ class GraphBuilder:
             locations=tuple(self.locations[old] for old in alive),
             multiples=self.multiples,
             bounds=self.bounds,
+            derived=self.derived,
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

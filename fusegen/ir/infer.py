@@ -49,7 +49,10 @@ def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
     """
     weak = op.family is Family.POINTWISE and op is not Op.CAST and all(o.weak for o in operands)
     weak = weak or (op is Op.CONSTANT and bool(attrs.get("weak", True)))
-    return Operand(_SHAPES[op.family](op, operands, attrs), result_dtype(op, operands, attrs), weak)
+    dtype = result_dtype(op, operands, attrs)
+    if weak and dtype.is_float:
+        dtype = DType.FLOAT64  # among themselves, Python's floats have 64 bits
+    return Operand(_SHAPES[op.family](op, operands, attrs), dtype, weak)
 
 
 def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
@@ -71,7 +74,20 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
 def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
     """The common type of the operands; `where`'s condition does not take part."""
     values = operands[1:] if op is Op.WHERE else operands
+    if op is Op.WHERE and not operands[0].weak and all(v.weak for v in values):  # numbers as a tensor
+        return DType.FLOAT32 if any(v.dtype.is_float for v in values) else promote([v.dtype for v in values], [True, True])
     return promote([v.dtype for v in values], [v.weak for v in values], [not v.shape for v in values])
+
+
+def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DType]:
+    """The computing type in which each operand of a pointwise operation takes part, whose result has this dtype."""
+    if op is Op.WHERE:
+        return [DType.BOOL, dtype.compute, dtype.compute]
+    if op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
+        return [DType.BOOL] * len(operands)
+    if op.row.result is Result.BOOL:
+        return [operand_dtype(op, operands).compute] * len(operands)
+    return [dtype.compute] * len(operands)
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:

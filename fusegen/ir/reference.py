@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.dtypes import DType
+from fusegen.ir import scalar_program
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
@@ -47,9 +48,10 @@ class Interpreter:
     def __init__(self, graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float], device: torch.device) -> None:
         self.graph = graph
         self.inputs = {name: widen(tensor.detach().to(device)) for name, tensor in inputs.items()}
-        self.scalars = scalars
         self.device = device
         self.sizes = _bind_sizes(graph, self.inputs)
+        derived = graph.derived
+        self.scalars = {**scalars, **{n: scalar_program.evaluate(derived.nodes, p, scalars, self.sizes) for n, p in derived.results}}
 
     def run(self) -> tuple[Tensor, ...]:
         """All results."""
@@ -65,6 +67,8 @@ class Interpreter:
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
         if node.family is Family.LEAF:
             return self._leaf(node)
+        if node.weak and node.op in NUMBERS:
+            return torch.tensor(NUMBERS[node.op](*(a.item() for a in args)), dtype=_wide(node.dtype))
         attrs = {key: self._concrete(value) for key, value in node.attrs}
         if node.op.row.result is Result.BOOL:
             args = self._compared(node, args)
@@ -101,7 +105,7 @@ class Interpreter:
         if node.op is Op.SCALAR:
             return torch.tensor(self.scalars[str(node.attr("name"))], dtype=dtype)
         if node.op is Op.CONSTANT:
-            return torch.tensor(node.number, dtype=dtype)
+            return torch.tensor(node.number, dtype=dtype if node.weak else node.dtype.torch).to(dtype)
         if node.op is Op.SIZE:
             return torch.tensor(self._concrete(node.attr("size")), dtype=dtype)
         return torch.arange(int(self._concrete(node.shape[0])), dtype=dtype)
@@ -174,6 +178,19 @@ def _rms_norm(x: Tensor, *affine: Tensor, count: int, eps: float) -> Tensor:
 def _kept(function: Callable[..., Tensor]) -> Rule:
     return lambda x, dims: function(x, dims, keepdim=True)
 
+
+NUMBERS: dict[Op, Rule] = {
+    Op.NEG: operator.neg,
+    Op.ABS: operator.abs,
+    Op.ADD: operator.add,
+    Op.SUB: operator.sub,
+    Op.MUL: operator.mul,
+    Op.DIV: operator.truediv,
+    Op.FLOOR_DIVIDE: operator.floordiv,
+    Op.REMAINDER: operator.mod,
+    Op.POW: operator.pow,
+}
+"""Python's own operations, of numbers among themselves."""
 
 RULES: dict[Op, Rule] = {
     Op.CAST: _cast,

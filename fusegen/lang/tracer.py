@@ -5,22 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.formula import formula, relation_text
-from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
+from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, ScalarProgram
 from fusegen.ir.infer import MismatchError
-from fusegen.ir.ops import Op, Result
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.scalar_program import ERRORS, evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here, location, raised_at, returned_at
+from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
 
@@ -40,12 +42,13 @@ class Outside(Protocol):
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing found: the graph, what it assumed of sizes, and the tensors that the function closes over."""
+    """What tracing found: the graph, what it assumed of sizes and scalars, and the tensors that the function closes over."""
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
     returns_tuple: bool
+    conditions: ScalarProgram = ScalarProgram()
 
 
 class NeedsLiteral(Exception):
@@ -64,21 +67,34 @@ class Tracer:
         hints: example values of the symbolic sizes, by name; may be incomplete.
         device: what ``x.device`` answers.
         outside: describes closed-over tensors.
+        numbers: values of the run-time scalars in this call, by name.
     """
 
-    def __init__(self, name: str, hints: Mapping[str, int], device: torch.device, outside: Outside) -> None:
+    def __init__(
+        self,
+        name: str,
+        hints: Mapping[str, int],
+        device: torch.device,
+        outside: Outside,
+        numbers: Mapping[str, int | float] | None = None,
+    ) -> None:
         self.builder = GraphBuilder(name)
         self.hints = dict(hints)
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
         self.outside = outside
+        self.numbers = dict(numbers or {})
+        self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
+        self.needs: Exception | None = None
+        self._conditions: dict[int, None] = {}
 
     # Values.
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
-        positions = [a._position for a in args]
+        positions = [self._operand(op, a) for a in args]
+        _require_numbers(attrs.values())
         try:
             value = TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
         except MismatchError as error:
@@ -91,16 +107,18 @@ class Tracer:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
         if isinstance(value, TracedTensor):
             return value
+        if isinstance(value, TracedScalar):
+            return TracedTensor(self, value._position)
+        if isinstance(value, SymbolicSize):
+            return TracedTensor(self, self.builder.size(value.expr))
         if isinstance(value, np.generic):
-            value = value.item()
+            value = float(value) if isinstance(value, np.bool_) else value.item()  # which torch takes for a float
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
         if isinstance(value, (bool, int, float)):
             return TracedTensor(self, self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._close_over(value)
-        if isinstance(value, SymbolicSize):
-            return TracedTensor(self, self.builder.size(value.expr))
         raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
 
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
@@ -112,6 +130,73 @@ class Tracer:
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
         """A literal; with a dtype, as a zero-dimensional tensor of that type."""
         return TracedTensor(self, self.builder.constant(value, dtype=dtype))
+
+    def _operand(self, op: Op, value: TracedTensor) -> int:
+        """An operand's position; a number that meets what is not pointwise is a tensor of torch's default dtype."""
+        node = value._node
+        if op.family is Family.POINTWISE or not node.weak:
+            return value._position
+        dtype = from_torch(torch.get_default_dtype()) if node.dtype.is_float else node.dtype
+        return self.builder.add(Op.CAST, [value._position], location=location(), dtype=dtype)
+
+    # Numbers.
+
+    def scalar(self, value: object) -> TracedScalar:
+        """A number, or a size as a number."""
+        return value if type(value) is TracedScalar else TracedScalar(self, self.lift(value)._position)
+
+    def as_scalar(self, value: object) -> TracedScalar | None:
+        """A run-time number or a Python number as one; None of anything else."""
+        is_number = type(value) in (TracedScalar, SymbolicSize, int, float)
+        return self.scalar(value) if is_number else None
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether a number that meets it becomes an operand of a tensor's operation."""
+        return isinstance(value, (TracedTensor, torch.Tensor))
+
+    def add_number(self, op: Op, *positions: int) -> int:
+        """An operation of numbers."""
+        return self.builder.add(op, positions, location=location())
+
+    def decide_number(self, condition: TracedScalar) -> bool:
+        """The truth of a comparison of numbers in this call, which becomes a condition of the variant."""
+        try:
+            holds = bool(evaluate(self.builder.nodes, condition._position, self.numbers, self.hints))
+        except ERRORS:
+            condition.number()
+        except KeyError as missing:
+            what = f"the function needs the value of {missing}, which has none here"
+            raise TraceError(what, where=here(), mend="lower with example tensors and numbers") from None
+        position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
+        self._conditions[position] = None
+        return holds
+
+    def conditions(self) -> ScalarProgram:
+        """What the trace assumed of numbers, in the order in which it did."""
+        return extract(self.builder.nodes, [(str(number), position) for number, position in enumerate(self._conditions)])
+
+    def refuse_number(self, position: int) -> NoReturn:
+        """Refuses a number that has no value while tracing."""
+        raise TraceError(
+            f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
+            where=here(),
+            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+        )
+
+    def start_again(self, need: Exception) -> NoReturn:
+        """Ends the trace; should the function catch that, it ends at its end."""
+        self.needs = self.needs or need
+        raise need
+
+    def can_be_sizes(self, names: Iterable[str]) -> bool:
+        """Whether scalars can be symbols: ints; those that are 0, 1 or negative in a call select code in that call."""
+        return all(type(self.numbers.get(name)) is int for name in names)
+
+    def require_no_parameter(self, expr: object) -> None:
+        """Asks for ints that are used as sizes to select code: their values are needed."""
+        found = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
+        if found:
+            self.start_again(NeedsStatic(tuple(sorted(self.parameter_sizes[name] for name in found))))
 
     # Sizes.
 
@@ -156,6 +241,7 @@ class Tracer:
 
     def specialize(self, expr: sympy.Expr) -> int:
         """The value of a size, which the variant is then bound to."""
+        self.require_no_parameter(expr)
         value = formula(expr)(self._hinted(expr))
         self.guards[sympy.Eq(expr, value)] = None
         return value
@@ -166,6 +252,7 @@ class Tracer:
         Raises:
             NeedsLiteral: it is an input's symbolic size whose value is known.
         """
+        self.require_no_parameter(dim)
         for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
             if symbol.name in self.hints:
                 raise NeedsLiteral(symbol.name)
@@ -212,6 +299,17 @@ class Tracer:
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
 
 
+def _require_numbers(values: Iterable[object]) -> None:
+    """Asks for numbers where the graph holds no others."""
+    for value in values:
+        if isinstance(value, TracedScalar):
+            value.number()
+        if isinstance(value, SymbolicSize):
+            float(value)
+        if isinstance(value, (tuple, list)):
+            _require_numbers(value)
+
+
 def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
     """Refuses an operation of integers whose result is of torch's default dtype, where that is not float32.
 
@@ -238,7 +336,7 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         creator = registry.creator_of(func)
-        if creator is not None and not types:
+        if creator is not None and all(t is TracedScalar for t in types):
             return registry.located(getattr(func, "__name__", str(func)), creator, (self.tracer, *args), kwargs or {})
         twin = registry.twin_of_property(func)
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
@@ -293,7 +391,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         try:
             returned = function(*args, **kwargs)
         except TypeError as error:
-            if not any(name in str(error) for name in ("SymbolicSize", "TracedTensor")):
+            if not any(name in str(error) for name in ("SymbolicSize", "TracedScalar", "TracedTensor")):
                 raise
             if "SymbolicSize" in str(error):
                 tracer.require_literal_features()
@@ -306,15 +404,17 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
             _RUNNING.count -= 1
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     outputs = [_output(tracer, value, function)._position for value in results]
+    if tracer.needs is not None:
+        raise tracer.needs
     graph = tracer.builder.build(outputs)
     hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
-    return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)))
+    return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)), tracer.conditions())
 
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
         raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
-    if not isinstance(value, (TracedTensor, torch.Tensor, SymbolicSize, int, float, np.generic)):
+    if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
         raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
     result = tracer.lift(value)
     shape = tuple(simplify_dim(d) for d in result._node.shape)

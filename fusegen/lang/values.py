@@ -10,26 +10,21 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import numpy as np
 import sympy
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here
+from fusegen.lang.scalars import TracedScalar, computed, require_static
 
 if TYPE_CHECKING:
     from fusegen.lang.tracer import Tracer
-
-
-class NeedsStatic(Exception):
-    """Run-time scalars are used where only a number will do; whoever traces starts again with their values."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        super().__init__(", ".join(names))
 
 
 class SymbolicSize:
@@ -39,39 +34,42 @@ class SymbolicSize:
         self.tracer = tracer
         self.expr = expr
 
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """What ``isinstance`` sees: torch's sizes are ints."""
+        return int
+
     def _size(self, value: Dim) -> int | SymbolicSize:
         return self.tracer.size(simplify_dim(value))
 
     def __add__(self, other: object) -> Any:
-        return self._number(torch.add, other) if _is_value(other) else self._size(self.expr + dim_of(other))
+        return self._number(Op.ADD, torch.add, other) if _is_value(other) else self._size(self.expr + dim_of(other))
 
     def __sub__(self, other: object) -> Any:
-        return self._number(torch.sub, other) if _is_value(other) else self._size(self.expr - dim_of(other))
+        return self._number(Op.SUB, torch.sub, other) if _is_value(other) else self._size(self.expr - dim_of(other))
 
     def __rsub__(self, other: object) -> Any:
-        return self._number(torch.rsub, other) if _is_value(other) else self._size(dim_of(other) - self.expr)
+        return self._number(Op.SUB, torch.sub, other, swapped=True) if _is_value(other) else self._size(dim_of(other) - self.expr)
 
     def __mul__(self, other: object) -> Any:
-        return self._number(torch.mul, other) if _is_value(other) else self._size(self.expr * dim_of(other))
+        return self._number(Op.MUL, torch.mul, other) if _is_value(other) else self._size(self.expr * dim_of(other))
 
     def __floordiv__(self, other: object) -> Any:
         if _is_value(other):
-            return self._number(torch.floor_divide, other)
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other)
         return self._size(self.tracer.divide(self.expr, dim_of(other)))
 
     def __mod__(self, other: object) -> Any:
-        return self._number(torch.remainder, other) if _is_value(other) else self - self // other * other
+        return self._number(Op.REMAINDER, torch.remainder, other) if _is_value(other) else self - self // other * other
 
     def __rfloordiv__(self, other: object) -> Any:
         if _is_value(other):
-            self.tracer.require_literal_feature(self.expr)
-            return registry.call(torch.floor_divide, (other, self.tracer.lift(self)), {})
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other, swapped=True)
         return self._size(self.tracer.divide(dim_of(other), self.expr))
 
     def __rmod__(self, other: object) -> Any:
         if _is_value(other):
-            self.tracer.require_literal_feature(self.expr)
-            return registry.call(torch.remainder, (other, self.tracer.lift(self)), {})
+            return self._number(Op.REMAINDER, torch.remainder, other, swapped=True)
         return other - other // self * self  # a size or an int
 
     def __divmod__(self, other: object) -> tuple[Any, Any]:
@@ -81,14 +79,13 @@ class SymbolicSize:
         return other // self, other % self
 
     def __truediv__(self, other: object) -> Any:
-        return self._number(torch.div, other)
+        return self._number(Op.DIV, torch.div, other)
 
     def __rtruediv__(self, other: object) -> Any:
-        self.tracer.require_literal_feature(self.expr)
-        return registry.call(torch.div, (other, self.tracer.lift(self)), {})
+        return self._number(Op.DIV, torch.div, other, swapped=True)
 
     def __pow__(self, other: object) -> Any:
-        return self._number(torch.pow, other)
+        return self._number(Op.POW, torch.pow, other)
 
     def __rpow__(self, other: object) -> Any:
         return other ** int(self)  # type: ignore[operator]
@@ -103,10 +100,15 @@ class SymbolicSize:
         """As of an int, whose value the variant is then bound to."""
         return int(self).bit_length()
 
-    def _number(self, function: Callable[..., Any], other: object) -> Any:
+    def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
         """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
         self.tracer.require_literal_feature(self.expr)
-        return registry.call(function, (self.tracer.lift(self), other), {})
+        if isinstance(other, np.generic):  # numpy has rules of its own
+            return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
+        size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
+        if number is None:
+            return registry.call(function, (other, size) if swapped else (size, other), {})
+        return computed(op, *((number, size) if swapped else (size, number)))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -114,20 +116,35 @@ class SymbolicSize:
         return self != 0
 
     def __eq__(self, other: object) -> bool:
+        other = _plain(other)
+        if isinstance(other, (float, TracedScalar)):
+            return bool(self.tracer.scalar(self) == other)
         if not isinstance(other, (int, SymbolicSize)):
             return NotImplemented
         return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
 
     def __lt__(self, other: object) -> bool:
+        other = _plain(other)
+        if _is_value(other):
+            return cast(bool, self.tracer.scalar(self) < other)
         return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
 
     def __le__(self, other: object) -> bool:
+        other = _plain(other)
+        if _is_value(other):
+            return cast(bool, self.tracer.scalar(self) <= other)
         return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
 
     def __gt__(self, other: object) -> bool:
+        other = _plain(other)
+        if _is_value(other):
+            return cast(bool, self.tracer.scalar(self) > other)
         return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
 
     def __ge__(self, other: object) -> bool:
+        other = _plain(other)
+        if _is_value(other):
+            return cast(bool, self.tracer.scalar(self) >= other)
         return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
 
     def __hash__(self) -> int:
@@ -143,6 +160,7 @@ class SymbolicSize:
     def __float__(self) -> float:
         """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
         self.tracer.require_literal_feature(self.expr)
+        self.tracer.require_no_parameter(self.expr)
         raise TraceError(
             f"the run-time size {self.expr} is used as a number",
             where=here(),
@@ -168,9 +186,16 @@ for _name in ("and_", "or_", "xor", "lshift", "rshift"):
     setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
 
 
+def _plain(value: object) -> object:
+    """A number as Python has it: bools and numpy's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value
+
+
 def _is_value(value: object) -> bool:
     """Whether arithmetic with a size gives a number of the kernel, not another size."""
-    return isinstance(value, (float, TracedTensor, torch.Tensor))
+    return isinstance(value, (bool, float, np.generic, TracedScalar, TracedTensor, torch.Tensor))
 
 
 def dim_of(value: object) -> Dim:
@@ -181,8 +206,10 @@ def dim_of(value: object) -> Dim:
     """
     if isinstance(value, SymbolicSize):
         return value.expr
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    if isinstance(value, TracedScalar):
+        value.as_size()
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
     if isinstance(value, TracedTensor):
         value.require_static()
         raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
@@ -308,17 +335,7 @@ class TracedTensor:
             NeedsLiteral: it is made of sizes alone.
         """
         if self._node.weak:
-            builder = self._tracer.builder
-            below = [self._position]
-            for position in below:
-                below += builder.nodes[position].args
-            leaves = [builder.nodes[p] for p in dict.fromkeys(below)]
-            names = sorted(str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR)
-            if names:
-                raise NeedsStatic(tuple(names))
-            for leaf in leaves:
-                if leaf.op is Op.SIZE:
-                    self._tracer.require_literal(cast(Dim, leaf.attr("size")))
+            require_static(self)
 
     def __bool__(self) -> NoReturn:
         self.require_static()

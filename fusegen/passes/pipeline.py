@@ -10,6 +10,7 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
+from fusegen.passes.hoist import hoist
 from fusegen.passes.simplify import simplify
 
 Rewrite: TypeAlias = Callable[[Value], Value]
@@ -27,10 +28,10 @@ PASSES: tuple[Pass, ...] = (Pass("expand-compositions", expand), Pass("simplify"
 
 
 def run_passes(graph: Graph) -> Graph:
-    """The graph in primitives, simplified."""
+    """The graph in primitives, simplified, without arithmetic of numbers alone."""
     for step in PASSES:
         graph = apply(step, graph)
-    return graph
+    return hoist(graph)
 
 
 def apply(step: Pass, graph: Graph) -> Graph:

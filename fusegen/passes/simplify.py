@@ -126,6 +126,8 @@ _BY_OP: dict[Op, tuple[Rule, ...]] = {op: tuple(r for r in RULES if r.op is op) 
 
 def simplify(value: Value) -> Value:
     """The value after the first rule that applies to it; rules see operands that are simplified already."""
+    if value.node.weak:
+        return value  # numbers among themselves are Python's
     for rule in _BY_OP[value.node.op]:
         better = rule.rewrite(value)
         if better is not None:

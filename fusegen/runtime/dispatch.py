@@ -5,73 +5,36 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fusegen import target as targets
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
+from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
-from fusegen.lang.values import NeedsStatic
-from fusegen.runtime.compile import Hidden, Request, Variant, compile_variant, refuse_gradient
-from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
+from fusegen.runtime.backends import backend_of
+from fusegen.runtime.bound import NOTHING, Bound, Hidden
+from fusegen.runtime.compile import Request, Variant, compile_trace
+from fusegen.runtime.execute import BoundProgram
+from fusegen.runtime.keys import GREATEST, LEAST, Values, is_scalar, part, static_part
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.signature import WIDE, History, has_memory, hidden_spec, input_specs, span
+from fusegen.runtime.promotion import Promotions
+from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.signature import ITSELF, WIDE, History, has_memory, hidden_spec, input_specs, span
+from fusegen.runtime.tracing import refuse_gradient, trace_function
 from fusegen.schedule.names import plain
-from fusegen.settings import settings
-from fusegen.state import contents, has_identity, is_plain
+from fusegen.state import contents, has_identity
 from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
-_MOST_CANDIDATES = 8  # for one key, which differ in what the function read of Python's state
+_MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
-_LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
-_TOO_WIDE = "too wide"
 
-_NO_SCALARS: Mapping[str, float] = {}
 Key: TypeAlias = tuple[object, ...]
-Values: TypeAlias = Sequence[Any]
-
-
-_NOTHING: Hidden = ()
-
-
-class _Bound:
-    """A program for exact shapes, where its tensors and scalars come from in a call, and for which state of Python it is good.
-
-    Args:
-        program: what runs.
-        variant: what it was made of.
-        hidden: the tensors that the function closes over.
-        places: positions of the parameters, by name.
-    """
-
-    def __init__(self, program: BoundProgram, variant: Variant, hidden: Hidden, places: Mapping[str, int]) -> None:
-        self._program = program
-        self._check = variant.state.check
-        self._parts = tuple(_part(tensor, True) for tensor in hidden)
-        given = len(places)
-        where = dict(places) | {name: given + n for n, name in enumerate(variant.state.names)}
-        self._order = tuple(where[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs)
-        self._scalars = tuple((plain_scalar(name), places[name]) for name, _ in variant.request.scalars)
-
-    def find(self, values: Values) -> Hidden | None:
-        """The tensors that the function closes over, as they are now; None where what it read has changed."""
-        if self._check is None:
-            return _NOTHING
-        found = self._check(values)
-        if found and any(_part(t, True) != part for t, part in zip(found, self._parts, strict=True)):
-            return None
-        return found
-
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
-        scalars = {name: values[position] for name, position in self._scalars} if self._scalars else _NO_SCALARS
-        everything = (*values, *hidden) if hidden else values
-        return self._program([everything[place] for place in self._order], scalars)
 
 
 class Dispatcher:
@@ -87,15 +50,16 @@ class Dispatcher:
         self.name = name
         self.parameters = Parameters.of(function)
         self.history = History()
-        self._bound: dict[Key, list[_Bound]] = {}
+        self._bound: dict[Key, list[Bound]] = {}
         self._variants: dict[Key, list[Variant]] = {}
+        self._promotions = Promotions()
         self._lock = threading.RLock()
         self._warned = False
 
     @cached_property
     def _static(self) -> tuple[bool, ...]:
-        """For each parameter, whether its value selects code; looked at late, when all annotations can be resolved."""
-        return tuple(self._is_static(name) for name in self.parameters.names)
+        """For each parameter, whether a program is bound to its value; looked at late, when all annotations can be resolved."""
+        return tuple(self._is_static(name) or name in self.history.sizes for name in self.parameters.names)
 
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
@@ -115,7 +79,7 @@ class Dispatcher:
         is_simple = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
         values = args if is_simple else self.parameters.bind(args, kwargs)
         try:
-            candidates: Sequence[_Bound] = self._bound.get(self._key(values), ())
+            candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
         except (TypeError, RuntimeError):  # something cannot be hashed: an argument that no kernel takes, or only a trace can
             candidates = ()
         for bound in candidates:
@@ -138,7 +102,7 @@ class Dispatcher:
 
     def _key(self, values: Values) -> Key:
         """What the choice of a bound program depends on."""
-        parts = [_part(value, static) for value, static in zip(values, self._static, strict=True)]
+        parts = [part(value, static) for value, static in zip(values, self._static, strict=True)]
         parts.append(torch.get_default_dtype())  # what torch.ones(n) gives, and what an integer times 0.5
         return tuple(parts)
 
@@ -181,12 +145,20 @@ class Dispatcher:
 
     # Variants.
 
-    def _bind(self, values: Values, device: torch.device) -> tuple[_Bound, Hidden]:
+    def _bind(self, values: Values, device: torch.device) -> tuple[Bound, Hidden]:
         target, backend = backend_of(device)
         variant, hidden = self.variant(values, target, device)
-        program = BoundProgram(variant, self.sizes(variant, values, hidden), device, backend)
-        places = {name: position for position, name in enumerate(self.parameters.names)}
-        return _Bound(program, variant, hidden, places), hidden
+        sizes = self.sizes(variant, values, hidden)
+        program = BoundProgram(variant, sizes, device, backend)
+        scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
+        by_value = partial(self._call_by_value, scalars)
+        return Bound(program, variant, hidden, sizes, self.parameters.names, by_value), hidden
+
+    def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
+        """The call with the values of these scalars in the trace."""
+        with self._lock:
+            self._make_static(scalars)
+        return self._first_call(values, values, {})
 
     def variant(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
         """The variant for some arguments, compiled when there is none, and the tensors that the function closes over.
@@ -210,6 +182,8 @@ class Dispatcher:
                     return self._match(request, values) or self._compile(request)
                 except NeedsLiteral as need:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
+                except NeedsSize as need:
+                    self._make_sizes(need.names)
                 except NeedsStatic as need:
                     self._make_static(need.names)
 
@@ -219,12 +193,21 @@ class Dispatcher:
         self.__dict__.pop("_static", None)
         self._bound.clear()
 
+    def _make_sizes(self, names: Iterable[str]) -> None:
+        """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
+        self.history.sizes.update(names)
+        self.__dict__.pop("_static", None)
+        self._bound.clear()
+
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         for variant in self._variants.get(_variant_key(request), ()):
             hidden = self._hidden(variant, values)
             if hidden is None:
                 continue
             sizes = self.sizes(variant, values, hidden)
+            condition = condition_of(variant.conditions, sizes, self.parameters.names)
+            if condition is not None and not condition(values):
+                continue
             if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
                 return variant, hidden
         return None
@@ -232,7 +215,7 @@ class Dispatcher:
     def _hidden(self, variant: Variant, values: Values) -> Hidden | None:
         """The tensors that the function closes over; None where they, or what else it read, are not as the variant knows them."""
         check = variant.state.check
-        found = _NOTHING if check is None else check(values)
+        found = NOTHING if check is None else check(values)
         if found is None:
             return None
         specs = {spec.name: spec for spec in variant.traced.inputs}
@@ -243,61 +226,49 @@ class Dispatcher:
         return found
 
     def _compile(self, request: Request) -> tuple[Variant, Hidden]:
-        variant, hidden = compile_variant(request, self.parameters.names)
+        found, state = trace_function(request, self.parameters.names)
+        fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
+        variant = self._promotions.variant(request, found, state, compile_trace, fixed)
+        if sum(map(len, self._variants.values())) >= _MOST_BOUND:
+            self._variants.clear()  # their programs are kept
         key = _variant_key(request)
         self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]
-        count = sum(map(len, self._variants.values()))
+        count = self._promotions.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
-        return variant, hidden
+        return variant, found.hidden
 
     def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
         named = dict(zip(self.parameters.names, values, strict=True))
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
-        double = any(t.dtype is torch.float64 for t in tensors.values())
-        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if not self._is_static(n) and _is_scalar(v)}
-        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
+        numbers = {n: v for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
+        symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
+        scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
+        numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
+        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
-        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
+        sizes = sizes.with_parameters(symbols)
+        given = tuple(numbers.items())
+        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given)
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
         named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
-        sizes = {size: named[parameter].shape[dim] for size, (parameter, dim) in variant.request.sizes.sources}
+        places = variant.request.sizes.sources
+        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
         for spec in variant.graph.inputs:
             sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(named[spec.name].stride())}
         return sizes
 
 
-def _part(value: Any, is_static: bool) -> object:
-    if isinstance(value, Tensor):
-        grad = value.requires_grad and torch.is_grad_enabled()
-        return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
-    if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
-        return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
-    return static_part(value)
-
-
-def static_part(value: object) -> object:
-    """What an argument that selects code contributes to keys: itself, or for an object its identity, which `State` looks after."""
-    return id(value) if not is_plain(value) and has_identity(value) else (type(value), value)
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _scalar_dtype(value: float, double: bool) -> DType:
-    """A run-time scalar's type: floats are as wide as the widest tensor, so that they lose nothing."""
-    if not isinstance(value, float):
-        return DType.INT64
-    return DType.FLOAT64 if double else DType.FLOAT32
+def _scalar_dtype(value: float) -> DType:
+    return DType.FLOAT64 if isinstance(value, float) else DType.INT64
 
 
 def _check_plain(kernel: str, name: str, value: object) -> None:
-    if _is_scalar(value) and isinstance(value, int) and not _LEAST <= value <= _GREATEST:
+    if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
     try:
         hash(value)
@@ -317,8 +288,9 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, static_part(value)) for name, value in request.statics)
+    types = tuple((name, type(value)) for name, value in request.numbers)
     default = torch.get_default_dtype()
-    return (request.specs, request.scalars, statics, sizes.multiples, sizes.bounds, request.target, request.wide, default)
+    return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, default)
 
 
 def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:
@@ -330,44 +302,3 @@ def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:
         if count >= WIDE:
             return True
     return False
-
-
-def plain_scalar(name: str) -> str:
-    """A scalar's name as kernels use it."""
-    return next(iter(scalar_names({name: 0.0})))
-
-
-def target_of(device: torch.device) -> Target:
-    """The target of a device.
-
-    Raises:
-        ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
-    """
-    if device.type == "cpu":
-        return _emulated() if settings().emulate else targets.CPU
-    if device.type == "cuda" and torch.version.hip is None:
-        return targets.from_capability(*_capability(device))
-    raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
-
-
-def backend_of(device: torch.device) -> tuple[Target, Backend]:
-    """The target of a device, and what launches there."""
-    target = target_of(device)
-    if device.type == "cuda":
-        return target, _cuda_backend(target.name, device)
-    return target, EmulatorBackend() if settings().emulate else HostBackend()
-
-
-@lru_cache(maxsize=64)
-def _cuda_backend(architecture: str, device: torch.device) -> CudaBackend:
-    return CudaBackend(architecture, device)
-
-
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-def _emulated() -> Target:
-    """The machine that the emulator plays: Hopper, with its tensor cores and its copy engine."""
-    return targets.target("sm_90a")

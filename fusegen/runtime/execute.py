@@ -14,7 +14,6 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
 from fusegen.runtime.library import multiply
-from fusegen.schedule.names import identifier
 from fusegen.schedule.program import (
     BufferSpec,
     Launch,
@@ -305,8 +304,3 @@ class HostBackend(Backend):
             kernel(fill(given, scalars))
 
         return step
-
-
-def scalar_names(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Scalars by the names that kernels use."""
-    return {identifier(name): value for name, value in scalars.items()}

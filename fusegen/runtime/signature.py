@@ -9,7 +9,7 @@ extent, or that a matrix product needs to know, is literal as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -28,6 +28,9 @@ _MOST_ALIGNED = 16
 Place: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
+ITSELF = -1
+"""In place of a dim: the parameter's own value."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -37,13 +40,25 @@ class Sizes:
         hints: their values in this call, by name.
         multiples: a power of two that divides each, for those where it is part of the variant.
         bounds: a power of two that each is at most, likewise.
-        sources: where a value is found in later calls: parameter and dim.
+        sources: where a value is found in later calls: parameter and dim, or `ITSELF` for an int that is used as a size.
     """
 
     hints: tuple[tuple[str, int], ...]
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     sources: tuple[tuple[str, Place], ...]
+
+    @property
+    def of_parameters(self) -> dict[str, str]:
+        """Symbols of ints that are used as sizes: their parameters."""
+        return {symbol: name for symbol, (name, dim) in self.sources if dim == ITSELF}
+
+    def with_parameters(self, numbers: Mapping[str, int]) -> Sizes:
+        """These and ints that are used as sizes, named as no dim is: they have none."""
+        named = {f"{plain(name)}_dim0": name for name in numbers}
+        hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
+        sources = tuple((symbol, (name, ITSELF)) for symbol, name in named.items())
+        return replace(self, hints=self.hints + hints, sources=self.sources + sources)
 
 
 @dataclass
@@ -55,12 +70,14 @@ class History:
         run_time: last dims that had several values.
         literal: leading dims that must be literal.
         static: scalars whose values select code, though nothing but their use says so.
+        sizes: ints that are used as sizes.
     """
 
     extents: dict[Place, int] = field(default_factory=dict)
     run_time: set[Place] = field(default_factory=set)
     literal: set[Place] = field(default_factory=set)
     static: set[str] = field(default_factory=set)
+    sizes: set[str] = field(default_factory=set)
 
 
 def input_specs(

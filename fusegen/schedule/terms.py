@@ -92,7 +92,9 @@ class Terms:
         if term.dtype is dtype:
             return position
         if term.op is Leaf.CONSTANT:
-            return self.put(Term(Leaf.CONSTANT, (), dtype, _as_number(term.payload, dtype)))
+            single = term.dtype is DType.FLOAT32 and dtype is DType.FLOAT64  # a tensor's value, which was rounded
+            payload = repr(torch.tensor(float(str(term.payload)), dtype=torch.float32).item()) if single else term.payload
+            return self.put(Term(Leaf.CONSTANT, (), dtype, _as_number(payload, dtype)))
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
@@ -162,7 +164,8 @@ class Evaluator:
 
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
-            return self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
+            constant = self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
+            return self._rounded(constant, node.dtype) if node.dtype.is_half else constant
         if node.op is Op.SCALAR:
             return self.terms.put(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
         coordinate = index[0] if node.op is Op.IOTA else node.attr("size")
@@ -275,13 +278,7 @@ def _upper_only(bounds: Bounds) -> Bounds:
 def operand_types(graph: Graph, node: Node) -> list[DType]:
     """The computing type in which each operand of a pointwise node takes part."""
     operands = [infer.Operand(graph.nodes[a].shape, graph.nodes[a].dtype, graph.nodes[a].weak) for a in node.args]
-    if node.op is Op.WHERE:
-        return [DType.BOOL, node.dtype.compute, node.dtype.compute]
-    if node.op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
-        return [DType.BOOL] * len(operands)
-    if node.op.row.result is Result.BOOL:
-        return [infer.operand_dtype(node.op, operands).compute] * len(operands)
-    return [node.dtype.compute] * len(operands)
+    return infer.operand_types(node.op, operands, node.dtype)
 
 
 def substitute(index: Index, replacements: dict[object, Index]) -> Index:

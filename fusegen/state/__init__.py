@@ -6,8 +6,8 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 
 from fusegen.state.check import State, has_identity
 from fusegen.state.content import contents
-from fusegen.state.plain import is_plain, same
+from fusegen.state.plain import exact, is_plain, same
 from fusegen.state.recorder import Recorder
 from fusegen.state.slots import Slot
 
-__all__ = ["Recorder", "Slot", "State", "contents", "has_identity", "is_plain", "same"]
+__all__ = ["Recorder", "Slot", "State", "contents", "exact", "has_identity", "is_plain", "same"]

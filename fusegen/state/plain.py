@@ -53,3 +53,13 @@ def _same_float(one: float, other: float) -> bool:
     if one != one:
         return other != other
     return one == other and math.copysign(1.0, one) == math.copysign(1.0, other)
+
+
+def exact(value: object) -> object:
+    """A value as part of a key, where 1, 1.0 and True are three, 0.0 and -0.0 two, and NaN is itself."""
+    kind = type(value)
+    if isinstance(value, tuple):
+        return (kind, tuple(map(exact, value)))
+    if isinstance(value, frozenset):
+        return (kind, frozenset(map(exact, value)))
+    return (kind, repr(value) if isinstance(value, (float, complex, np.generic)) else value)

@@ -66,6 +66,7 @@ class Reach:
         self._own = getattr(function, "__func__", function)
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
         self._waiting: list[tuple[Any, str]] = []
+        self.asks_for_types = False
         self._called: set[CodeType] = set()
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
@@ -89,6 +90,7 @@ class Reach:
         if code not in self._called:
             self._called.add(code)
             self._mentioned |= names.attributes
+            self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             for module in names.modules:
                 self.see(sys.modules.get(module), module.rpartition(".")[2])
             self._globals(frame.f_globals, names, code)

@@ -68,6 +68,11 @@ class Recorder:
         reads, used = tuple(self._reads.values()), tuple(self._used.values())
         return State(self._function, self._arguments, reads, self._questions, used)
 
+    @property
+    def asks_for_types(self) -> bool:
+        """Whether code that ran may have asked for the exact type of something."""
+        return self._reach.asks_for_types
+
     # Tensors.
 
     def use(self, tensor: torch.Tensor) -> str | None:

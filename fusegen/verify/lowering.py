@@ -12,9 +12,11 @@ from torch import Tensor
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
+from fusegen.runtime.backends import backend_of, target_of
 from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher, backend_of, target_of
+from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.execute import BoundProgram
+from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
@@ -79,7 +81,7 @@ class Prepared:
         own = target_of(device)
         if self.variant is None or own == self.target:
             results = self.dispatcher.call((), arguments)
-            if self.variant is not None and self._variant(arguments, device) is not self.variant:
+            if self.variant is not None and self._variant(arguments, device).program is not self.variant.program:
                 raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
         else:
             results = self._foreign(self.variant, arguments, device)
@@ -89,10 +91,14 @@ class Prepared:
         return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)[0]
 
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
-        sizes = self.dispatcher.sizes(variant, self.dispatcher.bind((), arguments), ())
+        values = self.dispatcher.bind((), arguments)
+        sizes = self.dispatcher.sizes(variant, values, ())
+        scalars = scalars_of(variant.graph, sizes, self.dispatcher.parameters.names)
         _, backend = backend_of(device)
         program = BoundProgram(variant, sizes, device, backend)
-        return program([arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], {})
+        return program(
+            [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], scalars(values) if scalars else {}
+        )
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> Prepared:

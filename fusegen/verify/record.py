@@ -21,7 +21,7 @@ from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
 from fusegen.jit.files import write_atomically
 from fusegen.jit.nvrtc import nvrtc_version
-from fusegen.runtime.dispatch import target_of
+from fusegen.runtime.backends import target_of
 from fusegen.specs.registry import SPECS
 from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import Prepared

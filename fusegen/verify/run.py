@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.runtime.dispatch import target_of
+from fusegen.runtime.backends import target_of
 from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases

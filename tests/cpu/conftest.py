@@ -22,6 +22,7 @@ from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import fuse
 from fusegen.passes.pipeline import run_passes
 from fusegen.runtime.host_launch import host_kernels
+from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.lower import lower
 from fusegen.schedule.program import BufferSpec, Launch, Program, Role, StridedOperand
 from fusegen.settings import settings
@@ -60,19 +61,20 @@ class Runner:
         self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic, scalars: Mapping[str, float]
     ) -> None:
         self.sizes: dict[str, int] = {}
-        self.scalars = scalars
-        self.graph = self._trace(function, inputs, symbolic)
+        self.graph = self._trace(function, inputs, symbolic, tuple(scalars))
         device = target("cpu")
         lowered = run_passes(self.graph)
+        computed = scalars_of(lowered, self.sizes, tuple(scalars))
+        self.scalars = computed(tuple(scalars.values())) if computed else {}
         self.program = lower(lowered, fuse(lowered, device), device)
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
         self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 
-    def _trace(self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic) -> Graph:
+    def _trace(self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic, scalars: Sequence[str]) -> Graph:
         tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _Nothing())
         values = [self._input(tracer, name, x, symbolic.get(name, [None] * x.dim())) for name, x in inputs.items()]
         tracer.hints.update(self.sizes)
-        values += [TracedTensor(tracer, tracer.builder.scalar(name, DType.FLOAT64)) for name in self.scalars]
+        values += [TracedTensor(tracer, tracer.builder.scalar(name, DType.FLOAT64)) for name in scalars]
         return trace(tracer, function, values, {}).graph
 
     def _input(self, tracer: Tracer, name: str, x: Tensor, dims: Sequence[str | None]) -> TracedTensor:

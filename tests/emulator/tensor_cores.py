@@ -12,7 +12,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime.emulator import EARLY, Timing
-from fusegen.runtime.execute import BoundProgram, EmulatorBackend, scalar_names
+from fusegen.runtime.execute import BoundProgram, EmulatorBackend
+from fusegen.runtime.scalars import scalars_of
 
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
 
@@ -24,12 +25,14 @@ def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timi
     values = kernel._dispatcher.bind(arguments, {})
     variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
     assert len(variant.program.launches) == len(variant.program.steps)
-    program = BoundProgram(variant, kernel._dispatcher.sizes(variant, values, hidden), torch.device("cpu"), EmulatorBackend(timing))
+    sizes = kernel._dispatcher.sizes(variant, values, hidden)
+    scalars = scalars_of(variant.graph, sizes, kernel._dispatcher.parameters.names)
+    program = BoundProgram(variant, sizes, torch.device("cpu"), EmulatorBackend(timing))
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
     torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
     try:
-        result: Tensor = program(inputs, scalar_names({name: named[name] for name, _ in variant.request.scalars}))
+        result: Tensor = program(inputs, scalars(values) if scalars else {})
     finally:
         torch.use_deterministic_algorithms(False)
     return result

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.runtime import dispatch
+from fusegen.runtime import backends, dispatch
 from fusegen.schedule.kernel import RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.settings import settings
@@ -28,7 +28,7 @@ SMALL = replace(targets.target("sm_90a"), wgmma=False, processors=1)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors go through the emulator, as if the GPU had one multiprocessor."""
     monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    monkeypatch.setattr(dispatch, "_emulated", lambda: SMALL)
+    monkeypatch.setattr(backends, "_emulated", lambda: SMALL)
     settings.cache_clear()
     yield
     monkeypatch.undo()
@@ -166,7 +166,7 @@ def test_one_reduction_a_row_uses_its_scratch_in_turn(columns: int) -> None:
 def test_room_for_a_part_of_the_next_staged_row(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some groups of the next row are under way while this one is worked on, and some have to wait for its slots."""
     machine = replace(SMALL, shared_bytes=shared)
-    monkeypatch.setattr(dispatch, "_emulated", lambda: machine)
+    monkeypatch.setattr(backends, "_emulated", lambda: machine)
     x = randn(6, 24576, dtype=BF16)
     plan = row_plan(standardized, x, machine=machine)
     assert plan.persistence is Persistence.STAGED and plan.chunks < plan.slots < 2 * plan.chunks + (shared == 120_000)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.runtime import dispatch
+from fusegen.runtime import backends
 from fusegen.settings import settings
 from tests.fuzz.batch import QUICK, Judge, judge_all
 
@@ -28,6 +28,6 @@ def test_tiny_programs_in_the_emulator(
     """The text for a GPU, run on the CPU with every access checked."""
     if on_device != "cpu":
         pytest.skip("hardware runs the programs")
-    monkeypatch.setattr(dispatch, "settings", lambda: replace(settings(), emulate=True))
+    monkeypatch.setattr(backends, "settings", lambda: replace(settings(), emulate=True))
     number, count = emulated
     judge_all(Judge(emulated=True), first_seed + 500_000 + number, count, tiny=True)

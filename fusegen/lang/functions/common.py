@@ -10,6 +10,7 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
+from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
 
@@ -17,7 +18,7 @@ from fusegen.lang.values import TracedTensor
 def tracer_of(*values: object) -> Tracer:
     """The tracer of the first traced value among some."""
     for value in values:
-        if isinstance(value, TracedTensor):
+        if isinstance(value, (TracedTensor, TracedScalar)):
             return value._tracer
         if isinstance(value, (tuple, list)):
             return tracer_of(*value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import cast as cast_to
 
+import numpy as np
 import torch
 
 from fusegen.dtypes import DType
@@ -16,6 +17,7 @@ from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, unsupported_argument
 from fusegen.lang.functions.views import unsqueeze
 from fusegen.lang.registry import creates, implements
+from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
 
@@ -44,13 +46,15 @@ def torch_arange(
 ) -> TracedTensor:
     """torch.arange with literal bounds."""
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    if not all(isinstance(b, int) for b in (start, end, step)) or step <= 0:
+    if not all(isinstance(b, (int, np.integer)) for b in (start, end, step)) or step <= 0:
         raise TraceError(
             "arange with bounds that are not ints, or a step that is not positive, is not supported",
             mend="scale arange(n); for a run-time size use fg.arange(size)",
         )
+    if end < start:
+        raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
     count = max(0, -(-(end - start) // step))
-    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, count), tracer.lift(step)), start), dtype)
+    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, dim_of(count)), tracer.lift(step)), start), dtype)
 
 
 def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TracedTensor:
@@ -83,7 +87,7 @@ def full(
 ) -> TracedTensor:
     """A constant of a shape."""
     _given((), settings)
-    default = torch.bool if isinstance(fill_value, bool) else torch.int64 if isinstance(fill_value, int) else None
+    default: torch.dtype | None = _kind(fill_value)
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
@@ -116,9 +120,25 @@ def new_full(
 @creates("tensor", "scalar_tensor", "as_tensor")
 def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
     """A number as a zero-dimensional tensor."""
-    if not isinstance(data, (bool, int, float)):
+    if not isinstance(data, (bool, int, float, np.generic)):
         raise TraceError("torch.tensor of a list inside a kernel", mend="make the tensor outside and pass it")
-    return _filled(tracer, ((),), data, dtype or torch.tensor(data).dtype)
+    if isinstance(data, np.generic):  # whose dtype it has
+        return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
+    return _filled(tracer, ((),), data, dtype or _kind(data))
+
+
+def _known(number: Any) -> Any:
+    """A number; one that is known at each call only, selects code."""
+    return number.number() if type(number) is TracedScalar else number
+
+
+def _kind(number: Any) -> torch.dtype:
+    """The dtype of a tensor that is made of a number."""
+    if isinstance(number, np.generic):
+        return torch.full((), _known(number)).dtype
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.int64 if isinstance(number, int) else torch.get_default_dtype()
 
 
 @implements("one_hot")

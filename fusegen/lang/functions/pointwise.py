@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from fusegen.dtypes import DType, from_torch
@@ -13,8 +14,9 @@ from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
 from fusegen.lang.functions.common import cast, dtype_of, tracer_of, unsupported_argument
 from fusegen.lang.registry import implements
+from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.values import SymbolicSize, TracedTensor
 
 _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
@@ -42,6 +44,8 @@ def _register_row(op: Op) -> None:
         for name, value in given.items():
             if isinstance(value, TracedTensor):
                 value.require_static()
+            if isinstance(value, np.generic):
+                given[name] = value = value.item()
             if not isinstance(value, (bool, int, float, str)):
                 raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", mend="pass a number")
         tracer = tracer_of(*operands)
@@ -82,7 +86,7 @@ def _difference(a: Any, b: Any) -> TracedTensor:
 
 
 def _scaled(value: Any, alpha: Any, other: Any) -> Any:
-    if isinstance(alpha, (int, float)) and alpha == 1:
+    if type(alpha) in (bool, int, float) and alpha == 1:
         return value
     scaled, common = _in_common(value, other)
     if common is DType.BOOL:
@@ -453,8 +457,8 @@ def full_like(
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
     """A number, which may be a run-time scalar, as a zero-dimensional tensor."""
-    if isinstance(value, TracedTensor):
-        return cast(value, dtype)
+    if isinstance(value, (TracedTensor, TracedScalar, SymbolicSize)):
+        return cast(tracer.lift(value), dtype)
     kind = from_torch(dtype)
     return tracer.constant(bool(value) if kind is DType.BOOL else float(value) if kind.is_float else int(value), kind)
 

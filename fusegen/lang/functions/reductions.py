@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from fusegen.dtypes import DType
@@ -213,6 +214,7 @@ def vector_norm(
     x: TracedTensor, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TracedTensor:
     """(sum |x|^ord)^(1/ord); the greatest or the least |x| for an infinite ord, and how many are not 0 for ord=0."""
+    ord = ord.item() if isinstance(ord, np.number) else ord
     if not isinstance(ord, (int, float)):
         raise TraceError(f"norm: ord={ord!r} is not supported", mend="give a number")
     given = _floats("norm", cast(x, dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 
@@ -352,7 +353,7 @@ def getitem(input: TracedTensor, key: Any) -> TracedTensor:
 
 def _check_keys(keys: list[Any]) -> None:
     for k in keys:
-        if not (k is None or k is Ellipsis or isinstance(k, (int, slice, SymbolicSize))) or isinstance(k, bool):
+        if not (k is None or k is Ellipsis or isinstance(k, (int, np.integer, slice))) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
             )

@@ -1,0 +1,98 @@
+"""Arithmetic of numbers leaves the kernel: the host does it once a call, in Python's precision, and passes the result.
+
+What is hoisted are the greatest expressions of run-time scalars, sizes and constants. Each becomes a run-time scalar of the kernel,
+in the type in which it meets a tensor, and a line of the program that the host runs (`Graph.derived`). A size alone stays a size.
+"""
+
+from __future__ import annotations
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.infer import Operand, operand_types
+from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import ERRORS, evaluate, extract
+
+_STAY = (Op.CONSTANT, Op.SIZE)
+
+
+def hoist(graph: Graph) -> Graph:
+    """The graph with no arithmetic of numbers in it."""
+    return _Hoist(graph).run()
+
+
+class _Hoist:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder.scalars = []
+        self.moved: dict[int, int] = {}
+        self.hoisted: dict[tuple[int, DType], str] = {}
+        self.taken = {_folded(name) for name, _ in graph.scalars} | {_folded(spec.name) for spec in graph.inputs}
+
+    def run(self) -> Graph:
+        for position, node in self.graph:
+            if not node.weak or node.op in _STAY:
+                args = tuple(self._operand(node, number) for number in range(len(node.args)))
+                rebuilt = Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak)
+                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
+        wanted = [(name, position) for (position, _), name in self.hoisted.items()]
+        self.builder.derived = extract(self.graph.nodes, wanted)
+        return self.builder.build([self.moved[o] for o in self.graph.outputs])
+
+    def _operand(self, node: Node, number: int) -> int:
+        position = node.args[number]
+        operand = self.graph.nodes[position]
+        if not operand.weak or operand.op in _STAY:
+            return self.moved[position]
+        if not any(self.graph.nodes[p].op in (Op.SCALAR, Op.SIZE) for p in (position, *self.graph.ancestors[position])):
+            return self._folded_constant(position)
+        return self._scalar(position, self._type(node, number))
+
+    def _folded_constant(self, position: int) -> int:
+        """An expression of constants alone, which is one itself; what Python refuses to compute stays for the kernel."""
+        try:
+            return self.builder.constant(evaluate(self.graph.nodes, position, {}, {}))
+        except ERRORS:
+            return self._kept(position)
+
+    def _kept(self, position: int) -> int:
+        node = self.graph.nodes[position]
+        args = tuple(self._kept(a) for a in node.args)
+        return self.builder.put(Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak), self.graph.locations[position])
+
+    def _type(self, node: Node, number: int) -> DType:
+        """In which type a number reaches the kernel: single where the node computes in single, else as Python has it."""
+        operand = self.graph.nodes[node.args[number]]
+        if not operand.dtype.is_float:
+            return operand.dtype
+        operands = [Operand(o.shape, o.dtype, o.weak) for o in (self.graph.nodes[a] for a in node.args)]
+        meets = node.dtype.compute if node.op is Op.CAST else operand_types(node.op, operands, node.dtype)[number]
+        return DType.FLOAT32 if meets is DType.FLOAT32 else DType.FLOAT64
+
+    def _scalar(self, position: int, dtype: DType) -> int:
+        key = (position, dtype)
+        if key in self.hoisted:
+            return self.builder.put(_scalar_node(self.hoisted[key], dtype), None)
+        self.hoisted[key] = self._name(position)
+        return self.builder.scalar(self.hoisted[key], dtype)
+
+    def _name(self, position: int) -> str:
+        """The user's name for a scalar alone, where it is passed in one type; a new name for everything else."""
+        node = self.graph.nodes[position]
+        own = str(node.attr("name")) if node.op is Op.SCALAR else ""
+        if own.isidentifier() and own not in self.hoisted.values():
+            return own
+        number = 1
+        while _folded(f"scalar_{number}") in self.taken:
+            number += 1
+        self.taken.add(_folded(f"scalar_{number}"))
+        return f"scalar_{number}"
+
+
+def _scalar_node(name: str, dtype: DType) -> Node:
+    return Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True)
+
+
+def _folded(name: str) -> str:
+    """What emitted text may make of a name, which is all that names must differ in."""
+    return name.replace("_", "").lower()

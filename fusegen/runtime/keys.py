@@ -1,0 +1,45 @@
+"""What the choice of a program depends on: the part that each argument contributes to a key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusegen.runtime.signature import has_memory
+from fusegen.state import exact, has_identity, is_plain
+
+LEAST, GREATEST = -(2**63), 2**63 - 1
+"""Run-time integers have 64 bits."""
+
+Values: TypeAlias = Sequence[Any]
+_NUMBERS = (int, float, np.float64)
+_TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: the first call's checks see it
+
+
+def part(value: Any, is_static: bool) -> object:
+    """What a program for exact shapes depends on of an argument."""
+    if isinstance(value, Tensor):
+        return tensor_part(value)
+    if not is_static and is_scalar(value):
+        return type(value) if not isinstance(value, int) or LEAST <= value <= GREATEST else _TOO_WIDE
+    return static_part(value)
+
+
+def tensor_part(value: Tensor) -> object:
+    """What it depends on of a tensor."""
+    grad = value.requires_grad and torch.is_grad_enabled()
+    return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
+
+
+def static_part(value: object) -> object:
+    """What an argument that selects code contributes: its value, or for an object its identity, which `State` looks after."""
+    return id(value) if not is_plain(value) and has_identity(value) else exact(value)
+
+
+def is_scalar(value: object) -> bool:
+    """Whether a value is passed at run time: of a subclass of numbers, such as an enumeration, the value selects code."""
+    return type(value) in _NUMBERS

@@ -1,0 +1,123 @@
+"""Runs a function on traced values, and watches what else it reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+
+from fusegen.errors import GradientError, TraceError
+from fusegen.ir.graph import InputSpec
+from fusegen.ir.symbolic import size_symbol
+from fusegen.lang import functions
+from fusegen.lang.math_functions import traced_math
+from fusegen.lang.places import here
+from fusegen.lang.scalars import NeedsStatic, TracedScalar
+from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
+from fusegen.lang.values import TracedTensor
+from fusegen.runtime.compile import Request
+from fusegen.runtime.signature import hidden_spec
+from fusegen.state import Recorder, State
+
+_FILLED = functions  # importing the package fills the table of functions that can be traced
+
+
+def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, State]:
+    """Runs the function on traced values.
+
+    Args:
+        request: what to trace.
+        parameters: names of the function's parameters, in order.
+
+    Raises:
+        GradientError: a tensor that the function closes over requires a gradient.
+        TraceError: the function does something that no kernel can do.
+        NeedsLiteral: a size must be literal.
+        NeedsStatic: it fails on run-time scalars, or asks for their type, and does not with their values.
+    """
+    numbers = tuple(name for name, _ in request.numbers)
+    try:
+        found, recorder = _traced(request, parameters)
+    except Exception as error:
+        if isinstance(error, (NeedsStatic, NeedsLiteral)) or not numbers:
+            raise
+        _traced(_by_value(request), parameters)
+        raise NeedsStatic(numbers) from None
+    if recorder.asks_for_types and numbers:  # of which a traced number cannot give the answer
+        raise NeedsStatic(numbers)
+    return found, recorder.state()
+
+
+def _by_value(request: Request) -> Request:
+    """The same with values in place of run-time scalars."""
+    return replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
+
+
+def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
+    given = {parameters.index(name): value for name, value in request.statics}
+    recorder = Recorder(request.function, given, frozenset(parameters))
+    outside = _Outside(request.name, recorder)
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
+    tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
+    tracer.parameter_sizes = request.sizes.of_parameters
+    values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for symbol, name in tracer.parameter_sizes.items()}
+    values |= request.statics
+    values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
+    values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
+    with traced_math(), recorder:
+        found = trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+    return found, recorder
+
+
+class _Outside:
+    """Tensors that a function closes over.
+
+    Args:
+        name: the kernel's.
+        recorder: knows where they are found again.
+    """
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name = name
+        self._recorder = recorder
+        self.observe = recorder.observe
+
+    def input_of(self, tensor: torch.Tensor) -> InputSpec:
+        """A closed-over tensor as an input."""
+        name = self._recorder.use(tensor)
+        if name is None:
+            raise TraceError(
+                "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
+                where=here(),
+                mend="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
+            )
+        with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
+            refuse_gradient(self._name, name, tensor)
+            return hidden_spec(name, tensor)
+
+
+def refuse_gradient(kernel: str, name: str, tensor: torch.Tensor) -> None:
+    """Refuses a closed-over tensor that requires a gradient.
+
+    Raises:
+        GradientError: naming it.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientError(f"{kernel} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
+
+
+def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
+    """The function with all parameters positional, however it declares them."""
+    kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
+
+    @wraps(function)
+    def call(*values: object) -> Any:
+        named: Mapping[str, object] = dict(zip(parameters, values, strict=True))
+        positional = [named[n] for n in parameters if kinds[n] is not inspect.Parameter.KEYWORD_ONLY]
+        return function(*positional, **{n: named[n] for n in parameters if kinds[n] is inspect.Parameter.KEYWORD_ONLY})
+
+    return call
