@@ -18,11 +18,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.jit.host import ARITHMETIC
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PRIMITIVES = Path(__file__).resolve().parents[2] / "templates" / "cpu" / "primitives"
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Werror", "-shared", "-fPIC")
+FLAGS = (
+    "-O3", *ARITHMETIC, "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Werror", "-shared", "-fPIC",
+)  # fmt: skip
 INF, NAN = float("inf"), float("nan")
 
 # function: bound in ulp, a little above what a sweep of all 2^32 floats measured (sqrt and rsqrt: of every 97th), with FMA
