@@ -20,9 +20,9 @@ _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIV
 def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions.
 
-    Only 16-bit floats depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to integers) makes a
-    whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in neither: its
-    maximum would lie beside it otherwise, and the root of their difference would be no number.
+    Only 16-bit floats depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to integers)
+    makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
+    neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
     """
     computed = {group: _computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in computed.items()}
