@@ -18,6 +18,10 @@ from pathlib import Path
 from fusegen.errors import CompileError, ToolNotFoundError
 from fusegen.settings import settings
 
+ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
+"""What every text is compiled with: each operation rounds once, so that a value is the same number wherever it is computed, and
+integers wrap."""
+
 _USUAL_NAMES = ("c++", "g++", "clang++")
 
 

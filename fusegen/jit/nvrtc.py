@@ -21,6 +21,10 @@ from fusegen.source import Source
 _CACHE_BYTES = 1 << 30
 _STANDARD = "c++17"
 
+FLAGS = (f"--std={_STANDARD}", "--fmad=false")
+"""What decides about the meaning of a text, as NVRTC and nvcc take it. Each operation rounds once, so that a value is the same
+number wherever it is computed; contracted, `x * s` and `x * s - peak` would hold two."""
+
 
 @dataclass(frozen=True)
 class Binary:
@@ -66,7 +70,7 @@ def compile_ptx(source: Source, architecture: str) -> str:
     """
     nvrtc = _nvrtc()
     status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.entry.encode(), 0, [], [])
-    options = [f"--gpu-architecture={architecture.replace('sm_', 'compute_')}".encode(), f"--std={_STANDARD}".encode()]
+    options = [flag.encode() for flag in (f"--gpu-architecture={architecture.replace('sm_', 'compute_')}", *FLAGS)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"NVRTC refused {source.name} for {architecture}", mend="report it with the source")
@@ -94,7 +98,7 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
     from cuda.core import Program, ProgramOptions
 
     nvrtc_version()
-    options = ProgramOptions(name=str(path), arch=architecture, std=_STANDARD, lineinfo=True)
+    options = ProgramOptions(name=str(path), arch=architecture, std=_STANDARD, fma=False, lineinfo=True)
     try:
         compiled = Program(text, "c++", options).compile("cubin")
     except Exception as error:
@@ -105,7 +109,7 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
 
 
 def _key(source: Source, architecture: str) -> bytes:
-    parts = (source.digest, architecture, _STANDARD, "lineinfo", nvrtc_version())
+    parts = (source.digest, architecture, *FLAGS, "lineinfo", nvrtc_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 

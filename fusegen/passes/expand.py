@@ -57,11 +57,11 @@ def _silu(x: Value) -> Value:
 
 @_expands(Op.GELU)
 def _gelu(args: Sequence[Value], node: Node) -> Value:
-    """x * Phi(x); "tanh" is Hendrycks and Gimpel's approximation (arXiv 1606.08415)."""
+    """x * Phi(x); "tanh" is Hendrycks and Gimpel's approximation (arXiv 1606.08415), with (1 + tanh(u)) / 2 = sigmoid(2u)."""
     (x,) = args
     if node.attr("approximate") == "tanh":
-        inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1.0 + inner.apply(Op.TANH))
+        scale = 2.0 * math.sqrt(2.0 / math.pi)
+        return x * (x * (scale + 0.044715 * scale * (x * x))).apply(Op.SIGMOID)
     return 0.5 * x * (1.0 + (x * math.sqrt(0.5)).apply(Op.ERF))
 
 

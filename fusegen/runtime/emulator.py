@@ -20,13 +20,12 @@ from torch import Tensor
 from fusegen.emit.environment import templates
 from fusegen.emit.primitives import closure
 from fusegen.errors import EmulationError
-from fusegen.jit.host import compile_shared, load_shared
+from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder
 
 # Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in machine.hpp.
-# No contraction: whether the device fuses a multiply with an add is its compiler's choice, not the text's.
 _FLAGS = (
-    "-std=c++17", "-O1", "-g0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-exceptions",
+    "-std=c++17", "-O1", "-g0", "-w", *ARITHMETIC, "-fno-strict-aliasing", "-fno-exceptions",
     "-fvisibility=hidden", "-fsanitize=bounds",
 )  # fmt: skip
 _RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "tensor", "launch")

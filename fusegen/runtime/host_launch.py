@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.emit.unit import unit_text
-from fusegen.jit.host import compile_shared, load_shared
+from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 
-_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fvisibility=default")
+_FLAGS = (
+    "-std=c++17", "-O3", *ARITHMETIC, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
+    "-fvisibility=default",
+)  # fmt: skip
 _X86 = ("x86_64", "AMD64")
 _VALUE_BYTES = 8  # pointers, sizes and scalars alike
 

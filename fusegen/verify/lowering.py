@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
+from fusegen.jit.nvrtc import FLAGS
 from fusegen.runtime.backends import backend_of, target_of
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
@@ -61,8 +63,8 @@ class Prepared:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Of the texts without their comments, shortened."""
-        return tuple(source.digest[:_DIGITS] for source in self.sources)
+        """Of the texts without their comments and of the flags that they are compiled with, shortened."""
+        return tuple(_digest(source) for source in self.sources)
 
     @cached_property
     def plan(self) -> tuple[str, ...]:
@@ -99,6 +101,10 @@ class Prepared:
         return program(
             [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], scalars(values) if scalars else {}
         )
+
+
+def _digest(source: Source) -> str:
+    return hashlib.sha256("\0".join((source.digest, *FLAGS)).encode()).hexdigest()[:_DIGITS]
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> Prepared:

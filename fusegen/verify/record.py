@@ -66,7 +66,7 @@ class CaseRecord:
     Attributes:
         arguments: in words.
         plan: each step in words.
-        sources: digests of the texts that were launched.
+        sources: digests of the texts that were launched, with the compiler's flags.
         results: of each result, its errors and eager's.
         verdict: in a word or two.
     """

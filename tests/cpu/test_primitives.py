@@ -18,11 +18,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.jit.host import ARITHMETIC
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PRIMITIVES = Path(__file__).resolve().parents[2] / "templates" / "cpu" / "primitives"
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Werror", "-shared", "-fPIC")
+FLAGS = (
+    "-O3", *ARITHMETIC, "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Werror",
+    "-shared", "-fPIC",
+)  # fmt: skip
 INF, NAN = float("inf"), float("nan")
 
 # function: bound in ulp, a little above what a sweep of all 2^32 floats measured (sqrt and rsqrt: of every 97th), with FMA
@@ -197,6 +202,13 @@ def assert_same(got: Tensor, want: Tensor) -> None:
 def test_float_function_within_its_ulp_bound(cpu: Built, name: str) -> None:
     x = float_samples()
     assert_ulp(cpu(f"t_{name}_f32", x), getattr(torch, name)(x.double()), TRANSCENDENTAL_ULP[name], x)
+
+
+@pytest.mark.parametrize("name", TRANSCENDENTAL_ULP)
+def test_the_rest_of_a_loop_gives_the_bits_of_a_vector(cpu: Built, name: str) -> None:
+    x = torch.cat([special_floats(), torch.randn(64, generator=torch.Generator().manual_seed(6)) * 4])
+    single = torch.cat([cpu(f"t_{name}_f32", x[i : i + 1]) for i in range(len(x))])
+    assert_same(single, cpu(f"t_{name}_f32", x))
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])

@@ -154,6 +154,36 @@ def test_keys_that_do_not_exist_weigh_nothing_beside_scores_far_below_zero(keys:
     check(plain, q.abs(), -k.abs() * 2, v)
 
 
+TILE = _PLANS[64].tile_k
+AROUND_TILES = {
+    "plain": (1, 2, TILE - 1, TILE, TILE + 1, 2 * TILE - 1, 2 * TILE, 2 * TILE + 1),
+    "causal": (TILE - 1, TILE, 2 * TILE - 1, 2 * TILE + 1),
+    "masked": (TILE - 1, TILE + 1, 2 * TILE - 1),
+}
+
+
+@pytest.mark.parametrize(("kind", "keys"), [(kind, keys) for kind, lengths in AROUND_TILES.items() for keys in lengths])
+def test_the_last_tile_ends_where_the_keys_do(kind: str, keys: int) -> None:
+    """One key more or less than a tile holds; what is not there would outweigh scores far below zero."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.125
+        if kind == "causal":
+            query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+            scores = torch.where(key <= query[:, None] * 40 + 100, scores, -math.inf)
+        return torch.softmax(scores + mask if kind == "masked" else scores, -1) @ v
+
+    q, k, v = qkv(6, keys, dtype=F16)
+    mask = torch.randn(2, 1, 1, keys).half()
+    check(attention, q.abs(), -k.abs() * 2, v, mask, timings=EVERY_TIMING[1:2])
+
+
+@pytest.mark.parametrize("keys", [_PLANS[128].tile_k - 1, _PLANS[128].tile_k + 1])
+def test_the_last_tile_of_wide_heads(keys: int) -> None:
+    q, k, v = qkv(6, keys, 128, dtype=F16)
+    check(plain, q.abs(), -k.abs() * 2, v, timings=EVERY_TIMING[2:3])
+
+
 def test_attention_in_half_precision() -> None:
     check(plain, *qkv(150, 200, dtype=F16))
 

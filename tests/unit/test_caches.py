@@ -35,6 +35,12 @@ def test_the_compiler_s_version_is_part_of_a_binary_s_key(monkeypatch: pytest.Mo
     assert nvrtc._key(source(), "sm_90a") != before
 
 
+def test_the_flags_are_part_of_a_binary_s_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nvrtc._key(source(), "sm_90a")
+    monkeypatch.setattr(nvrtc, "FLAGS", nvrtc.FLAGS[:-1])
+    assert nvrtc._key(source(), "sm_90a") != before
+
+
 def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
     path, contents = tmp_path / "file", [bytes([65 + n]) * 400_000 for n in range(4)]
     files.write_atomically(path, contents[0])

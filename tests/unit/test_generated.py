@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.jit.nvrtc import compile_cubin
+from fusegen.jit.nvrtc import FLAGS, compile_cubin
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
 from fusegen.target import cuda_targets, target
@@ -129,10 +129,10 @@ def test_nvrtc_compiles_it(path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvcc_compiles_it(architecture: str, tmp_path: Path) -> None:
-    """Plain nvcc, as a reader would: all kernels of an architecture in one go."""
+    """nvcc with the flags of ours, as a reader would: all kernels of an architecture in one go."""
     files = [str(path) for path in stored_sources() if path.parts[-3] == architecture]
     assert len(files) >= len(SPECS)
-    command = [_nvcc(), "-std=c++17", f"-arch={architecture}", "-cubin", *files]
+    command = [_nvcc(), *FLAGS, f"-arch={architecture}", "-cubin", *files]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.stem for path in tmp_path.glob("*.cubin")} == {Path(file).stem for file in files}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+
 import pytest
 import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import axis_symbol, size_symbol
+from fusegen.schedule import index_width
 from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.terms import Leaf, Term, Terms
 
@@ -62,6 +66,22 @@ def test_products_by_their_bounds(limit: int, factor: int, narrow: bool) -> None
         b = Builder()
         root = b.compared(b.op(Op.MUL, b.coordinate(X), b.constant(sign * factor)), b.constant(0))
         assert (b.operand_types(root, limit) == [DType.INT32] * 2) is narrow
+
+
+@pytest.mark.parametrize("op", [Op.ADD, Op.SUB, Op.MUL], ids=lambda op: op.row.name)
+@pytest.mark.parametrize("inner", [Op.ADD, Op.SUB], ids=lambda op: op.row.name)
+def test_ranges_are_those_of_all_values(op: Op, inner: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(a + x) op (b + y), where each part takes any of its values: as wide as the least and the greatest demand, no more."""
+    limit = 3
+    monkeypatch.setattr(index_width, "SMALL", fits := 14)
+    compute = {Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul}
+    for a, c in itertools.product(range(-13, 14), repeat=2):
+        b = Builder()
+        root = b.op(op, b.op(inner, b.constant(a), b.coordinate(X)), b.op(inner, b.constant(c), b.coordinate(Y)))
+        parts = [[compute[inner](constant, x) for x in range(limit + 1)] for constant in (a, c)]
+        values = [*parts[0], *parts[1], *(compute[op](x, y) for x in parts[0] for y in parts[1])]
+        narrow = -fits <= min(values) and max(values) <= fits
+        assert (b.operand_types(b.compared(root, b.constant(1)), limit) == [DType.INT32] * 2) is narrow, (a, c)
 
 
 def test_constants_beyond_31_bits_stay_wide() -> None:

@@ -36,8 +36,12 @@ _FLOAT = {
     Op.POW: function("powf", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
 }
-_INTEGER = {
-    Op.ABS: function("llabs"),
+_INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
+    Op.ADD: function("wrap_add", 2),
+    Op.SUB: function("wrap_sub", 2),
+    Op.MUL: function("wrap_mul", 2),
+    Op.NEG: function("wrap_neg"),
+    Op.ABS: function("wrap_abs"),
     Op.FLOOR: function(""),
     Op.CEIL: function(""),
     Op.TRUNC: function(""),

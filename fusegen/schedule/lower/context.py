@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import sympy
 
@@ -23,12 +22,6 @@ from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
 
-_APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID})
-"""Operations that some language spells approximately where the result ends in 16 bits."""
-
-_JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
-"""Operations on floats that are not continuous; those that give bools or integers jump as well."""
-
 
 @dataclass
 class Context:
@@ -37,6 +30,7 @@ class Context:
     Attributes:
         graph, group, memory, target: what is lowered, for what.
         wide: whether indices need 64 bits.
+        fast: whether approximate functions may be used.
         name: the kernel's name.
         buffer_names: names of buffers, by key.
         names: identifiers that are taken in the kernel's text.
@@ -48,6 +42,7 @@ class Context:
     memory: Memory
     target: Target
     wide: bool
+    fast: bool
     name: str
     buffer_names: dict[int, str]
     names: Namer = field(default_factory=Namer)
@@ -63,32 +58,12 @@ class Context:
         """Known divisors of sizes."""
         return dict(self.graph.multiples)
 
-    @cached_property
-    def fast(self) -> bool:
-        """Whether approximate functions may be used: only 16-bit floats depend on them, and no step in between.
-
-        A jump (floor, a comparison, a cast to integers) makes a whole unit of what was an error far below one.
-        """
-        return all(self.memory.dtype(p).is_half for p in self.group.outputs) and not self._approximation_meets_a_jump()
-
-    def _approximation_meets_a_jump(self) -> bool:
-        needed = {*self.group.outputs, *(p for o in self.group.outputs for p in self.graph.ancestors[o])}
-        approximate: set[int] = set()
-        for position in sorted(needed - self.stored):  # operands come before their users
-            node = self.graph.nodes[position]
-            inexact = not approximate.isdisjoint(node.args)
-            if inexact and (node.op in _JUMPS or not node.dtype.is_float):
-                return True
-            if inexact or node.op in _APPROXIMATED:
-                approximate.add(position)
-        return False
-
     def dtype(self, buffer: int) -> DType:
         """The element type of a buffer."""
         if buffer in self.extra_dtypes:
             return self.extra_dtypes[buffer]
         count = len(self.graph.nodes)
-        return self.memory.dtype(buffer - count if buffer >= count else buffer)
+        return self.graph.nodes[buffer - count].dtype if buffer >= count else self.memory.dtype(buffer)
 
     def alignment(self, buffer: int) -> int:
         """Bytes that divide a buffer's address and its own strides; what the allocator gives is aligned."""

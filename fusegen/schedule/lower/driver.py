@@ -15,6 +15,7 @@ from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.pointwise import lower_pointwise
+from fusegen.schedule.lower.precision import approximating
 from fusegen.schedule.lower.rows import lower_rows
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import WORKSPACE, BufferSpec, Launch, Program, Role, Step
@@ -48,13 +49,14 @@ def lower(graph: Graph, groups: tuple[Group, ...], target: Target, *, wide: bool
         wide: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
     """
     memory = Memory(graph, groups)
+    fast = approximating(graph, groups, memory)
     buffers = list(memory.buffers())
     steps: list[Step] = []
     workspace = 0
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
         names = {spec.key: spec.name for spec in buffers}
-        context = Context(graph, group, memory, target, wide, name, names)
+        context = Context(graph, group, memory, target, wide, group in fast, name, names)
         new_steps, added = _KINDS[group.kind](context, WORKSPACE - workspace)
         _check_shared(new_steps, target)
         steps += new_steps

@@ -66,16 +66,24 @@ class Memory:
         return frozenset(p for p in products if self.graph.nodes[p].dtype.is_half)
 
     def dtype(self, position: int) -> DType:
-        """The element type of a value in memory: statistics and products stay as wide as they were computed."""
+        """The element type of a value that groups leave for others: statistics and products stay as wide as they were computed."""
         node = self.graph.nodes[position]
         wide = node.family is Family.REDUCTION or position in self._library_products
+        if self._is_kept_wide(position):
+            return node.dtype.compute
         if wide and not self._is_stored_as_result(position) and position not in self.read_by_products:
             return node.dtype.compute
         return node.dtype
 
+    def _is_kept_wide(self, position: int) -> bool:
+        """Whether a result is stored twice: a statistic that a later group compares with what it computes again, unrounded."""
+        node = self.graph.nodes[position]
+        is_statistic = node.family is Family.REDUCTION and node.dtype.is_half
+        return is_statistic and position in self.results and position in self.read_later - self.read_by_products
+
     def result_key(self, position: int) -> int:
-        """The key of a result's buffer; a result that is an input itself is copied to a buffer of its own."""
-        return position + len(self.graph.nodes) if self.is_input(position) else position
+        """The key of a result's buffer; one of its own where the value lies in another as well: an input, a wide statistic."""
+        return position + len(self.graph.nodes) if self.is_input(position) or self._is_kept_wide(position) else position
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
         """All places where a group must store a value that it computes at an index.
@@ -113,8 +121,8 @@ class Memory:
         single = len(self.results) == 1
         for number, result in enumerate(self.results):
             spec = self._spec(result, names.take("out" if single else f"out_{number}"), Role.OUTPUT)
-            specs.append(BufferSpec(self.result_key(result), spec.name, spec.dtype, spec.shape, spec.role))
-        for position in sorted(self.read_later - set(self.results)):
+            specs.append(BufferSpec(self.result_key(result), spec.name, self.graph.nodes[result].dtype, spec.shape, spec.role))
+        for position in sorted(self.read_later - set(map(self.result_key, self.results))):
             specs.append(self._spec(position, names.take(f"value_{position}"), Role.TEMPORARY))
         return tuple(specs)
 

@@ -268,7 +268,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
     const float add_1 = x + bias;                                                     // line 6: return F.gelu(x + bias, approximate="tanh") + residual
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));
     return add_1 * sigmoid_1 + residual;
 }
 

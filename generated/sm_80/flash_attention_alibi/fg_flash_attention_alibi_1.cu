@@ -233,6 +233,11 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
   if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
 }
 
+// a - b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
+__device__ __forceinline__ i64 wrap_sub(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) - static_cast<u64>(b));
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
@@ -253,18 +258,18 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float flash_attention_alibi_1_0(i64 coordinate_2, float slopes, i64 coordinate, float value_7) {
-    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
     return coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u);        // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
 }
 
 __device__ __forceinline__ float flash_attention_alibi_1_1(i64 coordinate_2, float slopes, float amax_17, i64 coordinate, float value_7) {
-    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
     const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
     return fast_exp(sub_1);
 }
 
 __device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, float slopes, float amax_17, float sum_20, i64 coordinate, float value_7) {
-    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(coordinate - coordinate_2);  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
+    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
     const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
     return round_bf16(fast_divide(fast_exp(sub_1), sum_20));
 }

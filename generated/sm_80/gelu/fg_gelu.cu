@@ -267,7 +267,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float gelu(float x) {
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (x + 0.044715f * (x * x * x))))));  // line 6: return F.gelu(x, approximate="tanh")
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(x * (1.5957691216057308f + 0.07135481627260025f * (x * x)))));  // line 6: return F.gelu(x, approximate="tanh")
     return x * sigmoid_1;
 }
 

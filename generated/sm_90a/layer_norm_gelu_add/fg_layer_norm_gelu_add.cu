@@ -339,7 +339,7 @@ __device__ __forceinline__ float layer_norm_gelu_add_row_2(float sum_9) {
 
 __device__ __forceinline__ float layer_norm_gelu_add_2(float x, float row_value, float row_value_2, float weight, float bias, float residual) {
     const float add_1 = (x - row_value) * row_value_2 * weight + bias;                // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));
     return add_1 * sigmoid_1 + residual;
 }
 

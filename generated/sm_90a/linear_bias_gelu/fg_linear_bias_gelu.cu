@@ -346,7 +346,7 @@ struct Operands {
 
 __device__ __forceinline__ float linear_bias_gelu_epilogue(float product, float bias) {
     const float add_1 = product + bias;                                               // line 6: return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (add_1 + 0.044715f * (add_1 * add_1 * add_1))))));
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));
     return add_1 * sigmoid_1;
 }
 

@@ -2,7 +2,7 @@
 FG_INLINE float cos_reduced(float r) {
     const float s = r * r;
     float p = 2.44306702e-5f;
-    p = p * s - 0.00138873013f;
-    p = p * s + 0.0416666456f;
-    return s * s * p + (1.0f - 0.5f * s);
+    p = multiply_add(p, s, -0.00138873013f);
+    p = multiply_add(p, s, 0.0416666456f);
+    return multiply_add(s * s, p, multiply_add(-0.5f, s, 1.0f));
 }

@@ -7,10 +7,10 @@ FG_INLINE float log1p_f32(float x) {
     const i32 k = (i32)(float_bits(1.0f + x) - sqrt_half) >> 23;
     // quarters: 2^(2-k) is normal up to k = 128
     const float scale = power_of_two(2 - k);
-    const float f = (0.25f * x) * scale + (0.25f * scale - 1.0f);
+    const float f = multiply_add(0.25f * x, scale, multiply_add(0.25f, scale, -1.0f));
     const float exponent = (float)k;
-    const float tail = log1p_tail(f) + exponent * ln2_low;
-    const float finite = exponent * ln2_high + (f + tail);
+    const float tail = multiply_add(exponent, ln2_low, log1p_tail(f));
+    const float finite = multiply_add(exponent, ln2_high, f + tail);
     const float result = x < __builtin_inff() ? finite : x;
     const float signed_result = x < -1.0f ? __builtin_nanf("") : result;
     const float full = x == -1.0f ? -__builtin_inff() : signed_result;

@@ -5,8 +5,8 @@ FG_INLINE float log2_f32(float x) {
     const float inverse_ln2_low = 0x1.47652cp-12f;
     float exponent;
     const float f = log_reduce(x, exponent);
-    const float rest = f * inverse_ln2_low + log1p_tail(f) * inverse_ln2;
-    const float finite = exponent + (f * inverse_ln2_high + rest);
+    const float rest = multiply_add(f, inverse_ln2_low, log1p_tail(f) * inverse_ln2);
+    const float finite = exponent + multiply_add(f, inverse_ln2_high, rest);
     const float result = x < __builtin_inff() ? finite : x;
     const float signed_result = x < 0.0f ? __builtin_nanf("") : result;
     return x == 0.0f ? -__builtin_inff() : signed_result;

@@ -10,12 +10,12 @@ FG_INLINE double log2_magnitude(float x) {
     const double z = (m - 1.0) / (m + 1.0);
     const double s = z * z;
     double p = 0x1.21b98448a3696p-2;
-    p = p * s + 0x1.4794bfd2edf93p-2;
-    p = p * s + 0x1.a61a325c7ca91p-2;
-    p = p * s + 0x1.2776c28ed7348p-1;
-    p = p * s + 0x1.ec709dc5402b7p-1;
-    p = p * s + 0x1.71547652b824fp+1;
-    const double finite = z * p + exponent;
+    p = multiply_add(p, s, 0x1.4794bfd2edf93p-2);
+    p = multiply_add(p, s, 0x1.a61a325c7ca91p-2);
+    p = multiply_add(p, s, 0x1.2776c28ed7348p-1);
+    p = multiply_add(p, s, 0x1.ec709dc5402b7p-1);
+    p = multiply_add(p, s, 0x1.71547652b824fp+1);
+    const double finite = multiply_add(z, p, exponent);
     const double bounded = magnitude < __builtin_inf() ? finite : __builtin_inf();
     return magnitude == 0.0 ? -__builtin_inf() : bounded;
 }

@@ -4,8 +4,8 @@ FG_INLINE float log_f32(float x) {
     const float ln2_low = 0x1.7f7d1cp-20f;
     float exponent;
     const float f = log_reduce(x, exponent);
-    const float tail = log1p_tail(f) + exponent * ln2_low;
-    const float finite = exponent * ln2_high + (f + tail);
+    const float tail = multiply_add(exponent, ln2_low, log1p_tail(f));
+    const float finite = multiply_add(exponent, ln2_high, f + tail);
     const float result = x < __builtin_inff() ? finite : x;
     const float signed_result = x < 0.0f ? __builtin_nanf("") : result;
     return x == 0.0f ? -__builtin_inff() : signed_result;

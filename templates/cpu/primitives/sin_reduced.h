@@ -3,7 +3,7 @@
 FG_INLINE float sin_reduced(float r) {
     const float s = r * r;
     float p = -0.000195180954f;
-    p = p * s + 0.00833218824f;
-    p = p * s - 0.166666552f;
-    return __builtin_copysignf(r * s * p + r, r);
+    p = multiply_add(p, s, 0.00833218824f);
+    p = multiply_add(p, s, -0.166666552f);
+    return __builtin_copysignf(multiply_add(r * s, p, r), r);
 }

@@ -5,16 +5,16 @@ FG_INLINE float tanh_f32(float x) {
     const float magnitude = __builtin_fabsf(x);
     const float s = x * x;
     float p = -0.0062428494f;
-    p = p * s + 0.021050714f;
-    p = p * s - 0.0538475476f;
-    p = p * s + 0.133325443f;
-    p = p * s - 0.333333164f;
-    const float inner = magnitude * (s * p) + magnitude;
+    p = multiply_add(p, s, 0.021050714f);
+    p = multiply_add(p, s, -0.0538475476f);
+    p = multiply_add(p, s, 0.133325443f);
+    p = multiply_add(p, s, -0.333333164f);
+    const float inner = multiply_add(magnitude, s * p, magnitude);
 
     i32 n;
-    const float r = exp_reduce(2.0f * (magnitude > high ? high : magnitude), n);
+    const float r = exp_reduce(2.0f * magnitude, n);
     const float power = power_of_two(n);
-    const float exp_plus_one = power * expm1_reduced(r) + (power + 1.0f);
-    const float outer = 1.0f - 2.0f / exp_plus_one;
+    const float exp_plus_one = multiply_add(power, expm1_reduced(r), power + 1.0f);
+    const float outer = magnitude > high ? 1.0f : 1.0f - 2.0f / exp_plus_one;
     return __builtin_copysignf(magnitude < split ? inner : outer, x);
 }

@@ -1,0 +1,65 @@
+"""Which kernels of a program may approximate: exp, a division and their like, to some units in the last place of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse import Group
+from fusegen.passes.fuse.groups import strip_views
+from fusegen.schedule.lower.memory import Memory
+
+_APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID})
+"""Operations that some language spells approximately where the result ends in 16 bits."""
+
+_JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
+"""Operations on floats that are not continuous; those that give bools or integers jump as well."""
+
+
+def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
+    """The groups that may use approximate functions.
+
+    Only 16-bit floats depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to integers)
+    makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
+    neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
+    """
+    computed = {group: _computed(graph, group) for group in groups}
+    inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in computed.items()}
+    exact = _exact(graph, groups, memory, computed)
+    allowed = {group for group in groups if not inexact[group] & exact}
+    while spoilt := {g for g in allowed if any(inexact[g] & inexact[other] for other in groups if other not in allowed)}:
+        allowed -= spoilt
+    return frozenset(allowed)
+
+
+def _computed(graph: Graph, group: Group) -> set[int]:
+    """What a group computes: its outputs down to what it reads."""
+    found: set[int] = set()
+    waiting = list(group.outputs)
+    while waiting:
+        position = waiting.pop()
+        if position not in found:
+            found.add(position)
+            waiting += (a for a in graph.nodes[position].args if a not in group.inputs)
+    return found
+
+
+def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, computed: dict[Group, set[int]]) -> set[int]:
+    """The values that must not be approximate, some of them because of what a later group does with them."""
+    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_half}
+    for group in reversed(groups):
+        for position in sorted(computed[group], reverse=True):  # users come before their operands
+            if position in exact or _jumps(graph, position):
+                exact.update(_unrounded(graph.nodes[position].args, group, memory))
+    return exact
+
+
+def _jumps(graph: Graph, position: int) -> bool:
+    node = graph.nodes[position]
+    return node.op in _JUMPS or not node.dtype.is_float
+
+
+def _unrounded(args: Iterable[int], group: Group, memory: Memory) -> Iterable[int]:
+    """The operands that are not read from memory in 16 bits, where every reader sees the same rounded value."""
+    return (a for a in args if a not in group.inputs or not memory.dtype(a).is_half)

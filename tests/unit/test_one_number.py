@@ -1,0 +1,59 @@
+"""A value is one number wherever it is used: in a later phase, in another kernel, in a vector or in the rest of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.jit.host import ARITHMETIC
+from fusegen.runtime import emulator
+from fusegen.runtime.host_launch import host_flags
+from fusegen.settings import settings
+from tests.unit.one_number import PROGRAMS, Program, check, check_equal_squares, check_stored_maxima
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=["cpu", "emulator"], autouse=True)
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where kernels run."""
+    if request.param == "emulator":
+        monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_value_is_one_number(program: Program, dtype: torch.dtype) -> None:
+    check(program, 13, 77, dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_a_maximum_that_is_a_result_is_compared_unrounded(dtype: torch.dtype) -> None:
+    check_stored_maxima(29, 200, dtype)
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_a_difference_of_equal_squares_is_nothing(dtype: torch.dtype) -> None:
+    check_equal_squares(1003, dtype)
+
+
+def test_scores_of_a_hidden_row_are_one_number() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, m: torch.Tensor, s: float) -> torch.Tensor:
+        return ((q @ k.mT + m) * s).softmax(-1)
+
+    m = torch.zeros(9, 1)
+    m[3] = -1e30
+    weights = fg.kernel(attention)(torch.randn(2, 9, 16), torch.randn(2, 37, 16), m, 0.3)
+    assert not weights.isnan().any()
+    torch.testing.assert_close(weights[:, 3], torch.full((2, 37), 1 / 37))
+
+
+def test_no_compiler_of_the_host_contracts() -> None:
+    assert set(ARITHMETIC) <= set(host_flags()) and set(ARITHMETIC) <= set(emulator._FLAGS)

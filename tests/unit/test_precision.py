@@ -1,0 +1,56 @@
+"""Where approximate functions may stand when a program has several kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+
+
+def approximate(function: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> list[bool]:
+    """For each kernel that computes an exponential, whether it approximates it."""
+    x, s = torch.empty(300, 200, dtype=dtype, device="meta"), torch.empty(200, dtype=dtype, device="meta")
+    math = [source.math for source in fg.kernel(function).lower(x, s, target="sm_90a").sources]
+    assert len(math) > 1, "this test wants several kernels"
+    return ["fast_exp(" in text for text in math if "exp" in text]
+
+
+def columns_and_rows(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.exp(x * s)
+    return y, y.amax(0), y.sum(-1, keepdim=True)
+
+
+def test_kernels_of_which_only_16_bits_are_seen_approximate_all() -> None:
+    def function(x: Tensor, s: Tensor) -> Tensor:
+        y, columns, rows = columns_and_rows(x, s)
+        return (columns - y).sqrt() / rows
+
+    assert all(approximate(function)) and not any(approximate(function, torch.float32))
+
+
+def test_kernels_that_share_a_value_approximate_alike() -> None:
+    def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        y, columns, rows = columns_and_rows(x, s)
+        return (columns - y).sqrt() / rows, torch.sigmoid(x.float())
+
+    assert approximate(function) == [False, False]
+
+
+def test_what_a_later_kernel_compares_is_exact() -> None:
+    def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        columns = torch.exp(x * s).amax(0)
+        return torch.where(columns * 2 > x, x + x.amax(-1, keepdim=True), 0), columns
+
+    assert approximate(function) == [False]
+
+
+def test_kernels_that_share_nothing_are_judged_apart() -> None:
+    def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        return F.silu(x), (s.float().exp() * 3).sum(-1)
+
+    assert sorted(approximate(function)) == [False, True]
