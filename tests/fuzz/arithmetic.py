@@ -26,11 +26,13 @@ class Arithmetic:
         p: the computing precision.
         fast: whether functions of 16-bit results may be approximate.
         factor: of the error of sums of products: tensor cores do not round to nearest.
+        one: whether a value is the same number wherever it is used.
     """
 
     p: Precision
     fast: bool = False
     factor: float = 1.0
+    one: bool = False
 
     def number(self, value: float) -> Float:
         """A constant of a formula, which is rounded to the precision."""
