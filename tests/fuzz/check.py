@@ -134,7 +134,7 @@ def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
 
 
 def widened(bound: Value) -> Value:
-    """Where torch's own result lies, which may be less accurate than a kernel's: it need not be close, but it is no other number."""
+    """Where torch's own result lies, which may be less accurate than a kernel's: not just there, but no other number."""
     if isinstance(bound, Exact):
         return bound
     slack = 4 * (bound.hi - bound.lo) + 1e-5 * bound.magnitude + 1e-30

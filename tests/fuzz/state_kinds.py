@@ -149,7 +149,8 @@ OBJECTS = {
         "object.__setattr__($v, 'e', $n)",
     ),
     "data class that compares nothing": kind(
-        "@dataclasses.dataclass(frozen=True)\nclass C:\n    e: float = dataclasses.field(compare=False)\n$v = C($n)", "$v.e", "$v = C($n)",
+        "@dataclasses.dataclass(frozen=True)\nclass C:\n    e: float = dataclasses.field(compare=False)\n$v = C($n)", "$v.e",
+        "$v = C($n)",
     ),
     "named tuple": kind("C = collections.namedtuple('C', 'e')\n$v = C([$n])", "$v.e[0]", "$v.e[0] = $n", "$v = C([$n])"),
     "simple namespace": kind("$v = S(e=$n)", "$v.e", "$v.e = $n"),
@@ -269,7 +270,8 @@ NAMES = {
         _FACTORY + "${v}_1, ${v}_2 = scaled($n), scaled($n)", "${v}_1(x) + 3 * ${v}_2(x)", "${v}_2 = scaled($n)",
     ),
     "modules of one factory": kind(
-        "def linear(n):\n    m = nn.Linear(4, 4).requires_grad_(False)\n    m.weight.mul_(n)\n    return lambda x: m(x)\n${v}_1, ${v}_2 = linear(1), linear(2)",
+        "def linear(n):\n    m = nn.Linear(4, 4).requires_grad_(False)\n    m.weight.mul_(n)\n    return lambda x: m(x)\n"
+        "${v}_1, ${v}_2 = linear(1), linear(2)",
         "${v}_1(x) + 3 * ${v}_2(x)", "${v}_2 = linear(3)", "${v}_1 = ${v}_2",
     ),
     "attribute beside a variable of its name": kind(
@@ -279,7 +281,8 @@ NAMES = {
         "$v = $t\n${v}_ = $t", "$v + 3 * ${v}_", "${v}_ = $t", "$v = ${v}_", "$v = ramp(1)",
     ),
     "variable and parameter of one name": called(
-        "def f(x, w):\n    return h(x) * w", "w, w_ = $t, $t\ndef h(x):\n    return x * w + 3 * w_", "$k(x, x + 1)", changes=("w = $t", "w_ = w"),
+        "def f(x, w):\n    return h(x) * w", "w, w_ = $t, $t\ndef h(x):\n    return x * w + 3 * w_", "$k(x, x + 1)",
+        changes=("w = $t", "w_ = w"),
     ),
 }  # fmt: skip
 

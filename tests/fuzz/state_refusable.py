@@ -115,14 +115,17 @@ _ARGUMENTS = {
         "def f(x, o):\n    return x * o.e", "$v = S(e=$n)", "$k(x, $v)", changes=("$v.e = $n", "$v = S(e=$n)"),
     ),
     "object with a hash as an argument": called(
-        "def f(x, o):\n    return x * o.e", "class C: ...\n$v = C()\n$v.e = $n", "$k(x, $v)", changes=("$v.e = $n", "$v = C()\n$v.e = $n", "C.e = $n"),
+        "def f(x, o):\n    return x * o.e", "class C: ...\n$v = C()\n$v.e = $n", "$k(x, $v)",
+        changes=("$v.e = $n", "$v = C()\n$v.e = $n", "C.e = $n"),
     ),
     "frozen data class as an argument": called(
-        "def f(x, o):\n    return x * o.e", "@dataclasses.dataclass(frozen=True)\nclass C:\n    e: float = dataclasses.field(compare=False)\n$v = C($n)",
+        "def f(x, o):\n    return x * o.e",
+        "@dataclasses.dataclass(frozen=True)\nclass C:\n    e: float = dataclasses.field(compare=False)\n$v = C($n)",
         "$k(x, $v)", changes=("$v = C($n)", "object.__setattr__($v, 'e', $n)"),
     ),
     "object equal to all as an argument": called(
-        "def f(x, o):\n    return x * o.e", "class C:\n    def __eq__(self, o):\n        return True\n    def __hash__(self):\n        return 1\n$v = C()\n$v.e = $n",
+        "def f(x, o):\n    return x * o.e",
+        "class C:\n    def __eq__(self, o):\n        return True\n    def __hash__(self):\n        return 1\n$v = C()\n$v.e = $n",
         "$k(x, $v)", changes=("$v = C()\n$v.e = $n",),
     ),
     "module as an argument": called(
