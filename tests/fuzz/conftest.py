@@ -7,7 +7,7 @@ import pytest
 PER_BATCH = 100
 EMULATED, PER_EMULATED = 120, 20
 """Programs in the emulator, at least; they are a tenth of all. And those of a batch."""
-PER_SCENARIO = 60
+PER_SCENARIO = 100
 """Programs for which ten scenarios run."""
 
 
