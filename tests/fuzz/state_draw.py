@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from string import Template
@@ -20,6 +21,8 @@ NUMBERS = (2.0, 3.0, 0.5)
 
 NAMES = (("v", "u"), ("a", "a_e"), ("w", "w_"), ("x_", "e"), ("f_", "f_1"), ("k", "result"))
 """Of two variables that hold state; some pairs are easily taken for one another."""
+
+_SHRINKING = 10.0  # seconds
 
 ARGUMENTS = (
     "ramp(2, 4)", "ramp(3, 4)", "ramp(2, 4)", "ramp(2, 3, 4)", "ramp(2, 4, dtype=torch.float64)", "ramp(3, 4, dtype=torch.int64)",
@@ -48,17 +51,19 @@ class Scenario:
         """What is wrong with the smallest part of it that is; with a test to paste."""
         if replay(self.statements, self.refused) is None:
             return None
-        small = _smallest(self)
+        small = _smallest(self, time.monotonic() + _SHRINKING)
         return f"{replay(small.statements, small.refused)}\n\n{small.paste_text}"
 
 
-def _smallest(scenario: Scenario) -> Scenario:
-    """Without statements that it is wrong without."""
+def _smallest(scenario: Scenario, until: float) -> Scenario:
+    """Without statements that it is wrong without, as far as time suffices."""
     for number in reversed(range(len(scenario.statements))):
+        if time.monotonic() > until:
+            break
         left = scenario.statements[:number] + scenario.statements[number + 1 :]
         shorter = Scenario(scenario.title, left, scenario.refused)
         if replay(left, scenario.refused) is not None:
-            return _smallest(shorter)
+            return _smallest(shorter, until)
     return scenario
 
 
