@@ -26,11 +26,13 @@ class Arithmetic:
         p: the computing precision.
         fast: whether functions of 16-bit results may be approximate.
         factor: of the error of sums of products: tensor cores do not round to nearest.
+        one: whether a value is the same number wherever it is used.
     """
 
     p: Precision
     fast: bool = False
     factor: float = 1.0
+    one: bool = False
 
     def number(self, value: float) -> Float:
         """A constant of a formula, which is rounded to the precision."""
@@ -210,7 +212,7 @@ class Arithmetic:
         return self.mul(self.sum(x, dims), scale)
 
     def matmul(self, a: Float, b: Float) -> Float:
-        """A product of matrices: centres and radii; no claim where something is not finite."""
+        """A product of matrices: centres and radii; no claim where something is not finite, but that NaN gives NaN."""
         inner = a.lo.shape[-1]
         usable = [x.num & ~x.nan & ~x.may_be_infinite for x in (a, b)]
         centres = [torch.where(u, (x.lo + x.hi) / 2, 0.0) for u, x in zip(usable, (a, b), strict=True)]
@@ -221,7 +223,9 @@ class Arithmetic:
         radius = radius + error + self.p.tiny * (inner + 1)
         bad = (~usable[0]).any(-1, keepdim=True) | (~usable[1]).any(-2, keepdim=True) | (size > self.p.largest)
         yes = torch.ones_like(bad)
-        return where(bad, anything(middle), rounded(Float.of(middle - radius, middle + radius, ~yes, yes), self.p, 2.0))
+        none = (~a.num).any(-1, keepdim=True) | (~b.num).any(-2, keepdim=True)
+        found = where(bad, anything(middle), rounded(Float.of(middle - radius, middle + radius, ~yes, yes), self.p, 2.0))
+        return where(none, Float.of(middle, middle, yes, ~yes), found)
 
 
 def _infinities(up: Tensor, down: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

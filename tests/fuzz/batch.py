@@ -15,7 +15,7 @@ from fusegen.errors import CompileError, FusegenError
 from fusegen.runtime.emulator import EmulatedSource, load_emulated
 from fusegen.runtime.host_launch import host_kernels
 from fusegen.source import Source
-from tests.fuzz.check import Prepared, Refused, compare, prepare, results_of
+from tests.fuzz.check import Prepared, Refused, judge, prepare
 from tests.fuzz.draw import programs
 from tests.fuzz.program import Program
 
@@ -119,7 +119,7 @@ class Judge:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compare(prepared, results_of(prepared.kernel(*prepared.args)))
+                judge(prepared)
         except Exception as error:
             return _report(program, self.device, error)
         return None

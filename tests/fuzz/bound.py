@@ -1,8 +1,12 @@
-"""What a kernel may compute: the graph as it was traced, evaluated in enclosures."""
+"""What a kernel may compute: the graph as it was traced, evaluated in enclosures.
+
+A sharp bound is what a kernel may give, a loose one what the float64 oracle may give too: it knows nothing of the single
+precision that a sum, a difference or a product is rounded to, nor of values that are one number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +20,7 @@ from fusegen.ir.reference import RULES as EXACT
 from fusegen.ir.reference import Interpreter
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, converted, hull, rounded, where
+from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
 from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS
 
 Value: TypeAlias = Float | Exact
@@ -31,6 +36,7 @@ class Bound(Interpreter):
         stored: whether 16-bit values may be rounded on the way, since a kernel leaves them to another in memory.
         streamed: whether weights meet values before they are divided by their sum, and are rounded to 16 bits there.
         factor: of the error of products.
+        sharp: whether a value's second use is the same number, and a sum of numbers that are known is rounded once.
     """
 
     def __init__(
@@ -43,11 +49,15 @@ class Bound(Interpreter):
         stored: bool = False,
         streamed: bool = False,
         factor: float = 1.0,
+        sharp: bool = False,
     ) -> None:
         super().__init__(graph, inputs, scalars, torch.device("cpu"))
         self.approximate = approximate and any(graph.nodes[o].dtype.is_half for o in graph.outputs)
         self.stored, self.streamed = stored, streamed
         self.factor = factor
+        self.sharp = sharp
+        self.one = sharp and not stored  # what is stored in 16 bits on the way may differ from what is not
+        self.identity = Identity(graph, self.inputs, self._concrete)
 
     def enclosures(self) -> tuple[Value, ...]:
         """All results, floats rounded to their dtypes."""
@@ -62,10 +72,10 @@ class Bound(Interpreter):
     def _final(self, value: Value, dtype: DType) -> Value:
         return converted(value, dtype) if isinstance(value, Float) else value
 
-    def _arithmetic(self, dtype: DType) -> Arithmetic:
-        if dtype is DType.FLOAT64:
-            return Arithmetic(DOUBLE, False, self.factor)
-        return Arithmetic(FLUSHED if self.approximate else SINGLE, self.approximate, self.factor)
+    def _arithmetic(self, dtype: DType, weak: bool = False) -> Arithmetic:
+        if dtype is DType.FLOAT64 or weak:
+            return Arithmetic(DOUBLE, False, self.factor, self.one)
+        return Arithmetic(FLUSHED if self.approximate else SINGLE, self.approximate, self.factor, self.one)
 
     def _value(self, node: Node, args: list[Value]) -> Value:
         if node.family is Family.LEAF:
@@ -91,11 +101,13 @@ class Bound(Interpreter):
         value = self._leaf(node)
         if not node.dtype.is_float:
             return Exact(value, torch.ones_like(value, dtype=torch.bool))
-        return converted_hull(Float.point(value), node.dtype) if node.op is Op.SCALAR else Float.point(value)
+        return Float.point(value)
 
     def _float(self, node: Node, args: list[Value], attrs: Mapping[str, Any]) -> Float:
-        m = self._arithmetic(node.dtype.compute)
-        operands = [converted_hull(_as_float(a), node.dtype.compute) for a in args]
+        """Numbers of Python are doubles until they meet a tensor."""
+        m = self._arithmetic(node.dtype.compute, node.weak)
+        compute = DType.FLOAT64 if node.weak else node.dtype.compute
+        operands = [converted_hull(_as_float(a), compute) for a in args]
         if node.op is Op.MATMUL and node.dtype.is_half:  # operands and product lie in memory
             operands = [hull(x, converted(x, node.dtype)) for x in operands]
             operands[0] = rounded(operands[0], HALVES[node.dtype], 1.0 if self.streamed else 0.0)
@@ -104,7 +116,46 @@ class Bound(Interpreter):
         result = (OVER_DIMS if node.op in OVER_DIMS else FLOATS)[node.op](m, attrs, *operands)
         if node.op is Op.MATMUL and node.dtype.is_half:
             result = hull(result, converted(result, node.dtype))
-        return self._certain(node, operands, attrs, result, m)
+        return self._sharpened(node, args, operands, self._certain(node, operands, attrs, result, m))
+
+    def _sharpened(self, node: Node, args: list[Value], operands: list[Float], found: Float) -> Float:
+        """The result, knowing that kernels round each operation, and that a value is one number wherever it is used."""
+        if self.sharp and node.op in _ROUNDED_ONCE:
+            found = self._rounded_once(node, args, operands, found)
+        if self.one and node.op is Op.SUM and self.identity.sums_weights(node):
+            found = Float.of(found.lo.clamp(min=_NEARLY_ONE), found.hi.clamp(min=_NEARLY_ONE), found.nan, found.num)
+        return self._difference(node, operands, found) if self.one and node.op is Op.SUB else found
+
+    def _rounded_once(self, node: Node, args: list[Value], operands: list[Float], found: Float) -> Float:
+        """A sum, a difference or a product of numbers that are known."""
+        met = [self._met(a, value, x, node) for a, value, x in zip(node.args, args, operands, strict=True)]
+        exact = torch.tensor(True)
+        for x in met:
+            exact = exact & x.num & x.exact & x.lo.isfinite()
+        value = _ROUNDED_ONCE[node.op](*(x.lo for x in met))
+        if node.dtype is not DType.FLOAT64 and not node.weak:
+            value = value.float().double()
+            exact = exact & ((value == 0) | (value.abs() >= 2.0**-126))
+        return where(exact & value.isfinite(), Float.point(value), found)
+
+    def _met(self, position: int, value: Value, x: Float, node: Node) -> Float:
+        """An operand: a number that meets a tensor takes its precision, unless it was folded with another constant."""
+        is_number = self.graph.nodes[position].op in (Op.CONSTANT, Op.SCALAR)
+        varies = any(self.graph.nodes[a].op not in (Op.CONSTANT, Op.EXPAND) for a in node.args)
+        return converted(_as_float(value), node.dtype.compute) if is_number and varies and not node.weak else x
+
+    def _difference(self, node: Node, operands: list[Float], found: Float) -> Float:
+        a, b = node.args
+        same = self.identity.same(a, b)
+        if same is not None:
+            return difference(found, same, operands[0])
+        for x, sign, order in ((operands[0], 1, (a, b)), (operands[1], -1, (b, a))):
+            top = self.identity.extreme(*order)
+            if top is not None:
+                turned = top.least != (sign < 0)  # amin(x) - x, as x - amax(x), is nowhere above zero
+                ours = below_top(_negative(found) if turned else found, _negative(x) if top.least else x, top.dims)
+                found = _negative(ours) if turned else ours
+        return found
 
     def _certain(self, node: Node, operands: list[Float], attrs: Mapping[str, Any], found: Float, m: Arithmetic) -> Float:
         """The result with the oracle's own where all operands are certain and it gives NaN or an infinity."""
@@ -142,7 +193,34 @@ class Bound(Interpreter):
         floats = [_as_float(a) for a in args]
         rounding = [common if o.weak else common.compute for o in operands]
         floats = [converted(x, d) if d.is_half else converted_hull(x, d) for x, d in zip(floats, rounding, strict=True)]
-        return COMPARISONS[node.op](self._arithmetic(common.compute), floats[0], floats[1])
+        found = COMPARISONS[node.op](self._arithmetic(common.compute), floats[0], floats[1])
+        return self._compared(node, floats, found) if self.one else found
+
+    def _compared(self, node: Node, floats: list[Float], found: Exact) -> Exact:
+        """A comparison of a value with itself, or with the greatest or the least of its row."""
+        a, b = node.args
+        same = self.identity.same(a, b)
+        if same is not None:
+            return compared(node.op, found, same, floats[0])
+        for x, other, op, order in ((*floats, node.op, (a, b)), (*floats[::-1], mirrored(node.op), (b, a))):
+            top = self.identity.extreme(*order)
+            if top is not None and top.least:
+                found = compared_to_top(mirrored(op), found, _negative(x), _negative(other), top.dims)
+            elif top is not None:
+                found = compared_to_top(op, found, x, other, top.dims)
+        return found
+
+
+_NEARLY_ONE = 1.0 - 2.0**-12  # what a term that should be 1 is at least
+_ROUNDED_ONCE: dict[Op, Callable[..., Tensor]] = {
+    Op.ADD: torch.add,
+    Op.SUB: torch.sub,
+    Op.MUL: torch.mul,
+}
+
+
+def _negative(x: Float) -> Float:
+    return Float.of(-x.hi, -x.lo, x.nan, x.num)
 
 
 def converted_hull(x: Float, dtype: DType) -> Float:

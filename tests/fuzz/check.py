@@ -18,7 +18,7 @@ from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Role
 from tests.fuzz.bound import Bound, Value
-from tests.fuzz.enclosure import Exact
+from tests.fuzz.enclosure import Exact, Float
 from tests.fuzz.program import tensors_of
 
 Function = Callable[..., Any]
@@ -66,7 +66,39 @@ def check(function: Function, args: Sequence[Any]) -> None:
     """Asserts that a function as a kernel gives the right results, or is refused with a proper error."""
     prepared = prepare(function, args)
     if isinstance(prepared, Prepared):
-        compare(prepared, results_of(prepared.kernel(*args)))
+        judge(prepared)
+
+
+def judge(prepared: Prepared) -> None:
+    """Asserts that calls of a kernel give the right results, with other run-time numbers too, which share no memory."""
+    got = results_of(prepared.kernel(*prepared.args))
+    compare(prepared, got)
+    if prepared.low is None:
+        return
+    others = [_another(a) for a in prepared.args]
+    if any(not isinstance(a, Tensor) for a in others):
+        compare(
+            Prepared(prepared.function, others, prepared.kernel, prepared.kernel.lower(*others)),
+            results_of(prepared.kernel(*others)),
+        )
+    written(got, [a for a in prepared.args if isinstance(a, Tensor)])
+
+
+def _another(value: Any) -> Any:
+    """Another run-time number of its kind."""
+    if isinstance(value, Tensor):
+        return value
+    return value * 0.75 if isinstance(value, float) else value + 1
+
+
+def written(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Asserts that writing to a result changes no other one, and no input."""
+    for number, result in enumerate(results):
+        others = [*results[:number], *results[number + 1 :], *inputs]
+        before = [other.clone() for other in others]
+        result.logical_not_() if result.dtype is torch.bool else result.add_(1)
+        for other, was in zip(others, before, strict=True):
+            assert torch.equal(other.nan_to_num(), was.nan_to_num()), f"writing to result {number} changes another one, or an input"
 
 
 def results_of(returned: Any) -> tuple[Tensor, ...]:
@@ -89,12 +121,27 @@ def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
         for ours, theirs in zip(got, wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         return
-    oracle, enclosures = claims(prepared)
+    oracle, loose = claims(prepared)
+    _, sharp = claims(prepared, sharp=True)
+    wide = all(not n.dtype.is_half for n in prepared.low.traced.nodes)  # torch rounds each step of 16 bits
     of_integers = all(not n.dtype.is_float for n in prepared.low.traced.nodes)
-    for number, (ours, theirs, exact, bound) in enumerate(zip(got, wanted, oracle, enclosures, strict=True)):
-        inside(exact, bound, f"the oracle's result {number} is outside of the bound, which is wrong")
+    for number, (ours, theirs, exact, around, bound) in enumerate(zip(got, wanted, oracle, loose, sharp, strict=True)):
+        inside(exact, around, f"the oracle's result {number} is outside of the bound, which is wrong")
+        if wide:
+            inside(widen(theirs.cpu()), widened(around), f"the graph of result {number} does not mean what torch computes")
         inside(widen(ours.cpu()), bound, f"result {number} {tuple(ours.shape)}", exact)
         assert not of_integers or torch.equal(ours.cpu(), theirs.cpu()), f"result {number}: integers differ from torch's"
+
+
+def widened(bound: Value) -> Value:
+    """Where torch's own result lies, which may be less accurate than a kernel's: not just there, but no other number."""
+    if isinstance(bound, Exact):
+        return bound
+    slack = 4 * (bound.hi - bound.lo) + 1e-5 * bound.magnitude + 1e-30
+    finite = slack.isfinite()
+    return Float.of(
+        torch.where(finite, bound.lo - slack, bound.lo), torch.where(finite, bound.hi + slack, bound.hi), bound.nan, bound.num
+    )
 
 
 def _eager(prepared: Prepared) -> tuple[Tensor, ...]:
@@ -106,8 +153,8 @@ def _eager(prepared: Prepared) -> tuple[Tensor, ...]:
         return results_of(prepared.function(*moved))
 
 
-def claims(prepared: Prepared) -> tuple[tuple[Tensor, ...], tuple[Value, ...]]:
-    """What the oracle gives, rounded to the results' dtypes, and what a kernel may give."""
+def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ...], tuple[Value, ...]]:
+    """What the oracle gives, rounded to the results' dtypes, and what it may give, or, if sharp, what a kernel may give."""
     low = prepared.low
     assert low is not None
     names = list(inspect.signature(prepared.function).parameters)
@@ -126,6 +173,7 @@ def claims(prepared: Prepared) -> tuple[tuple[Tensor, ...], tuple[Value, ...]]:
         stored=stored,
         streamed=streamed,
         factor=4.0 if device == "cuda" else 1.0,
+        sharp=sharp,
     )
     outputs = [low.traced.nodes[o].dtype for o in low.traced.outputs]
     return tuple(_in_dtype(x, d.torch) for x, d in zip(exact, outputs, strict=True)), bound.enclosures()

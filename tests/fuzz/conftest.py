@@ -7,6 +7,8 @@ import pytest
 PER_BATCH = 100
 EMULATED, PER_EMULATED = 120, 20
 """Programs in the emulator, at least; they are a tenth of all. And those of a batch."""
+PER_SCENARIO = 100
+"""Programs for which ten scenarios run."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -18,6 +20,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "emulated" in metafunc.fixturenames:
         count = max(EMULATED, int(metafunc.config.getoption("--programs")) // 10)
         metafunc.parametrize("emulated", [(n, PER_EMULATED) for n in range(-(-count // PER_EMULATED))], ids=str)
+    if "scenarios" in metafunc.fixturenames:
+        count = int(metafunc.config.getoption("--programs")) // PER_SCENARIO
+        metafunc.parametrize("scenarios", range(max(count, 1)), ids=str)
 
 
 @pytest.fixture

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import replace
 from itertools import product
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-import fusegen as fg
-from tests.fuzz.program import Input, Program, Step, Storage
-
-T = TypeVar("T")
-Draw: TypeAlias = Callable[[st.SearchStrategy[Any]], Any]
+from tests.fuzz.choices import Draw, State, between, broadcast, is_float, is_integer, number, partner, permutations, pick
+from tests.fuzz.draw_twice import alike, equal_results, numbers, twice
+from tests.fuzz.program import Input, Program, Storage
 
 EXTENTS = (4, 1, 2, 3, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 128, 6, 24)
 LONG = (257, 1000, 1024, 4097, 20000)
@@ -25,8 +21,10 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 _CHANNELS = 64  # that kernels of products and attention take
+KEYS = (64, 63, 65, 127, 128, 129, 1)
+"""Around multiples of what a step of attention takes."""
+SCALARS = ((), (), (), (0.37,), (3,), (-1.5, 2), (0.999,), (0.1, 3), (1e-8, 0.9))
 LAYOUTS = ("contiguous", "contiguous", "permuted", "stepped", "gapped", "offset", "repeated")
-_EAGER_REFUSES = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError, AttributeError)
 
 UNARY = (
     "-{0}", "{0}.abs()", "torch.sign({0})", "torch.floor({0})", "torch.ceil({0})", "torch.trunc({0})", "torch.round({0})",
@@ -58,43 +56,8 @@ COMPARISONS = (
 )  # fmt: skip
 OF_BOOLS = (
     "{0} & {1}", "{0} | {1}", "{0} ^ {1}", "~{0}", "torch.where({0}, {1}, {2})", "{2}.masked_fill({0}, 2)", "{0} * {1}",
-    "{0} + {1}",
+    "{0} + {1}", "{1}.where({0}, {2})", "{0}.where({1} > 0, {2} > 0)", "{2}.where(~{0}, -1)",
 )  # fmt: skip
-
-
-@dataclass
-class State:
-    """What was drawn so far.
-
-    Attributes:
-        values: inputs, scalars and the results of steps; by their numbers.
-        steps: in order.
-        most: elements that a value may have.
-    """
-
-    values: list[Any]
-    most: int
-    steps: list[Step] = field(default_factory=list)
-
-    def tensors(self) -> list[int]:
-        """Numbers of the tensors."""
-        return [k for k, value in enumerate(self.values) if isinstance(value, Tensor)]
-
-    def add(self, call: str, *operands: int) -> int | None:
-        """A step, unless torch refuses it, or its result is too large or has lost everything to overflow."""
-        try:
-            value = eval(call.format(*(f"v[{o}]" for o in operands)), {"torch": torch, "F": F, "fg": fg, "v": self.values})
-        except _EAGER_REFUSES:
-            return None
-        if not isinstance(value, Tensor) or value.numel() > self.most or value.dim() > 4 or _is_lost(value):
-            return None
-        self.values.append(value)
-        self.steps.append(Step(call, operands))
-        return len(self.values) - 1
-
-
-def _is_lost(value: Tensor) -> bool:
-    return value.is_floating_point() and value.numel() > 0 and value.isfinite().double().mean().item() < 0.5
 
 
 @st.composite
@@ -107,7 +70,7 @@ def programs(draw: Draw, most_steps: int = 12, tiny: bool = False) -> Program:
     """
     shape = _shape(draw, tiny)
     storages, inputs = _inputs(draw, shape)
-    scalars = pick(draw, [(), (), (), (0.37,), (3,), (-1.5, 2)])
+    scalars = pick(draw, SCALARS)
     program = Program(storages, inputs, scalars, (), ())
     space: dict[str, Any] = {"torch": torch}
     exec(program.tensors_text(), space)
@@ -115,6 +78,8 @@ def programs(draw: Draw, most_steps: int = 12, tiny: bool = False) -> Program:
     state = State(first, max(4 * torch.Size(shape).numel(), 64 if tiny else 512))
     if _has_channels(shape):
         (_attention if len(shape) == 4 else _product)(draw, state)
+    for each in (*([numbers] if scalars else []), *pick(draw, ((), (), (twice,), (alike,)))):
+        each(draw, state)
     for _ in range(between(draw, 1, most_steps)):
         KINDS[pick(draw, WEIGHTED)](draw, state)
     return _finished(draw, program, state)
@@ -127,31 +92,8 @@ def _finished(draw: Draw, program: Program, state: State) -> Program:
         state.add("torch.zeros_like({0})", 0)
     last = len(state.values) - 1
     others = [between(draw, first, last) for _ in range(pick(draw, (0, 0, 1, 2)))]
-    wanted = list(dict.fromkeys([*others, last]))
+    wanted = equal_results(draw, state, list(dict.fromkeys([*others, last])))
     return Program(program.storages, program.inputs, program.scalars, tuple(state.steps), tuple(wanted)).without_idle()
-
-
-# Choices. Strategies are made once: making them costs more than drawing.
-
-
-@lru_cache(maxsize=512)
-def _integers(least: int, most: int) -> st.SearchStrategy[int]:
-    return st.integers(least, most)
-
-
-@lru_cache(maxsize=16)
-def _permutations(count: int) -> st.SearchStrategy[list[int]]:
-    return st.permutations(range(count))
-
-
-def between(draw: Draw, least: int, most: int) -> int:
-    """An integer; the least is the simplest."""
-    return int(draw(_integers(least, most)))
-
-
-def pick(draw: Draw, choices: Sequence[T]) -> T:
-    """One of some; the first is the simplest."""
-    return choices[between(draw, 0, len(choices) - 1)]
 
 
 # Inputs.
@@ -184,22 +126,30 @@ def _inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[tuple[Storage, ...], tu
     main = pick(draw, FLOATS[1:3] if _has_channels(shape) else [*FLOATS[:3], *DTYPES])
     storages: list[Storage] = []
     inputs: list[Input] = []
-    for number in range(pick(draw, [2, 1, 3, 2, 4])):
-        aliased = number > 0 and between(draw, 0, 7) == 7
-        if aliased:
-            inputs.append(_aliased(draw, inputs[-1]))
+    keys = pick(draw, KEYS)
+    for count in range(pick(draw, [2, 1, 3, 2, 4]) if len(shape) < 4 or not _has_channels(shape) else 3):
+        again = between(draw, 0, 9) if count else 0
+        if again >= 8:
+            equal = again == 8 and not _has_channels(shape)
+            inputs.append(_equal(inputs[-1], storages) if equal else _aliased(draw, inputs[-1]))
             continue
-        part = shape if not number else _part(draw, shape)
-        if _has_channels(shape) and number < 2:  # a product of two matrices, which lie as kernels want them
-            part = (*shape[:-2], 64, _CHANNELS) if number else shape
+        part = shape if not count else _part(draw, shape)
+        if _has_channels(shape) and count < len(shape) - 1:  # of a product or of attention, which lie as kernels want them
+            part = (*shape[:-2], keys if len(shape) == 4 else 64, _CHANNELS) if count else shape
             dtype, (strides, offset, size) = main, _layout(draw, part, LAYOUTS[:3])
         else:
             dtype = main if between(draw, 0, 3) < 3 else pick(draw, DTYPES)
             strides, offset, size = _layout(draw, part)
-        storages.append(Storage(size, dtype, _filling(draw, dtype), seed=number))
-        hidden = number > 0 and 0 not in part and between(draw, 0, 9) == 9
+        storages.append(Storage(size, dtype, _filling(draw, dtype), seed=count))
+        hidden = count > 0 and 0 not in part and between(draw, 0, 9) == 9
         inputs.append(Input(len(storages) - 1, part, strides, offset, hidden))
     return tuple(storages), tuple(inputs)
+
+
+def _equal(other: Input, storages: list[Storage]) -> Input:
+    """A tensor of the same elements in other memory."""
+    storages.append(storages[other.storage])
+    return replace(other, storage=len(storages) - 1, hidden=False)
 
 
 def _aliased(draw: Draw, other: Input) -> Input:
@@ -232,7 +182,7 @@ def _layout(draw: Draw, shape: tuple[int, ...], kinds: Sequence[str] = LAYOUTS) 
     kind = pick(draw, kinds)
     order = list(range(len(shape)))
     if kind == "permuted" and len(shape) > 1:
-        order = draw(_permutations(len(order)))
+        order = draw(permutations(len(order)))
     strides = [0] * len(shape)
     step = 2 if kind == "stepped" else 1
     for dim in reversed(order):
@@ -258,58 +208,33 @@ def _filling(draw: Draw, dtype: str) -> str:
 # Steps.
 
 
-def _number(draw: Draw, state: State, kind: Callable[[Tensor], bool] = lambda x: True) -> int | None:
-    """The number of a value, mostly a late one."""
-    fitting = [k for k in state.tensors() if kind(state.values[k])]
-    if not fitting:
-        return None
-    return fitting[-1 - min(pick(draw, (0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 5)), len(fitting) - 1)]
-
-
-def _is_float(x: Tensor) -> bool:
-    return x.is_floating_point()
-
-
-def _partner(draw: Draw, state: State, x: int, kind: Callable[[Tensor], bool] = lambda x: True) -> int:
-    """A value, or a run-time scalar, that broadcasts with another one."""
-    shape = state.values[x].shape
-    scalars = [k for k, value in enumerate(state.values) if not isinstance(value, Tensor)]
-    fitting = [k for k in state.tensors() if _broadcast(shape, state.values[k].shape) and kind(state.values[k])]
-    return pick(draw, [*fitting, *(scalars if kind(torch.zeros(())) else []), x])
-
-
-def _broadcast(a: Sequence[int], b: Sequence[int]) -> bool:
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return all(m == n or 1 in (m, n) for m, n in pairs)
-
-
 def _unary(draw: Draw, state: State) -> None:
-    x = _number(draw, state, _is_float) if pick(draw, (False, True)) else None
-    x = _number(draw, state) if x is None else x
+    x = number(draw, state, is_float) if pick(draw, (False, True)) else None
+    x = number(draw, state) if x is None else x
     if x is not None:
         state.add(pick(draw, UNARY), x)
 
 
 def _predicate(draw: Draw, state: State) -> None:
-    x = _number(draw, state)
+    x = number(draw, state)
     if x is not None:
         state.add(pick(draw, PREDICATES), x)
 
 
 def _binary(draw: Draw, state: State) -> None:
-    x = _number(draw, state)
+    x = number(draw, state)
     if x is not None:
-        pair = [x, _partner(draw, state, x)]
+        pair = [x, partner(draw, state, x)]
         call = pick(draw, BINARY if between(draw, 0, 4) else COMPARISONS)
         state.add(call, *(pair if pick(draw, (False, True)) else pair[::-1]))
 
 
 def _choice(draw: Draw, state: State) -> None:
-    condition = _number(draw, state, lambda x: x.dtype is torch.bool)
+    condition = number(draw, state, lambda x: x.dtype is torch.bool)
     if condition is None:
         return _predicate(draw, state)
-    a = _partner(draw, state, condition)
-    b = _partner(draw, state, condition)
+    a = partner(draw, state, condition)
+    b = partner(draw, state, condition)
     state.add(pick(draw, OF_BOOLS), condition, a, b)
     return None
 
@@ -318,17 +243,13 @@ BITS = ("{0} | {1}", "{0} & {1}", "{0} ^ {1}", "{0} & 3", "~{0}", "{0} << 1", "{
 
 
 def _bits(draw: Draw, state: State) -> None:
-    x = _number(draw, state, _is_integer)
+    x = number(draw, state, is_integer)
     if x is not None:
-        state.add(pick(draw, BITS), x, _partner(draw, state, x, _is_integer))
-
-
-def _is_integer(x: Tensor) -> bool:
-    return not x.is_floating_point() and x.dtype is not torch.bool
+        state.add(pick(draw, BITS), x, partner(draw, state, x, is_integer))
 
 
 def _cast(draw: Draw, state: State) -> None:
-    x = _number(draw, state)
+    x = number(draw, state)
     if x is not None:
         state.add(f"{{0}}.to(torch.{pick(draw, DTYPES)})", x)
 
@@ -350,14 +271,14 @@ REDUCTIONS = (
 
 
 def _reduction(draw: Draw, state: State) -> None:
-    x = _number(draw, state, lambda t: t.dim() > 0)
+    x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
         dims, keep = _dims(draw, state.values[x].dim()), pick(draw, (False, True))
         state.add(pick(draw, REDUCTIONS).format(dims=dims, keep=keep), x)
 
 
 def _normalization(draw: Draw, state: State) -> None:
-    x = _number(draw, state, lambda t: t.dim() > 0 and t.is_floating_point())
+    x = number(draw, state, lambda t: t.dim() > 0 and t.is_floating_point())
     if x is None:
         return
     shape = tuple(state.values[x].shape)
@@ -375,7 +296,7 @@ def _normalization(draw: Draw, state: State) -> None:
 
 
 def _view(draw: Draw, state: State) -> None:
-    x = _number(draw, state, lambda t: t.dim() > 0)
+    x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
         shape = tuple(state.values[x].shape)
         state.add(_view_call(draw, shape, between(draw, 0, len(shape) - 1)), x)
@@ -387,7 +308,7 @@ def _view_call(draw: Draw, shape: tuple[int, ...], dim: int) -> str:
     colons = ":, " * dim
     half = max(size // 2, 1)
     start = between(draw, 0, max(size - 1, 0))
-    order = tuple(draw(_permutations(rank)))
+    order = tuple(draw(permutations(rank)))
     choices = [
         f"{{0}}.permute({order})", f"{{0}}.transpose({dim}, -1)", f"{{0}}[{colons}{start}:]", f"{{0}}[{colons}::2]",
         f"{{0}}[{colons}{start}::3]",
@@ -406,7 +327,7 @@ def _view_call(draw: Draw, shape: tuple[int, ...], dim: int) -> str:
 
 
 def _concatenation(draw: Draw, state: State) -> None:
-    x = _number(draw, state, lambda t: t.dim() > 0)
+    x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
         shape = state.values[x].shape
         dim = between(draw, 0, len(shape) - 1)
@@ -420,7 +341,7 @@ def _joins(a: Sequence[int], b: Sequence[int], dim: int) -> bool:
 
 def _coordinate(draw: Draw, state: State) -> None:
     """Something with the numbers of the elements along a dim."""
-    x = _number(draw, state, lambda t: t.dim() > 0)
+    x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
         calls = (
             "{0} * fg.arange({0}.shape[-1], device={0}.device)",
@@ -434,7 +355,7 @@ def _coordinate(draw: Draw, state: State) -> None:
 
 
 def _product(draw: Draw, state: State) -> None:
-    a = _number(draw, state, lambda t: t.dim() > 0 and t.is_floating_point())
+    a = number(draw, state, lambda t: t.dim() > 0 and t.is_floating_point())
     if a is None:
         return
     first = state.values[a]
@@ -450,19 +371,32 @@ def _multiplies(a: Tensor, b: Tensor, transposed: str) -> bool:
     if b.dim() < 2 or a.dtype is not b.dtype or not a.is_floating_point():
         return False
     shape = b.shape if not transposed else (*b.shape[:-2], b.shape[-1], b.shape[-2])
-    return a.shape[-1] == shape[-2] and (b.dim() == 2 or _broadcast(a.shape[:-2], b.shape[:-2]))
+    return a.shape[-1] == shape[-2] and (b.dim() == 2 or broadcast(a.shape[:-2], b.shape[:-2]))
+
+
+_ROWS = "fg.arange({0}.shape[-2], device={0}.device)[:, None] % 3 > 0"
+_MASK = f"(({_ROWS}) & (fg.arange({{1}}.shape[-2], device={{0}}.device) % 5 != 1))"
+"""Some rows are masked as a whole."""
+
+
+def _attends(a: Tensor, b: Tensor, *, v: bool = False) -> bool:
+    """Whether b can be keys of the queries a, or values of the keys a."""
+    same = a.dtype is b.dtype and a.dim() == b.dim() and (a.shape[:-2], a.shape[-1]) == (b.shape[:-2], b.shape[-1])
+    return same and (not v or a.shape == b.shape)
 
 
 def _attention(draw: Draw, state: State) -> None:
-    q = _number(draw, state, lambda t: t.dim() > 2 and t.is_floating_point())
+    q = number(draw, state, lambda t: t.dim() > 2 and t.is_floating_point())
     if q is None:
         return _product(draw, state)
-    like = (state.values[q].shape, state.values[q].dtype)
-    fitting = [k for k in state.tensors() if (state.values[k].shape, state.values[k].dtype) == like]
-    k, v = pick(draw, fitting), pick(draw, fitting)
+    k = pick(draw, [k for k in state.tensors() if _attends(state.values[q], state.values[k])])
+    v = pick(draw, [v for v in state.tensors() if _attends(state.values[k], state.values[v], v=True)])
     calls = (
         "F.scaled_dot_product_attention({0}, {1}, {2})", "F.scaled_dot_product_attention({0}, {1}, {2}, is_causal=True)",
         "torch.softmax({0} @ {1}.mT * 0.3, -1) @ {2}", "torch.softmax(({0} @ {1}.mT).tanh() * 2, -1) @ {2}",
+        f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, attn_mask={_MASK})",
+        f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, attn_mask=torch.where({_MASK}, 0.0, float('-inf')).to({{0}}.dtype))",
+        f"torch.softmax(({{0}} @ {{1}}.mT + torch.where({_MASK}, 0.0, -1e30)) * 0.3, -1) @ {{2}}",
     )  # fmt: skip
     state.add(pick(draw, calls), q, k, v)
     return None
@@ -473,9 +407,10 @@ KINDS: dict[str, Callable[[Draw, State], None]] = {
     "predicate": _predicate,
     "normalization": _normalization, "concatenation": _concatenation, "coordinate": _coordinate, "product": _product,
     "attention": _attention,
-    "bits": _bits,
+    "bits": _bits, "twice": twice, "alike": alike, "numbers": numbers,
 }  # fmt: skip
 WEIGHTED = [
     *["unary"] * 7, *["binary"] * 6, *["view"] * 5, *["reduction"] * 4, *["cast"] * 2, *["choice"] * 2, "predicate",
     "normalization", "normalization", "concatenation", "coordinate", "product", "attention", "bits",
+    *["twice"] * 4, "alike", "alike", *["numbers"] * 3,
 ]  # fmt: skip

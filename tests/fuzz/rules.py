@@ -13,6 +13,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.reference import RULES as EXACT
 from tests.fuzz.arithmetic import Arithmetic, constant
 from tests.fuzz.enclosure import INF, Exact, Float, hull, rounded, where
+from tests.fuzz.identity import below_top
 
 Attrs: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[..., Float]
@@ -207,17 +208,25 @@ def _logsumexp(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
 def _weights(m: Arithmetic, attrs: Attrs, x: Float) -> tuple[Float, Float]:
     dims = (attrs["dim"],)
     shifted = m.sub(x, m.amax(x, dims))
+    shifted = below_top(shifted, x, dims) if m.one and x.lo.numel() else shifted
     return shifted, m.exp(shifted)
+
+
+def _total(m: Arithmetic, weights: Float, attrs: Attrs) -> Float:
+    """The sum of weights, the greatest of which is 1."""
+    total = m.sum(weights, (attrs["dim"],))
+    least = 1.0 - 2.0**-12 if m.one else -INF
+    return Float.of(total.lo.clamp(min=least), total.hi.clamp(min=least), total.nan, total.num)
 
 
 def _softmax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     _, weights = _weights(m, attrs, x)
-    return m.div(weights, m.sum(weights, (attrs["dim"],)))
+    return m.div(weights, _total(m, weights, attrs))
 
 
 def _log_softmax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     shifted, weights = _weights(m, attrs, x)
-    return m.sub(shifted, m.log(m.sum(weights, (attrs["dim"],))))
+    return m.sub(shifted, m.log(_total(m, weights, attrs)))
 
 
 def _last(attrs: Attrs, x: Float) -> tuple[int, ...]:

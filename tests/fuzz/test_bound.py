@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.ir.ops import Op
-from tests.fuzz.check import Prepared, claims, compare, prepare, results_of
+from tests.fuzz.check import Prepared, claims, compare, prepare, results_of, written
 from tests.fuzz.enclosure import Float
 from tests.fuzz.rules import COVERED
 
@@ -104,3 +104,71 @@ def test_bounds_are_tight() -> None:
         _, (bound,) = claims(prepared)
         assert isinstance(bound, Float)
         assert ((bound.hi - bound.lo) / got.double().abs()).max().item() < most
+
+
+def contracted(function: Function, *args: Any, **broken: Tensor) -> None:
+    """What torch gives is right, whatever the kernel gives; each of what a broken kernel would give is seen to be wrong."""
+    prepared = prepare(function, args)
+    assert isinstance(prepared, Prepared)
+    wide = [a.float() if isinstance(a, Tensor) and a.dtype is torch.bfloat16 else a for a in args]
+    (good,), (like,) = results_of(function(*wide)), results_of(function(*args))
+    compare(prepared, (good.to(like.dtype),))
+    for what, value in broken.items():
+        with pytest.raises(AssertionError):
+            compare(prepared, (value,))
+            pytest.fail(f"{what} passes", pytrace=False)
+
+
+def test_a_difference_of_a_product_that_is_not_rounded_is_seen() -> None:
+    x, w = randn(9, 64), randn(9, 64).roll(1, 0)
+    c = x * w
+    contracted(lambda x, w, c: x * w - c, x, w, c, fused=(x.double() * w - c).float())
+    scaled = (x.double() * torch.tensor(0.37).double() - (x * 0.37).amax(-1, keepdim=True)).float()
+    contracted(lambda x: x * 0.37 - (x * 0.37).amax(-1, keepdim=True), x, fused=scaled)
+    contracted(lambda x: (x * 0.37) == (x * 0.37).amax(-1)[:, None], x, never=torch.zeros(9, 64, dtype=torch.bool))
+
+
+def test_a_second_use_that_is_another_number_is_seen() -> None:
+    """Behind functions whose results are not known to the last bit."""
+    x = randn(9, 64)
+    nan, small = torch.full((9, 64), float("nan")), torch.full((9, 64), 1e-6)
+    contracted(lambda x, y: (torch.exp(x) * x - y * torch.exp(y)).sqrt(), x, x.clone(), fused=nan, other=small)
+    contracted(lambda x: torch.sqrt(torch.exp(x).amax(-1, keepdim=True) - torch.exp(x)), x, below=nan)
+    contracted(lambda x: torch.exp(x) <= torch.exp(x).amax(-1, keepdim=True), x, above=torch.zeros(9, 64, dtype=torch.bool))
+    contracted(lambda x: torch.tanh(x) != torch.tanh(x), x, other=torch.ones(9, 64, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_masked_row_whose_weights_have_no_sum_is_seen(dtype: torch.dtype) -> None:
+    q, mask = randn(9, 64, dtype=dtype), torch.zeros(9, 9, dtype=dtype)
+    mask[3] = -1e30
+
+    def own(q: Tensor, mask: Tensor) -> Tensor:
+        scores = (q @ q.mT + mask) * 0.37
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    def ready(q: Tensor, mask: Tensor) -> Tensor:
+        return ((q @ q.mT + mask) * 0.37).softmax(-1)
+
+    for function in (own, ready):
+        lost = function(q, mask)
+        lost[3] = float("nan")
+        contracted(function, q, mask, nan=lost)
+
+
+def test_numbers_of_python_are_doubles_until_they_meet_a_tensor() -> None:
+    x = randn(5, 33)
+    single = float(torch.tensor(0.1))
+    contracted(lambda x, s: x.double() * s, x, 0.1, single=x.double() * single)
+    contracted(lambda x, s: x / (1 - s), x, 0.999, single=x / (1 - torch.tensor(0.999)))
+
+
+def test_results_that_share_memory_are_seen() -> None:
+    x = randn(4, 8)
+    for results in ((x, x), (x[:2], x[1:]), (x.T, x.reshape(-1))):
+        with pytest.raises(AssertionError, match="writing to result"):
+            written(results, [])
+    with pytest.raises(AssertionError, match="writing to result"):
+        written([x], [x])
+    written([x, x.clone(), x > 0], [x + 1])

@@ -13,6 +13,7 @@ from fusegen.errors import FusegenError
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from tests.fuzz.batch import drawn
+from tests.fuzz.draw_twice import MASKS, NUMBERS, PAIRS
 from tests.fuzz.program import Input, Program
 
 SEEDS, PER_SEED = 14, 100
@@ -61,7 +62,8 @@ def test_every_operation_and_kind_of_kernel_is_drawn(target: str) -> None:
 def test_every_layout_and_size_is_drawn() -> None:
     missing = {
         "contiguous", "permuted", "stepped", "repeated", "offset", "unaligned", "same tensor", "overlapping", "hidden", "scalar",
-        "several results", "size 0", "size 1", "odd size", "multiple of 8", "long row", *(d.torch for d in DType),
+        "several results", "size 0", "size 1", "odd size", "multiple of 8", "long row",
+        "equal elements", "numbers", "equal values", "masked", *(d.torch for d in DType),
     }  # fmt: skip
     for program in sample():
         missing -= _features(program)
@@ -80,6 +82,9 @@ def _features(program: Program) -> set[object]:
             found |= {f"size {size}", "odd size" if size % 2 else "even size"}
             found |= {"multiple of 8"} if size and size % 8 == 0 else set()
             found |= {"long row"} if size >= 1000 else set()
+    calls = {step.call for step in program.steps}
+    found |= {what for what, table in (("numbers", NUMBERS), ("equal values", PAIRS), ("masked", MASKS)) if calls & set(table)}
+    found |= {"equal elements"} if len(set(program.storages)) < len(program.storages) else set()
     found |= {"scalar"} if program.scalars else set()
     return found | ({"several results"} if len(program.results) > 1 else set())
 
