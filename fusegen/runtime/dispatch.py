@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -115,8 +116,9 @@ class Dispatcher:
             bound, hidden = self._bind(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
-            key = self._key(values)
-            self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
+            if bound.find(values) is not None:  # else the function changes what it reads
+                key = self._key(values)
+                self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
         return bound(values, hidden)
 
     def _check(self, values: Values) -> None:
@@ -179,7 +181,7 @@ class Dispatcher:
             while True:
                 request = self._request(values, target, device, wide)
                 try:
-                    return self._match(request, values) or self._compile(request)
+                    return self._match(request, values) or self._compile(request, values)
                 except NeedsLiteral as need:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
                 except NeedsSize as need:
@@ -225,10 +227,12 @@ class Dispatcher:
                 return None
         return found
 
-    def _compile(self, request: Request) -> tuple[Variant, Hidden]:
+    def _compile(self, request: Request, values: Values) -> tuple[Variant, Hidden]:
         found, state = trace_function(request, self.parameters.names)
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
         variant = self._promotions.variant(request, found, state, compile_trace, fixed)
+        if state.check is not None and state.check(values) is None:  # the function changes what it reads: each call runs it
+            return replace(variant, state=state.never()), found.hidden
         if sum(map(len, self._variants.values())) >= _MOST_BOUND:
             self._variants.clear()  # their programs are kept
         key = _variant_key(request)

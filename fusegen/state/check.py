@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.state.content import contents, matcher
+from fusegen.state.content import contents, is_a, matcher
 from fusegen.state.plain import is_plain, same
 from fusegen.state.slots import Kind, Read, Slot
 
@@ -27,12 +28,12 @@ class Used:
     Attributes:
         name: the input's.
         type: the tensor's, which may be one of its subclasses.
-        slots: the places that hold it; when they part, the kernel is another one.
+        slot: where it is found.
     """
 
     name: str
     type: type
-    slots: Sequence[Slot]
+    slot: Slot
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class State:
         reads: in their order.
         questions: asked of tensors.
         used: tensors that are inputs of the kernel.
+        compares_identity: whether code may have asked whether two tensors are one.
 
     Attributes:
         names: of the inputs that the function closes over.
@@ -99,18 +101,31 @@ class State:
         reads: Sequence[Read],
         questions: Sequence[Question],
         used: Sequence[Used],
+        *,
+        compares_identity: bool,
     ) -> None:
         self.names = tuple(each.name for each in used)
-        writer = _Writer(function, arguments, reads, {id(slot) for each in used for slot in each.slots})
+        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used})
         for position, value in arguments.items():
             writer.argument(position, value)
         for read in reads:
             writer.read(read)
         for question in questions:
             writer.question(question)
+        writer.aliases(reads, compares_identity)
         writer.tensors(used)
         self.check = writer.function() if writer.lines else None
         self.text = writer.text
+
+    def never(self) -> State:
+        """The same for no other call: the function changes what it reads."""
+        other = copy.copy(self)
+        other.check = _never
+        return other
+
+
+def _never(values: Sequence[Any]) -> None:
+    """The check of what no later call may take over."""
 
 
 class _Writer:
@@ -153,36 +168,55 @@ class _Writer:
     def read(self, read: Read) -> None:
         """A place that holds a plain value, a container, a tensor, or the same object as before."""
         place, value = self._place(read.slot), read.value
-        if value is None or value is True or value is False:
+        if read.slot.kind is Kind.CACHE:
+            self._require(f"{self._constant(read.holds)}({place})")
+        elif value is None or value is True or value is False:
             self._require(f"{place} is {value}")
         elif is_plain(value):
             kept = self._constant(value)
             self._require(f"(v := {place}) is {kept} or same(v, {kept})")
-        elif isinstance(value, torch.Tensor):
+        elif is_a(value, torch.Tensor):
             if id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
-        elif isinstance(value, (dict, list, set)) and not value:
-            self._require(f"type(v := {place}) is {self._constant(type(value))} and not v")
         elif contents(value) is not None:
-            self._require(f"{self._constant(matcher(value))}({place})")
+            self._container(place, read)
         elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
             self._give(value, place)
         else:
             self._require(f"{place} is {self._object(value)}")
 
+    def _container(self, place: str, read: Read) -> None:
+        kept = self._constant(read.value)
+        if read.holds is None:
+            self._require(f"{place} is {kept}")
+        elif read.was_empty:
+            self._require(f"(v := {place}) is {kept} and not v")
+        else:
+            self._require(f"(v := {place}) is {kept} and {self._constant(read.holds)}(v)")
+
     def question(self, question: Question) -> None:
         """Something that was asked of a tensor."""
         self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
 
+    def aliases(self, reads: Sequence[Read], compares: bool) -> None:
+        """Places that held one tensor must still hold one; where code compares identities, two must be two."""
+        holders: dict[int, list[Slot]] = {}
+        for read in reads:
+            if is_a(read.value, torch.Tensor):
+                holders.setdefault(id(read.value), []).append(read.slot)
+        for first, *others in holders.values():
+            for other in others:
+                self._require(f"{self._place(other)} is {self._place(first)}")
+        if compares and len(holders) > 1:
+            places = ", ".join(f"id({self._place(slots[0])})" for slots in holders.values())
+            self._require(f"len({{{places}}}) == {len(holders)}")
+
     def tensors(self, used: Sequence[Used]) -> None:
-        """The inputs that are found again; places that held one tensor must still hold one."""
+        """The inputs that are found again."""
         names = []
         for number, each in enumerate(used):
-            first, *others = map(self._place, each.slots)
-            self.lines.append(f"t{number} = {first}")
+            self.lines.append(f"t{number} = {self._place(each.slot)}")
             self._require(f"type(t{number}) is {self._constant(each.type)}")
-            for other in others:
-                self._require(f"{other} is t{number}")
             names.append(f"t{number}")
         self._result = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 

@@ -26,12 +26,14 @@ class Names:
         variables: names of globals, in the order of their use.
         attributes: names of attributes, and strings, which may name one.
         modules: names of modules that it imports when it runs.
+        compares: whether it asks whether two things are one.
         computes: whether it may look up a name that it does not spell out.
     """
 
     variables: tuple[str, ...]
     attributes: frozenset[str]
     modules: tuple[str, ...]
+    compares: bool
     computes: bool
 
 
@@ -40,6 +42,8 @@ def names_of(code: CodeType) -> Names:
     """The names that a code object mentions."""
     variables: dict[str, None] = {}
     modules: dict[str, None] = {}
+    compares = False
+    last = None
     attributes = {c for constant in code.co_consts for c in _strings(constant)}
     for step in dis.get_instructions(code):
         if step.opname in _GLOBAL:
@@ -48,7 +52,11 @@ def names_of(code: CodeType) -> Names:
             attributes.add(str(step.argval))
         elif step.opname == "IMPORT_NAME":
             modules[str(step.argval)] = None
-    return Names(tuple(variables), frozenset(attributes), tuple(modules), not _LOOKS_UP.isdisjoint({*variables, *attributes}))
+        compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
+        last = step
+    return Names(
+        tuple(variables), frozenset(attributes), tuple(modules), compares, not _LOOKS_UP.isdisjoint({*variables, *attributes})
+    )
 
 
 def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:

@@ -1,7 +1,7 @@
 """Containers: whether one holds what it held when a function read it, however deep.
 
-Plain elements are compared by value, objects by identity; objects are not kept alive. Tensors are compared by type alone: those
-that a kernel uses are its inputs, and found anew in each call.
+Plain elements are compared by value, objects and containers inside by identity; objects are not kept alive. Tensors are compared
+by type alone: those that a kernel uses are its inputs, and found anew in each call.
 """
 
 from __future__ import annotations
@@ -38,21 +38,27 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
 """Objects of the interpreter's own types, whose reads cannot be watched: what they hold, as a container."""
 
 
-def contents(value: object) -> Collection[Any] | None:
+def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
+    """``isinstance`` by the type that a value has, whatever class it says to be of."""
+    return issubclass(type(value), kinds)
+
+
+def contents(value: Any) -> Collection[Any] | None:
     """What a container holds, as a tuple; None for what is no container."""
-    if isinstance(value, dict):
+    if is_a(value, dict):
         return (*value.keys(), *value.values())
-    if isinstance(value, (*_SEQUENCES, *_SETS)):
+    if is_a(value, (*_SEQUENCES, *_SETS)):
         return tuple(value)
-    if isinstance(value, (np.ndarray, *_BYTES)):
+    if is_a(value, (np.ndarray, *_BYTES)):
         return ()
     inside = _INSIDE.get(type(value))
     return None if inside is None else (inside(value),)
 
 
 def matcher(value: object) -> Matcher:
-    """A function that says whether a value holds what this one holds now."""
-    return _Builder().of(value)
+    """A function that says whether a value is, or a container holds, what this one does now."""
+    builder = _Builder()
+    return builder.of(value) if contents(value) is None else builder.container(value)
 
 
 class _Builder:
@@ -65,13 +71,18 @@ class _Builder:
         """The matcher of a value."""
         if is_plain(value):
             return lambda other: same(value, other)
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             kind = type(value)
             return lambda other: type(other) is kind
         if contents(value) is None:
             return _identical(value)
         if id(value) in self._open:
             return lambda other: other is value
+        holds = self.container(value)
+        return lambda other: other is value and holds(other)
+
+    def container(self, value: Any) -> Matcher:
+        """The matcher of a container, whichever holds the same."""
         self._open.add(id(value))
         found = self._container(value)
         self._open.discard(id(value))
@@ -79,16 +90,16 @@ class _Builder:
 
     def _container(self, value: Any) -> Matcher:
         kind = type(value)
-        if isinstance(value, np.ndarray):
+        if is_a(value, np.ndarray):
             return _bytes(kind, lambda a: (a.dtype, a.shape, a.tobytes()), value)
-        if isinstance(value, _BYTES):
+        if is_a(value, _BYTES):
             return _bytes(kind, bytes, value)
         if kind in _INSIDE:
-            inside, matches = _INSIDE[kind], self.of(_INSIDE[kind](value))
+            inside, matches = _INSIDE[kind], self.container(_INSIDE[kind](value))
             return lambda other: type(other) is kind and matches(inside(other))
-        if isinstance(value, _SETS):
+        if is_a(value, _SETS):
             return _set(kind, value)
-        if isinstance(value, dict):
+        if is_a(value, dict):
             keys, values = self._elements(tuple(value)), self._elements(tuple(value.values()))
             return lambda other: type(other) is kind and keys(tuple(other)) and values(tuple(other.values()))
         elements = self._elements(tuple(value))

@@ -6,25 +6,27 @@ runs. Attributes of objects and modules are watched as they are read (`Watch`).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import torch
 
 from fusegen.errors import TraceError
 from fusegen.state.code import Names, elements_read, names_of
-from fusegen.state.content import contents
+from fusegen.state.content import contents, is_a
 from fusegen.state.plain import is_plain
 from fusegen.state.slots import Kind, Slot
 
 _LARGE = 64  # elements from which on it matters which of them are read
 _LIBRARIES = frozenset({"torch", "numpy", "sympy", "mpmath", "fusegen", *sys.stdlib_module_names} - {"__main__"})
-_UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler)  # read at every step, or without meaning for values
-_ITERATORS: tuple[type, ...] = (GeneratorType, zip, map, filter, enumerate, type(iter([])), type(iter(())), type(iter({})))
+_UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
+_CACHED = type(functools.lru_cache(lambda: None))
 _ASKED = (
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype", "get_default_device",
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
@@ -42,6 +44,12 @@ class Notes(Protocol):
 
     def note(self, slot: Slot, value: Any, name: str) -> None:
         """A place that the code reads, what it holds, and what to call that; leads on to what is behind the value."""
+
+    def note_identity(self, slot: Slot, value: Any) -> None:
+        """A place that holds a container, of which no more is read than is noted apart."""
+
+    def cache(self, function: Any) -> None:
+        """A function that keeps its results."""
 
     def watch(self, cls: type) -> None:
         """Attributes of a class's objects are read."""
@@ -67,6 +75,7 @@ class Reach:
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
         self._waiting: list[tuple[Any, str]] = []
         self.asks_for_types = False
+        self.compares_identity = False
         self._called: set[CodeType] = set()
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
@@ -90,6 +99,7 @@ class Reach:
         if code not in self._called:
             self._called.add(code)
             self._mentioned |= names.attributes
+            self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             for module in names.modules:
                 self.see(sys.modules.get(module), module.rpartition(".")[2])
@@ -126,6 +136,7 @@ class Reach:
         if isinstance(value, (list, dict)) and len(value) > _LARGE:
             places = elements_read(code, name)
             if places is not None:
+                self._notes.note_identity(slot, value)
                 self._elements(value, places, name)
                 return
         self._notes.note(slot, value, name)
@@ -140,9 +151,10 @@ class Reach:
 
     def _ask(self, name: str) -> None:
         ask = getattr(torch, name, None)
-        if ask is not None:
-            slot = Slot(ask, Kind.RESULT, ("cpu",) if name == "get_autocast_dtype" else ())
-            self._notes.note(slot, slot.get(), name)
+        for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
+            slot = Slot(ask, Kind.RESULT, args)
+            with contextlib.suppress(TypeError):  # not every question has every form
+                self._notes.note(slot, slot.get(), name)
 
     def _classes(self, frame: FrameType, names: Names) -> None:
         """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
@@ -150,21 +162,30 @@ class Reach:
         code = frame.f_code
         given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
         found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
-        classes = {value: None for value in found if isinstance(value, type)}
+        classes = {value: None for value in found if is_a(value, type)}
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
             classes |= {type(value): None for value in found}
         for cls in classes:
             for key in _mentioned_in(cls, names):
                 self._class_attribute(cls, key)
-        if (
-            given and code.co_name.startswith("__") and code.co_name != "__getattribute__"
-        ):  # found on the class, without a read of an attribute
-            self._class_attribute(type(given[0]), code.co_name)
+        if given:
+            self._method(given[0], code)
 
-    def _class_attribute(self, cls: type, key: str) -> None:
+    def _method(self, owner: Any, code: CodeType) -> None:
+        """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``."""
+        cls: Any = owner if is_a(owner, type) else type(owner)
+        for each in cls.__mro__:
+            found = vars(each).get(code.co_name)
+            if getattr(getattr(found, "__func__", found), "__code__", None) is code and code.co_name != "__getattribute__":
+                self._notes.note(Slot(each, Kind.DEFINED, code.co_name), found, code.co_name)
+                return
+            if found is not None and code.co_name.startswith("__"):
+                return
+
+    def _class_attribute(self, cls: Any, key: str) -> None:
         value = getattr(cls, key, None)
         kind = Kind.ATTRIBUTE
-        if isinstance(value, MethodType):
+        if is_a(value, MethodType):
             kind, value = Kind.METHOD, value.__func__
         if value is not None:
             self._notes.note(Slot(cls, kind, key), value, f"{cls.__name__}_{key}")
@@ -188,7 +209,7 @@ class Reach:
         """Looks into everything that waits, and into what that leads to; the first waits until all of it is done."""
         try:
             for value, name in self._waiting:
-                look = next((look for kind, look in self._LOOKS if isinstance(value, kind)), Reach._object)
+                look = next((look for kind, look in self._LOOKS if is_a(value, kind)), Reach._object)
                 look(self, value, name)
         finally:
             self._waiting.clear()
@@ -208,7 +229,7 @@ class Reach:
             for key in [key for key in vars(holder) if key in self._mentioned and not key.startswith("__")]:
                 self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
-    def _method(self, method: MethodType, name: str) -> None:
+    def _bound_method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
         self.see(method.__func__, name)
 
@@ -229,40 +250,50 @@ class Reach:
         if inner is not None:
             self._inside(value, inner, name)
         if is_library(type(value).__module__):
-            for part in _FUNCTIONS_OF:
-                if isinstance(inside := getattr(value, part, None), (FunctionType, MethodType)):
-                    self.see(inside, name)
-        if not (isinstance(value, (*_UNWATCHED, io.IOBase)) or _is_ours(value)):
+            self._wrapper(value, name)
+        if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.watch(type(value))
             if type(value).__flags__ & _HEAP:
                 self._notes.note(Slot(value, Kind.ATTRIBUTE, "__class__"), type(value), name)
 
+    def _wrapper(self, value: Any, name: str) -> None:
+        """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
+        if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
+            self._iterator(value, name)
+        for part in _FUNCTIONS_OF:
+            if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
+                self.see(inside, name)
+        if is_a(value, _CACHED):  # what it reads counts, though it may not run
+            self._notes.cache(value)
+            if is_a(value.__wrapped__, FunctionType):
+                self._closure(value.__wrapped__)
+                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__), value.__wrapped__.__code__)
+
     def _inside(self, container: Any, inner: Any, name: str) -> None:
         """Elements: what is behind them; tensors are places of their own."""
-        if isinstance(container, (list, tuple)):
+        if is_a(container, (list, tuple)):
             places: list[tuple[Any, Any]] = list(enumerate(container))
-        elif isinstance(container, dict):
+        elif is_a(container, dict):
             places = list(container.items())
         else:
             places = [(None, each) for each in inner]
         for place, element in places:
-            if isinstance(element, torch.Tensor) and place is not None:
+            if is_a(element, torch.Tensor) and place is not None:
                 self._notes.note(Slot(container, Kind.ITEM, place), element, f"{name}_{place}")
             self.see(element, f"{name}_{place}" if place is not None else name)
 
     _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
         (torch.Tensor, _held_by),
         (FunctionType, _function),
-        (MethodType, _method),
+        (MethodType, _bound_method),
         (ModuleType, _module),
         (type, _class),
-        (_ITERATORS, _iterator),
     )
 
 
-def _mentioned_in(cls: type, names: Names) -> Iterator[str]:
+def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
     """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
-    for each in cls.__mro__:
+    for each in (*cls.__mro__, *type(cls).__mro__):
         if not is_library(each.__module__):
             for key, value in tuple(vars(each).items()):
                 may_be_meant = key in names.attributes or (names.computes and (is_plain(value) or contents(value) is not None))

@@ -17,6 +17,7 @@ import torch
 
 from fusegen.state.calls import Calls
 from fusegen.state.check import Question, State, Used
+from fusegen.state.content import contents, is_a, matcher
 from fusegen.state.generators import Generators
 from fusegen.state.reach import Reach
 from fusegen.state.slots import Kind, Read, Slot
@@ -43,6 +44,7 @@ class Recorder:
         self._questions: list[Question] = []
         self._used: dict[int, Used] = {}
         self._names: dict[int, str] = {}
+        self._caches: list[Any] = []
 
     def __enter__(self) -> Self:
         self._watch.__enter__()
@@ -65,8 +67,10 @@ class Recorder:
 
     def state(self) -> State:
         """What was read, once the function has run."""
-        reads, used = tuple(self._reads.values()), tuple(self._used.values())
-        return State(self._function, self._arguments, reads, self._questions, used)
+        caches = [_cache_read(function) for function in self._caches]
+        reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
+        compares = self._reach.compares_identity
+        return State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares)
 
     @property
     def asks_for_types(self) -> bool:
@@ -81,7 +85,7 @@ class Recorder:
         if slots is None:
             return None
         if id(tensor) not in self._used:
-            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), type(tensor), slots)
+            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), type(tensor), slots[0])
         return self._used[id(tensor)].name
 
     def _unused(self, wanted: str) -> str:
@@ -98,18 +102,30 @@ class Recorder:
 
     def note(self, slot: Slot, value: Any, name: str) -> None:
         """Keeps a read, the first of its place, and looks behind the value."""
+        if self._keep(slot, value, None if contents(value) is None else matcher(value)):
+            self._names.setdefault(id(value), name)
+            if is_a(value, torch.Tensor):
+                self._tensors.setdefault(id(value), []).append(slot)
+            self._reach.see(value, name)
+
+    def note_identity(self, slot: Slot, value: Any) -> None:
+        """Keeps that a place holds a container, of which no more is read than is noted apart."""
+        self._keep(slot, value, None)
+
+    def _keep(self, slot: Slot, value: Any, holds: Callable[[Any], bool] | None) -> bool:
         key = (id(slot.owner), slot.kind, slot.key)
-        if key in self._reads:
-            return
-        self._reads[key] = Read(slot, value)
-        self._names.setdefault(id(value), name)
-        if isinstance(value, torch.Tensor):
-            self._tensors.setdefault(id(value), []).append(slot)
-        self._reach.see(value, name)
+        if key in self._reads and (self._reads[key].holds is not None or holds is None):
+            return False
+        self._reads[key] = Read(slot, value, holds, was_empty=holds is not None and is_a(value, (dict, list, set)) and not value)
+        return True
 
     def watch(self, cls: type) -> None:
         """Has reads of a class's objects reported."""
         self._watch.add(cls)
+
+    def cache(self, function: Any) -> None:
+        """Looks after a function that keeps its results."""
+        self._caches.append(function)
 
     def watch_module(self, module: ModuleType) -> None:
         """Has reads of a module's attributes reported."""
@@ -134,9 +150,9 @@ class Recorder:
         if _runs(found) and not isinstance(found, cached_property):  # which keeps what it gave
             self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
             self._reach.see(value, shown)
-        elif isinstance(value, MethodType) and value.__self__ is owner:
+        elif is_a(value, MethodType) and value.__self__ is owner:
             self.note(Slot(owner, Kind.METHOD, name), value.__func__, shown)
-        elif isinstance(value, (BuiltinFunctionType, MethodWrapperType)):
+        elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
             return  # a method of the interpreter's, which no one replaces
         else:
             self.note(_place(owner, name), value, shown)
@@ -148,6 +164,19 @@ class Recorder:
 
 _MACHINERY = frozenset({"_call_impl", "_compiled_call_impl", "_backward_hooks", "_backward_pre_hooks"})
 """What torch reads of a module at each call, and what changes no value."""
+
+
+def _cache_read(function: Any) -> Read:
+    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good."""
+    slot = Slot(function, Kind.CACHE)
+    kept, stays = slot.get(), True
+
+    def holds(found: object) -> bool:
+        nonlocal stays
+        stays = stays and found == kept
+        return stays
+
+    return Read(slot, kept, holds)
 
 
 def _place(owner: Any, name: str) -> Slot:

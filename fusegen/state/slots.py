@@ -22,6 +22,7 @@ class Kind(Enum):
     CELL = "{o}.__closure__[{k}].cell_contents"
     LENGTH = "len({o})"
     RESULT = "{o}(*{k})"
+    CACHE = "{o}.cache_info()[1::2]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +73,21 @@ _GETTERS: dict[Kind, Callable[[Any, Any], Any]] = {
     Kind.CELL: lambda owner, key: owner.__closure__[key].cell_contents,
     Kind.LENGTH: lambda owner, _: len(owner),
     Kind.RESULT: lambda owner, key: owner(*key),
+    Kind.CACHE: lambda owner, _: owner.cache_info()[1::2],
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A read while tracing: the place, and what it held."""
+    """A read while tracing: the place, and what it held.
+
+    Attributes:
+        holds: of a container, whether it still holds what it held then; None where the function reads no more of it than its
+            elements that have places of their own, and for all else.
+        was_empty: whether it held nothing.
+    """
 
     slot: Slot
     value: Any
+    holds: Callable[[Any], bool] | None = None
+    was_empty: bool = False
