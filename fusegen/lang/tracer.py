@@ -15,14 +15,14 @@ from torch.overrides import TorchFunctionMode
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.formula import formula, relation_text
-from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, ScalarProgram
+from fusegen.ir.graph import NO_SCALARS, Graph, GraphBuilder, InputSpec, ScalarProgram
 from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import ERRORS, evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here, location, raised_at, returned_at
-from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
+from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
 HiddenSpec: TypeAlias = Callable[[torch.Tensor], InputSpec]
@@ -36,7 +36,7 @@ class Trace:
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[tuple[str, torch.Tensor], ...]
     returns_tuple: bool
-    conditions: ScalarProgram = ScalarProgram()
+    conditions: ScalarProgram = NO_SCALARS
 
 
 class NeedsLiteral(Exception):

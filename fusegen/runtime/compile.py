@@ -118,7 +118,9 @@ def _compiled(request: Request, found: Trace) -> Variant:
     program = lower(graph, groups, request.target, wide=request.wide)
     sources = tuple(emit(launch, request.target) for launch in program.launches)
     guards = guards_of(found)
-    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple, found.conditions)
+    return Variant(
+        request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple, found.conditions
+    )
 
 
 def guards_of(found: Trace) -> tuple[str, ...]:

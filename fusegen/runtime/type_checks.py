@@ -1,4 +1,4 @@
-"""Whether a function may ask for the exact type of a number: ``type(s) is int``, of which a traced scalar cannot give the answer."""
+"""Whether a function may ask for the exact type of a number: ``type(s) is int``, to which a traced scalar has no answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBRARIES = ("torch", "fusegen", "numpy", "math")
 
 
 def asks_for_types(function: Callable[..., Any]) -> bool:
-    """Whether ``type`` is named by a function, or by one that it may call: a look at names, which may say yes where it is not so."""
+    """Whether ``type`` is named by a function, or by one that it may call; a look at names, which may say yes too often."""
     level: list[Any] = [function]
     seen: set[int] = set()
     for _ in range(_DEEPEST + 1):
