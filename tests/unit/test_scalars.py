@@ -86,6 +86,7 @@ def test_tensors_that_are_made_of_numbers() -> None:
         lambda x, s: (
             torch.tensor(s) + 0 * x[0, 0],
             x.double() * torch.tensor(s),
+            x.double() * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.bfloat16),
             torch.full((3,), s),
             x.double().new_full((2,), s),
             torch.full_like(x, s),
@@ -119,7 +120,7 @@ def test_sizes_in_arithmetic_with_numbers() -> None:
 def test_operators_of_numbers_are_python_s(s: float) -> None:
     def function(x: Tensor, s: float) -> tuple[Tensor, ...]:
         whole, rest = divmod(s, 3)
-        ints = (x * (int(s) & 6), x * (int(s) << 2)) if isinstance(s, int) else ()
+        ints = (x.double() * (s & 6), x.double() * (s << 2) + (s | 1) + (5 ^ s) - (s >> 1)) if isinstance(s, int) else ()
         return (
             x.double() * (s // 2),
             x.double() * (s % 3 + 1),
@@ -132,8 +133,10 @@ def test_operators_of_numbers_are_python_s(s: float) -> None:
             *ints,
         )
 
-    for ours, theirs in zip(fg.kernel(function)(X, s), function(X, s), strict=True):
+    kernel = fg.kernel(function)
+    for ours, theirs in zip(kernel(X, s), function(X, s), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-14 if theirs.dtype is torch.float64 else 1e-6, atol=1e-300)
+    assert not kernel._dispatcher.history.static
 
 
 def test_numbers_may_be_wider_than_64_bits_on_the_way() -> None:
@@ -372,6 +375,17 @@ SIZED: dict[str, Callable[[Tensor, int], Any]] = {
     "list": lambda x, n: x * [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0][n],
     "factor": lambda x, n: x[:, :n] * (n / 3) + math.sqrt(abs(n)),
     "branch": lambda x, n: x[:n] * 2 if n > 3 else x[:, :n] * 3,
+    "as long as a dim": lambda x, n: x + torch.ones(n, 1),
+    "product": lambda x, n: x.view(2, n, 3, -1).sum(1) + n,
+    "sum": lambda x, n: x[:, :n].sum(1, keepdim=True) / n + x[:, n:].sum(1, keepdim=True),
+    "matmul": lambda x, n: x[:, :n] @ x[:, :n].mT,
+    "softmax": lambda x, n: x[:, :n].softmax(-1),
+    "cat": lambda x, n: torch.cat((x[:, n:], x[:, :n]), 1) * 2,
+    "roll": lambda x, n: x.roll(n, 1) + 1,
+    "pad": lambda x, n: F.pad(x, (n, 1)) * 2,
+    "triangle": lambda x, n: x.tril(n),
+    "split": lambda x, n: x.split([n, 12 - n], 1)[0] * 2,
+    "reshape": lambda x, n: x.reshape(-1, n * 2) * 2,
     "type": lambda x, n: x[:n] * (2 if isinstance(n, int) else 3),
 }
 
