@@ -118,7 +118,7 @@ def kernel(function: Callable[P, R]) -> Kernel[P, R]:
 
     Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
     annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
-    as a dim, a size, a branch.
+    as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
     """
     return Kernel(function)
 

@@ -108,6 +108,9 @@ class ScalarProgram:
         return tuple(dict.fromkeys(str(n.attr("name")) for n in self.nodes if n.op is Op.SCALAR))
 
 
+NO_SCALARS = ScalarProgram()
+
+
 @dataclass(frozen=True)
 class Graph:
     """What a function computes.
@@ -132,7 +135,7 @@ class Graph:
     locations: tuple[Location | None, ...] = field(compare=False, default=())
     multiples: tuple[tuple[str, int], ...] = ()
     bounds: tuple[tuple[str, int], ...] = ()
-    derived: ScalarProgram = ScalarProgram()
+    derived: ScalarProgram = NO_SCALARS
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -177,7 +180,7 @@ class GraphBuilder:
         self.scalars: list[tuple[str, DType]] = []
         self.multiples: tuple[tuple[str, int], ...] = ()
         self.bounds: tuple[tuple[str, int], ...] = ()
-        self.derived = ScalarProgram()
+        self.derived = NO_SCALARS
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:

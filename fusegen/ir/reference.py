@@ -51,7 +51,10 @@ class Interpreter:
         self.device = device
         self.sizes = _bind_sizes(graph, self.inputs)
         derived = graph.derived
-        self.scalars = {**scalars, **{n: scalar_program.evaluate(derived.nodes, p, scalars, self.sizes) for n, p in derived.results}}
+        self.scalars = {
+            **scalars,
+            **{n: scalar_program.evaluate(derived.nodes, p, scalars, self.sizes) for n, p in derived.results},
+        }
 
     def run(self) -> tuple[Tensor, ...]:
         """All results."""

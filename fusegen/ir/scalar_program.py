@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Node, ScalarProgram
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim
 
 Values: TypeAlias = Sequence[Any]
 
@@ -91,7 +92,7 @@ def evaluate(nodes: Sequence[Node], position: int, scalars: Mapping[str, Any], s
         if node.op is Op.SCALAR:
             values.append(scalars[str(node.attr("name"))])
         elif node.op is Op.SIZE:
-            values.append(formula(node.attr("size"))(sizes))  # type: ignore[arg-type]
+            values.append(formula(cast(Dim, node.attr("size")))(sizes))
         elif node.op is Op.CONSTANT:
             values.append(node.number)
         else:
@@ -182,7 +183,7 @@ class _Text:
         if node.op is Op.SCALAR:
             return self._spelled_scalars[str(node.attr("name"))]
         if node.op is Op.SIZE:
-            return str(formula(node.attr("size"))(self._sizes))  # type: ignore[arg-type]
+            return str(formula(cast(Dim, node.attr("size")))(self._sizes))
         return f"({node.attr('value')})"
 
     def _spelled(self, op: Op, operands: Sequence[str]) -> str:

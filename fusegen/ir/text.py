@@ -19,6 +19,7 @@ def graph_text(graph: Graph) -> str:
     names = {p: _inline_text(node) for p, node in graph if node.op in _INLINE}
     shown = [(_named(f"  %{p}; = {_node_text(node)}", names), _place(graph, p)) for p, node in graph if node.op not in _INLINE]
     width = max((len(text) for text, _ in shown), default=0)
+    lines += _host_lines(graph)
     lines += [f"{text:<{width}}  {place}".rstrip() for text, place in shown]
     results = ", ".join(f"%{o};" for o in graph.outputs)
     return "\n".join([*lines, _named(f"  return {results}", names)])
@@ -35,6 +36,20 @@ def _input_text(spec: InputSpec) -> str:
 
 def _scalars_text(graph: Graph) -> str:
     return "".join(f", {name}: {dtype.short}" for name, dtype in graph.scalars)
+
+
+def _host_lines(graph: Graph) -> list[str]:
+    """What the host computes of the call's numbers; a scalar that is passed as it is needs no line."""
+    nodes, results = graph.derived.nodes, graph.derived.results
+    made = {p: name for name, p in reversed(results) if nodes[p].args}
+    names = {p: made.get(p, f"n{p}") if node.args else _leaf_text(node) for p, node in enumerate(nodes)}
+    parts = [(p, f"{node.op.row.name}({', '.join(names[a] for a in node.args)})") for p, node in enumerate(nodes) if node.args]
+    lines = [f"  {names[p]} = {text} : {nodes[p].dtype.short}  # the host" for p, text in parts]
+    return lines + [f"  {name} = {names[p]}  # the host" for name, p in results if name != names[p]]
+
+
+def _leaf_text(node: Node) -> str:
+    return str(node.attr("size")) if node.op is Op.SIZE else _inline_text(node)
 
 
 def _node_text(node: Node) -> str:

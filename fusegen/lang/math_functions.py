@@ -1,4 +1,4 @@
-"""Functions of Python's ``math`` on run-time numbers: ``math.sqrt(1 - beta ** step)`` stays arithmetic that the host does at each call.
+"""Functions of Python's ``math`` on run-time numbers: ``math.sqrt(1 - beta ** step)`` is arithmetic of the host at each call.
 
 The module's functions are C and ask for a float at once, so that they are replaced while a trace runs. To anybody who calls them
 with ordinary numbers (other threads too) they are as they were. A function that was imported by name is not replaced: it needs the

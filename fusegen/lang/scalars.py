@@ -42,6 +42,9 @@ class _Traced(Protocol):
     @property
     def _position(self) -> int: ...
 
+    @property
+    def _node(self) -> Node: ...
+
 
 def leaves_of(value: _Traced) -> list[Node]:
     """The scalars, sizes and constants that a number is made of."""
@@ -84,8 +87,8 @@ class TracedScalar:
     def _node(self) -> Node:
         return self._tracer.builder.nodes[self._position]
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """What ``isinstance`` sees: the number's own type."""
         return number_type(self)
 
@@ -121,7 +124,7 @@ class TracedScalar:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         self.number()
 
-    def __bool__(self) -> bool:
+    def __bool__(self: Any) -> bool:
         return bool(self != 0)
 
     def __copy__(self) -> TracedScalar:
@@ -133,14 +136,30 @@ class TracedScalar:
     def __pos__(self) -> TracedScalar:
         return self
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self: Any, other: Any) -> Any:
         return self // other, self % other
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self: Any, other: Any) -> Any:
         return other // self, other % self
 
 
-_NEED_THE_NUMBER = ["float", "int", "index", "trunc", "round", "floor", "ceil", "complex", "hash", "str", "repr", "format", "reduce_ex", "array", "array_interface", "invert"]
+_NEED_THE_NUMBER = [
+    "float",
+    "int",
+    "index",
+    "trunc",
+    "round",
+    "floor",
+    "ceil",
+    "complex",
+    "hash",
+    "str",
+    "repr",
+    "format",
+    "reduce_ex",
+    "array",
+    "invert",
+]
 _BINARY: dict[str, tuple[Op, Callable[..., Any]]] = {
     "add": (Op.ADD, torch.add),
     "sub": (Op.SUB, torch.sub),
@@ -187,7 +206,7 @@ def _number(scalar: TracedScalar, other: Any) -> TracedScalar | None:
         found = scalar._tracer.as_scalar(other)
         if found is not None or not isinstance(other, (numbers.Number, np.generic)):
             return found
-    scalar.number()
+    return scalar.number()
 
 
 def computed(op: Op, *operands: TracedScalar) -> Any:
@@ -212,11 +231,11 @@ def number_type(value: _Traced) -> type:
     return float if value._node.dtype.is_float else int
 
 
-def _base(base: TracedScalar, exponent: TracedScalar) -> TracedScalar:
+def _base(base: Any, exponent: Any) -> Any:
     """The base of a power: of ints with a negative exponent, which Python computes in floats, a float."""
     if base._node.dtype.is_float or exponent._node.dtype.is_float or exponent >= 0:
         return base
-    return cast(TracedScalar, base * 1.0)
+    return base * 1.0
 
 
 def _unary(op: Op) -> Callable[[TracedScalar], Any]:
@@ -230,5 +249,5 @@ for _name, (_op, _function) in _COMPARISONS.items():
     setattr(TracedScalar, f"__{_name}__", _operator(_op, _function))
 for _name in _NEED_THE_NUMBER:
     setattr(TracedScalar, f"__{_name}__", TracedScalar.number)
-TracedScalar.__neg__ = _unary(Op.NEG)  # type: ignore[attr-defined]
-TracedScalar.__abs__ = _unary(Op.ABS)  # type: ignore[attr-defined]
+for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
+    setattr(TracedScalar, f"__{_name}__", _unary(_op))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.formula import formula, relation_text
-from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, ScalarProgram
+from fusegen.ir.graph import NO_SCALARS, Graph, GraphBuilder, InputSpec, ScalarProgram
 from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import ERRORS, evaluate, extract
@@ -48,7 +48,7 @@ class Trace:
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
     returns_tuple: bool
-    conditions: ScalarProgram = ScalarProgram()
+    conditions: ScalarProgram = NO_SCALARS
 
 
 class NeedsLiteral(Exception):

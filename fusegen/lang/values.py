@@ -34,8 +34,8 @@ class SymbolicSize:
         self.tracer = tracer
         self.expr = expr
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """What ``isinstance`` sees: torch's sizes are ints."""
         return int
 
@@ -110,6 +110,11 @@ class SymbolicSize:
             return registry.call(function, (other, size) if swapped else (size, other), {})
         return computed(op, *((number, size) if swapped else (size, number)))
 
+    @property
+    def _as_number(self) -> Any:
+        """The size as a scalar, which compares with any number."""
+        return self.tracer.scalar(self)
+
     __radd__, __rmul__ = __add__, __mul__
 
     def __bool__(self) -> bool:
@@ -118,7 +123,7 @@ class SymbolicSize:
     def __eq__(self, other: object) -> bool:
         other = _plain(other)
         if isinstance(other, (float, TracedScalar)):
-            return bool(self.tracer.scalar(self) == other)
+            return bool(self._as_number == other)
         if not isinstance(other, (int, SymbolicSize)):
             return NotImplemented
         return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
@@ -126,25 +131,25 @@ class SymbolicSize:
     def __lt__(self, other: object) -> bool:
         other = _plain(other)
         if _is_value(other):
-            return cast(bool, self.tracer.scalar(self) < other)
+            return cast(bool, self._as_number < other)
         return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
 
     def __le__(self, other: object) -> bool:
         other = _plain(other)
         if _is_value(other):
-            return cast(bool, self.tracer.scalar(self) <= other)
+            return cast(bool, self._as_number <= other)
         return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
 
     def __gt__(self, other: object) -> bool:
         other = _plain(other)
         if _is_value(other):
-            return cast(bool, self.tracer.scalar(self) > other)
+            return cast(bool, self._as_number > other)
         return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
 
     def __ge__(self, other: object) -> bool:
         other = _plain(other)
         if _is_value(other):
-            return cast(bool, self.tracer.scalar(self) >= other)
+            return cast(bool, self._as_number >= other)
         return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
 
     def __hash__(self) -> int:

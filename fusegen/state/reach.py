@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -175,7 +175,7 @@ class Reach:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``."""
         cls: Any = owner if is_a(owner, type) else type(owner)
         for each in cls.__mro__:
-            found = vars(each).get(code.co_name)
+            found = cast(Any, vars(each).get(code.co_name))
             if getattr(getattr(found, "__func__", found), "__code__", None) is code and code.co_name != "__getattribute__":
                 self._notes.note(Slot(each, Kind.DEFINED, code.co_name), found, code.co_name)
                 return

@@ -98,9 +98,8 @@ class Prepared:
         scalars = scalars_of(variant.graph, sizes, self.dispatcher.parameters.names)
         _, backend = backend_of(device)
         program = BoundProgram(variant, sizes, device, backend)
-        return program(
-            [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs], scalars(values) if scalars else {}
-        )
+        tensors = [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
+        return program(tensors, scalars(values) if scalars else {})
 
 
 def _digest(source: Source) -> str:

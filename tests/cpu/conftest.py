@@ -70,7 +70,9 @@ class Runner:
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
         self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 
-    def _trace(self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic, scalars: Sequence[str]) -> Graph:
+    def _trace(
+        self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic, scalars: Sequence[str]
+    ) -> Graph:
         tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _Nothing())
         values = [self._input(tracer, name, x, symbolic.get(name, [None] * x.dim())) for name, x in inputs.items()]
         tracer.hints.update(self.sizes)
