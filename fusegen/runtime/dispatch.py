@@ -20,6 +20,7 @@ from fusegen.ir.graph import InputSpec
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
 from fusegen.lang.values import NeedsStatic, TracedTensor
 from fusegen.runtime import hidden
+from fusegen.runtime.arguments import GREATEST, LEAST, check, check_plain, is_scalar
 from fusegen.runtime.compile import Request, Variant, compile_variant
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
 from fusegen.runtime.parameters import Parameters
@@ -30,7 +31,6 @@ from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MANY_VARIANTS = 32  # from here on the user is told
-_LEAST, _GREATEST = -(2**63), 2**63 - 1  # run-time integers have 64 bits
 _TOO_WIDE = "too wide"
 
 _NO_SCALARS: Mapping[str, float] = {}
@@ -113,7 +113,7 @@ class Dispatcher:
         values = self.parameters.bind(args, kwargs)
         for name, value in zip(self.parameters.names, values, strict=True):
             if not isinstance(value, Tensor):
-                _check_plain(self.name, name, value)
+                check_plain(self.name, name, value)
         return values
 
     def _key(self, values: Values) -> Key:
@@ -126,7 +126,7 @@ class Dispatcher:
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._check(values)
+        check(self.name, self.parameters.names, values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
             return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
@@ -136,30 +136,6 @@ class Dispatcher:
                 self._bound.clear()
             self._bound[self._key(values)] = bound
         return bound(values)
-
-    def _check(self, values: Values) -> None:
-        """Refuses what no kernel can work on, naming the argument."""
-        first: tuple[str, Tensor] | None = None
-        for name, value in zip(self.parameters.names, values, strict=True):
-            if not isinstance(value, Tensor):
-                _check_plain(self.name, name, value)
-                continue
-            if value.requires_grad and torch.is_grad_enabled():
-                raise GradientError(
-                    f"{self.name}: the argument {name!r} requires a gradient, which kernels do not compute yet",
-                    mend=f"pass {name}.detach(), or call under torch.no_grad()",
-                )
-            first = first or (name, value)
-            if value.device != first[1].device:
-                raise ArgumentError(
-                    f"{self.name}: {name!r} is on {value.device}, but {first[0]!r} is on {first[1].device}",
-                    mend=f"move it: {name}.to({str(first[1].device)!r}); pass a number instead of a scalar tensor",
-                )
-            if value.layout is not torch.strided or not has_memory(value):
-                what = f"a {value.layout if has_memory(value) else 'meta' if value.is_meta else 'fake'} tensor"
-                raise ArgumentError(f"{self.name}: {name!r} is {what}", mend="use lower(...) to inspect without data")
-        if first is None:
-            raise ArgumentError(f"{self.name}: no argument is a tensor", mend="pass at least one tensor")
 
     # Variants.
 
@@ -249,7 +225,7 @@ class Dispatcher:
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
         double = any(t.dtype is torch.float64 for t in tensors.values())
-        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if not self._is_static(n) and _is_scalar(v)}
+        scalars = {n: _scalar_dtype(v, double) for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in scalars)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide)
@@ -292,13 +268,9 @@ def _part(value: Any, is_static: bool) -> object:
     if isinstance(value, Tensor):
         grad = value.requires_grad and torch.is_grad_enabled()
         return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
-    if not is_static and _is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
-        return type(value) if not isinstance(value, int) or _LEAST <= value <= _GREATEST else _TOO_WIDE
+    if not is_static and is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
+        return type(value) if not isinstance(value, int) or LEAST <= value <= GREATEST else _TOO_WIDE
     return None if isinstance(value, TracedTensor) else (type(value), value)
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _scalar_dtype(value: float, double: bool) -> DType:
@@ -306,18 +278,6 @@ def _scalar_dtype(value: float, double: bool) -> DType:
     if not isinstance(value, float):
         return DType.INT64
     return DType.FLOAT64 if double else DType.FLOAT32
-
-
-def _check_plain(kernel: str, name: str, value: object) -> None:
-    if _is_scalar(value) and isinstance(value, int) and not _LEAST <= value <= _GREATEST:
-        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
-    try:
-        hash(value)
-    except TypeError:
-        raise ArgumentError(
-            f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
-            mend="pass tensors one by one, and settings as numbers, strings or tuples",
-        ) from None
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:
