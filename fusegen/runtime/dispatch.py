@@ -12,15 +12,17 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
 
 from fusegen import target as targets
 from fusegen.dtypes import DType
-from fusegen.errors import ArgumentError, GradientError
+from fusegen.errors import ArgumentError
 from fusegen.ir.graph import InputSpec
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
 from fusegen.lang.values import NeedsStatic, TracedTensor
 from fusegen.runtime import hidden
-from fusegen.runtime.arguments import GREATEST, LEAST, check, check_plain, is_scalar
+from fusegen.runtime.arguments import GREATEST, LEAST, check, check_derivatives, check_memory, check_plain, check_values, is_scalar
 from fusegen.runtime.compile import Request, Variant, compile_variant
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, EmulatorBackend, HostBackend, scalar_names
 from fusegen.runtime.parameters import Parameters
@@ -32,6 +34,7 @@ from fusegen.target import Target
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MANY_VARIANTS = 32  # from here on the user is told
 _TOO_WIDE = "too wide"
+_ODD = "odd"  # a tensor that no kernel takes is bound to nothing: the first call's checks see it
 
 _NO_SCALARS: Mapping[str, float] = {}
 Key: TypeAlias = tuple[object, ...]
@@ -96,12 +99,15 @@ class Dispatcher:
         except (
             TypeError,
             RuntimeError,
+            ValueError,
         ):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
             bound = None
         if bound is None or is_tracing():
             if is_tracing():
                 return self.function(*args, **kwargs)
             return self._first_call(values, args, kwargs)
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            self._check_again(values)
         return bound(values)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -112,8 +118,7 @@ class Dispatcher:
         """
         values = self.parameters.bind(args, kwargs)
         for name, value in zip(self.parameters.names, values, strict=True):
-            if not isinstance(value, Tensor):
-                check_plain(self.name, name, value)
+            (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
     def _key(self, values: Values) -> Key:
@@ -137,11 +142,20 @@ class Dispatcher:
             self._bound[self._key(values)] = bound
         return bound(values)
 
+    def _check_again(self, values: Values) -> None:
+        """The checks of a first call where something is on that may see or change what torch's operations do."""
+        check(self.name, self.parameters.names, values)
+        for name, accessor in tuple(self.hidden.items()):
+            if isinstance(tensor := _value(accessor), Tensor):
+                check_derivatives(self.name, name, tensor)
+
     # Variants.
 
     def _bind(self, values: Values, device: torch.device) -> _Bound:
         target, backend = backend_of(device)
         variant = self.variant(values, target, device)
+        for spec in (spec for spec in variant.graph.inputs if spec.hidden):
+            check_memory(self.name, spec.name, self.hidden[spec.name](), device, "the first tensor")
         sizes = self.sizes(variant, values)
         program = BoundProgram(variant, sizes, device, backend)
         names = [str(variant.graph.nodes[key].attr("name")) for key in program.inputs]
@@ -207,7 +221,8 @@ class Dispatcher:
         if not all(isinstance(t, Tensor) for t in found):
             return False
         for spec, tensor in zip(specs, found, strict=True):
-            self._refuse_gradient(spec.name, tensor)
+            check_values(self.name, spec.name, tensor)
+            check_derivatives(self.name, spec.name, tensor)
         return all(_hidden_spec(s.name, t) == s for s, t in zip(specs, found, strict=True))
 
     def _compile(self, request: Request) -> Variant:
@@ -233,13 +248,10 @@ class Dispatcher:
     def _hidden_spec(self, tensor: Tensor) -> InputSpec:
         name, accessor = hidden.find(self.function, tensor)
         name = f"{name}_" if name in self.parameters.names else name
-        self._refuse_gradient(name, tensor)
+        check_values(self.name, name, tensor)
+        check_derivatives(self.name, name, tensor)
         self.hidden[name] = accessor
         return _hidden_spec(name, tensor)
-
-    def _refuse_gradient(self, name: str, tensor: Tensor) -> None:
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise GradientError(f"{self.name} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
 
     def sizes(self, variant: Variant, values: Values) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
@@ -265,9 +277,13 @@ def _hidden_spec(name: str, tensor: Tensor) -> InputSpec:
 
 
 def _part(value: Any, is_static: bool) -> object:
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if kind is Tensor or isinstance(value, Tensor):
         grad = value.requires_grad and torch.is_grad_enabled()
-        return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
+        address = value.data_ptr() if kind is Tensor or has_memory(value) else 0
+        low = address & 15
+        is_odd = not address or (low and value.is_neg())  # a negated .imag never lies at a multiple of 16 bytes
+        return (value.dtype, value.device, value.shape, value.stride(), _ODD if is_odd else low, grad, kind)
     if not is_static and is_scalar(value):  # an integer that no kernel takes is bound to nothing: the first call's checks see it
         return type(value) if not isinstance(value, int) or LEAST <= value <= GREATEST else _TOO_WIDE
     return None if isinstance(value, TracedTensor) else (type(value), value)
