@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from fusegen import target as targets
 from fusegen.dtypes import DType
@@ -134,7 +135,8 @@ class Dispatcher:
         check(self.name, self.parameters.names, values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
-            return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
+            args, kwargs = _copied((tuple(args), dict(kwargs)))
+            return _copied(self.function(*args, **kwargs))  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
             bound = self._bind(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
@@ -261,6 +263,11 @@ class Dispatcher:
             tensor = self.hidden[spec.name]() if spec.hidden else named[spec.name]
             sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(tensor.stride())}
         return sizes
+
+
+def _copied(values: Any) -> Any:
+    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to."""
+    return tree_map_only(Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), values)
 
 
 def _value(accessor: hidden.Accessor) -> Any:

@@ -87,8 +87,7 @@ class Context:
         """The element type of a buffer."""
         if buffer in self.extra_dtypes:
             return self.extra_dtypes[buffer]
-        count = len(self.graph.nodes)
-        return self.memory.dtype(buffer - count if buffer >= count else buffer)
+        return self.memory.dtype(buffer % len(self.graph.nodes))
 
     def alignment(self, buffer: int) -> int:
         """Bytes that divide a buffer's address and its own strides; what the allocator gives is aligned."""
