@@ -1,5 +1,7 @@
-"""Disks and compilers that do not do what they should: an error that says what, where and how to mend it; nothing half-written stays;
-what was damaged is built again."""
+"""Disks and compilers that do not do what they should: an error that says what, where and how to mend it.
+
+Nothing half-written stays, and what was damaged is built again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     def use(text: str) -> None:
         if "\n" in text:
             script = tmp_path / "compiler"
-            script.write_text(f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo fake 1.0; exit 0; fi\n{text}")
+            script.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n{text}')
             script.chmod(0o755)
             text = str(script)
         monkeypatch.setenv("CXX", text)
@@ -103,7 +105,7 @@ def assert_gone(pid: int) -> None:
 
 
 def test_an_interrupt_ends_the_compiler_and_what_it_has_started(tmp_path: Path) -> None:
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
