@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+import pickle
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
@@ -74,6 +78,35 @@ class Kernel(Generic[P, R]):
         """In a class, a kernel is a method: its first argument is the object, whose attributes the kernel reads."""
         return self if instance is None else Method(self, instance)
 
+    # Copies: what was compiled stays where it is.
+
+    def __copy__(self) -> Kernel[P, R]:
+        """The kernel itself, as a function's copy is the function."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
+        """A kernel of the copied function: that of an object's method belongs to the copied object."""
+        return Kernel(copy.deepcopy(self.function, memo))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name, as functions are: that of the kernel, or of its function.
+
+        Raises:
+            PicklingError: neither can be found under its name.
+        """
+        function = self.function
+        if inspect.ismethod(function):
+            return kernel, (function,)
+        found = _at(function.__module__, function.__qualname__)
+        if found is self:
+            return function.__qualname__
+        if found is function:
+            return kernel, (function,)
+        raise pickle.PicklingError(
+            f"the kernel {function.__qualname__} cannot be pickled: {function.__module__} has no such function\n"
+            "  try: define the function at the top of a module, or save a state_dict and make the kernel anew"
+        )
+
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.function.__name__}>"
 
@@ -121,6 +154,14 @@ def kernel(function: Callable[P, R]) -> Kernel[P, R]:
     as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
     """
     return Kernel(function)
+
+
+def _at(module: str, path: str) -> object:
+    """What a module holds under a dotted name; None where there is nothing."""
+    found: object = sys.modules.get(module)
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _default_target(device: torch.device) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,7 @@ extern "C" int probe() {
 }
 """
 _SUM = 4950
+_ELSEWHERE = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded"
 _MEND = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
 
 
@@ -67,7 +69,9 @@ def look_at_cache() -> Look:
             file.write(b"fusegen")
     except OSError as error:
         what = f"nothing can be written there: {error.strerror}"
-        return broken(what, "set FUSEGEN_CACHE_DIR to a folder of yours", where=str(folder))
+        return broken(what, _ELSEWHERE, where=str(folder))
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return broken("libraries there cannot be loaded: the file system is mounted noexec", _ELSEWHERE, where=str(folder))
     kinds = usage(folder)
     count, size = sum(kind.entries for kind in kinds), sum(kind.bytes for kind in kinds)
     return found(where=str(folder), detail=f"{count} entries, {size / 2**20:.1f} MiB")

@@ -93,10 +93,13 @@ def simplify_dim(dim: Dim) -> Dim:
     return int(expanded) if expanded.is_Integer else expanded
 
 
+_ATOMS = (int, sympy.Symbol, sympy.Integer)
+
+
 def same(a: Dim, b: Dim) -> bool:
     """Whether two sizes are equal for all values of their symbols."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
+    if isinstance(a, _ATOMS) and isinstance(b, _ATOMS):  # most are; there is nothing to expand
+        return a is b or bool(a == b)
     return bool(a == b) or sympy.expand(a - b) == 0
 
 

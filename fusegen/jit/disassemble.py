@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
-from fusegen.errors import ToolNotFoundError
+from fusegen.errors import CompileError, ToolNotFoundError
+from fusegen.jit.files import writing_to
+from fusegen.jit.process import run
+from fusegen.settings import cache_folder
+
+_SECONDS = 120
 
 _PLACES = (("triton", "backends/nvidia/bin/nvdisasm"), ("nvidia", "cu13/bin/nvdisasm"), ("nvidia", "cuda_nvdisasm/bin/nvdisasm"))
 
@@ -30,14 +34,19 @@ def sass(cubin: bytes) -> str:
     """The machine code of a cubin as text.
 
     Raises:
-        ToolNotFoundError: no disassembler was found.
+        ToolNotFoundError: no disassembler was found, or it does not run here.
+        CompileError: it refused the machine code.
     """
     tool = find_nvdisasm()
     if tool is None:
         raise ToolNotFoundError(
             "nvdisasm is not on this machine", mend="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
         )
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    folder = cache_folder("cubin")
+    with writing_to(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        done = run([tool, "-c", file.name], _SECONDS)
+    if done.code != 0:
+        raise CompileError(f"{tool} {done.manner}:\n{done.output}", mend="install an nvdisasm that is as new as NVRTC")
+    return done.output

@@ -1,10 +1,18 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and binaries that carry their own digest."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from fusegen.errors import SettingsError
+
+_MARK = b"fusegen-sha256:"
+_DIGEST_BYTES = 32
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -18,3 +26,37 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sealed(content: bytes) -> bytes:
+    """A binary with its digest behind it, where no loader looks."""
+    return content + _MARK + hashlib.sha256(content).digest()
+
+
+def unsealed(whole: bytes) -> bytes | None:
+    """What `sealed` was given; None where it was damaged since, or never sealed."""
+    end = len(whole) - _DIGEST_BYTES - len(_MARK)
+    content = whole[: max(end, 0)]
+    return content if end >= 0 and sealed(content) == whole else None
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """What the system says against files in a folder of the cache becomes an error that names the folder.
+
+    Raises:
+        SettingsError: a file could not be written: no room, no permission, no such folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unusable(folder, error.strerror or str(error)) from error
+
+
+def unusable(folder: Path, reason: str) -> SettingsError:
+    """The error of a folder of the cache in which files cannot be kept."""
+    return SettingsError(
+        f"the cache folder {folder} cannot be used: {reason}",
+        where=f"FUSEGEN_CACHE_DIR ({folder.parent})",
+        mend="make room there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
+    )

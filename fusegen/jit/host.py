@@ -9,19 +9,28 @@ import ctypes
 import hashlib
 import shlex
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
+from fusegen.jit.files import sealed, unsealed, unusable, writing_to
+from fusegen.jit.process import Done, run
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
 """What every text is compiled with: each operation rounds once, so that a value is the same number wherever it is computed, and
 integers wrap."""
 
+_VERSION_SECONDS, _BUILD_SECONDS = 60, 300
+_SIGNS_OF_THE_DISK = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "File size limit exceeded",
+    "File too large",
+)
 _USUAL_NAMES = ("c++", "g++", "clang++")
 
 
@@ -41,7 +50,7 @@ def find_compiler(preferred: str | None = None) -> HostCompiler:
         ToolNotFoundError: ``preferred`` is not on this machine, or nothing was preferred and none of the usual names is.
     """
     for name in (preferred,) if preferred else _USUAL_NAMES:
-        command = tuple(shlex.split(name))
+        command = _words(name)
         if command and shutil.which(command[0]):
             return HostCompiler(command, _version(command))
     raise ToolNotFoundError(
@@ -54,28 +63,53 @@ def find_compiler(preferred: str | None = None) -> HostCompiler:
 def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     """Compiles C++ to a shared library and returns its path in ``cache_dir``, from there when it was built before.
 
-    The name is the digest of text, flags and compiler; the source lies beside it. Processes may race: each builds its
-    own file, and the last to finish replaces an equal one.
+    The name is the digest of text, flags and compiler; the source lies beside it. The library carries a digest of its own,
+    and one that was damaged is built again. Processes may race: each builds its own file, and the last to finish replaces an
+    equal one.
 
     Raises:
         ToolNotFoundError: there is no compiler.
-        CompileError: the compiler refused the text; holds all of its output.
+        CompileError: the compiler refused the text, crashed, built nothing or took too long; holds all of its output.
+        SettingsError: the folder cannot be written to.
     """
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
-    if not library.exists():
-        _build(compiler, text, flags, library)
+    if not _is_whole(library):
+        with writing_to(cache_dir):
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            _build(compiler, text, flags, library)
     return library
 
 
 def load_shared(library: Path) -> ctypes.CDLL:
-    """Loads a library that :func:`compile_shared` returned; its symbols stay its own."""
-    return ctypes.CDLL(str(library))
+    """Loads a library that :func:`compile_shared` returned; its symbols stay its own.
+
+    Raises:
+        SettingsError: the system does not load libraries from that folder.
+    """
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise unusable(library.parent, str(error)) from error
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        return unsealed(library.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def _words(name: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(name))
+    except ValueError as error:
+        what = f"CXX={name!r} cannot be read as a command line: {error}"
+        raise ToolNotFoundError(what, where="CXX", mend="set CXX to the compiler's path") from None
 
 
 def _version(command: tuple[str, ...]) -> str:
-    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return shown.partition("\n")[0]
+    return run([*command, "--version"], _VERSION_SECONDS).output.partition("\n")[0]
 
 
 def _digest(text: str, flags: tuple[str, ...], compiler: HostCompiler) -> str:
@@ -84,20 +118,30 @@ def _digest(text: str, flags: tuple[str, ...], compiler: HostCompiler) -> str:
 
 
 def _build(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
-        source, built = Path(folder, library.stem + ".cpp"), Path(folder, library.name)
-        source.write_text(text)
-        kept_source = library.with_suffix(".cpp")
-        done = _run([*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)])
-        source.replace(kept_source)
-        if done.returncode != 0:
-            raise CompileError(
-                f"the host compiler refused the text:\n{done.stdout}",
-                where=str(kept_source),
-                mend="report it with this file",
-            )
+    kept = library.with_suffix(".cpp")
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
+        source, built = Path(folder, kept.name), Path(folder, library.name)
+        source.write_text(text, encoding="utf-8")
+        command = [*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)]
+        done = run(command, _BUILD_SECONDS, {"TMPDIR": folder})
+        source.replace(kept)
+        _check(done, command[0], kept, built)
+        built.write_bytes(sealed(built.read_bytes()))
         built.replace(library)
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def _check(done: Done, compiler: str, source: Path, built: Path) -> None:
+    """Refuses what a compiler left when it did not end well."""
+    if done.code is None:
+        what = f"{compiler} was ended after {_BUILD_SECONDS} s: the text is too much for it"
+        raise CompileError(what, where=str(source), mend="split the kernel into several; what lies in memory is computed once")
+    if done.code != 0 and (reason := next((sign for sign in _SIGNS_OF_THE_DISK if sign in done.output), None)):
+        raise unusable(source.parent, reason)
+    if done.code != 0 and done.output.strip():
+        raise CompileError(
+            f"the host compiler refused the text:\n{done.output}", where=str(source), mend="report it with this file"
+        )
+    if done.code != 0 or not built.is_file():
+        printed = repr(done.output.strip()) if done.output.strip() else "nothing"
+        what = f"{compiler} {done.manner}, printed {printed} and built nothing"
+        raise CompileError(what, where=str(source), mend="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")

@@ -1,7 +1,8 @@
 """NVRTC: CUDA text to cubin or PTX, kept on disk by content. Needs neither a GPU nor a host compiler.
 
 The cache is cuda.core's program cache (atomic, shared by processes, least recently used goes first). Its key is ours: the
-digest of the text without comments, the architecture, the flags and NVRTC's version.
+digest of the text without comments, the architecture, the flags and NVRTC's version. So is the digest behind each entry: one
+that was damaged is compiled again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import write_atomically
+from fusegen.jit.files import sealed, unsealed, write_atomically, writing_to
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 
@@ -43,15 +44,18 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
     Raises:
         ToolNotFoundError: NVRTC is not installed.
         CompileError: NVRTC refused the text; holds its log.
+        SettingsError: the cache cannot be written to.
     """
     key = _key(source, architecture)
     path = _source_path(key)
-    known = _cache().get(key)
-    if known is not None and path.exists():
-        return Binary(source.entry, architecture, known, path, from_cache=True)
-    _write(path, source.text)
+    with writing_to(path.parent):
+        known = unsealed(_cache().get(key) or b"")
+        if known is not None and path.exists():
+            return Binary(source.entry, architecture, known, path, from_cache=True)
+        _write(path, source.text)
     cubin = _compile(source.text, architecture, path)
-    _cache()[key] = cubin
+    with writing_to(cache_folder("cubin")):
+        _cache()[key] = sealed(cubin)
     return Binary(source.entry, architecture, cubin, path, from_cache=False)
 
 

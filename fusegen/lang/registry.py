@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from fusegen.errors import TraceError, UnsupportedError
+from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.lang.places import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -103,6 +103,8 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     except TraceError as error:
         if error.where is None:
             raise type(error)(error.what, where=here(), mend=error.mend) from None
+        raise
+    except FusegenError:  # some of them are TypeErrors
         raise
     except TypeError as error:
         raise TraceError(

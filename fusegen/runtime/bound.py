@@ -30,6 +30,9 @@ class Bound:
         sizes: values of all sizes.
         parameters: names, in order.
         by_value: makes the call with the values of its scalars in the trace.
+
+    Attributes:
+        names: of the tensors that the function closes over.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Bound:
         parameters: Sequence[str],
         by_value: Callable[[Values], Any],
     ) -> None:
+        self.names = variant.state.names
         self._program = program
         self._check = variant.state.check
         self._condition = condition_of(variant.conditions, sizes, parameters)
@@ -58,9 +62,13 @@ class Bound:
         if self._check is None:
             return NOTHING
         found = self._check(values)
-        if found and any(tensor_part(t) != part for t, part in zip(found, self._parts, strict=True)):
-            return None
-        return found
+        return found if not found or self._are_as_before(found) else None
+
+    def _are_as_before(self, found: Hidden) -> bool:
+        try:
+            return all(tensor_part(t) == part for t, part in zip(found, self._parts, strict=True))
+        except RuntimeError:  # one has no address any more
+            return False
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

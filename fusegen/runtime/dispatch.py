@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,23 +12,25 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
-from fusegen.errors import ArgumentError, GradientError
 from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
+from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
 from fusegen.runtime.backends import backend_of
 from fusegen.runtime.bound import NOTHING, Bound, Hidden
 from fusegen.runtime.compile import Request, Variant, compile_trace
 from fusegen.runtime.execute import BoundProgram
-from fusegen.runtime.keys import GREATEST, LEAST, Values, is_scalar, part, static_part
+from fusegen.runtime.keys import Values, is_scalar, part, static_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF, WIDE, History, has_memory, hidden_spec, input_specs, span
-from fusegen.runtime.tracing import refuse_gradient, trace_function
+from fusegen.runtime.signature import ITSELF, WIDE, History, hidden_spec, input_specs, span
+from fusegen.runtime.tracing import trace_function
 from fusegen.schedule.names import plain
-from fusegen.state import contents, has_identity
 from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
@@ -81,11 +84,13 @@ class Dispatcher:
         values = args if is_simple else self.parameters.bind(args, kwargs)
         try:
             candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
-        except (TypeError, RuntimeError):  # something cannot be hashed: an argument that no kernel takes, or only a trace can
+        except (TypeError, RuntimeError, ValueError):  # something has no key: an argument that no kernel takes, or only a trace can
             candidates = ()
         for bound in candidates:
             hidden = bound.find(values)
             if hidden is not None:
+                if dispatch_modes() or forward_ad._current_level >= 0:
+                    self._check_again(values, bound, hidden)
                 return bound(values, hidden)
         return self._first_call(values, args, kwargs)
 
@@ -97,8 +102,7 @@ class Dispatcher:
         """
         values = self.parameters.bind(args, kwargs)
         for name, value in zip(self.parameters.names, values, strict=True):
-            if not isinstance(value, Tensor):
-                _check_plain(self.name, name, value)
+            (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
     def _key(self, values: Values) -> Key:
@@ -108,12 +112,13 @@ class Dispatcher:
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._check(values)
+        check(self.name, self.parameters.names, values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
-            return self.function(*args, **kwargs)  # nothing to fuse: torch knows what an empty input gives
+            args, kwargs = _copied((tuple(args), dict(kwargs)))
+            return _copied(self.function(*args, **kwargs))  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
-            bound, hidden = self._bind(values, _device(tensors))
+            bound, hidden = _unfollowed(self._bind)(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             if bound.find(values) is not None:  # else the function changes what it reads
@@ -121,35 +126,19 @@ class Dispatcher:
                 self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
         return bound(values, hidden)
 
-    def _check(self, values: Values) -> None:
-        """Refuses what no kernel can work on, naming the argument."""
-        first: tuple[str, Tensor] | None = None
-        for name, value in zip(self.parameters.names, values, strict=True):
-            if not isinstance(value, Tensor):
-                _check_plain(self.name, name, value)
-                continue
-            if value.requires_grad and torch.is_grad_enabled():
-                raise GradientError(
-                    f"{self.name}: the argument {name!r} requires a gradient, which kernels do not compute yet",
-                    mend=f"pass {name}.detach(), or call under torch.no_grad()",
-                )
-            first = first or (name, value)
-            if value.device != first[1].device:
-                raise ArgumentError(
-                    f"{self.name}: {name!r} is on {value.device}, but {first[0]!r} is on {first[1].device}",
-                    mend=f"move it: {name}.to({str(first[1].device)!r}); pass a number instead of a scalar tensor",
-                )
-            if value.layout is not torch.strided or not has_memory(value):
-                what = f"a {value.layout if has_memory(value) else 'meta' if value.is_meta else 'fake'} tensor"
-                raise ArgumentError(f"{self.name}: {name!r} is {what}", mend="use lower(...) to inspect without data")
-        if first is None:
-            raise ArgumentError(f"{self.name}: no argument is a tensor", mend="pass at least one tensor")
+    def _check_again(self, values: Values, bound: Bound, hidden: Hidden) -> None:
+        """The checks of a first call where something is on that may see or change what torch's operations do."""
+        check(self.name, self.parameters.names, values)
+        for name, tensor in zip(bound.names, hidden, strict=True):
+            check_derivatives(self.name, name, tensor)
 
     # Variants.
 
     def _bind(self, values: Values, device: torch.device) -> tuple[Bound, Hidden]:
         target, backend = backend_of(device)
         variant, hidden = self.variant(values, target, device)
+        for name, tensor in zip(variant.state.names, hidden, strict=True):
+            check_memory(self.name, name, tensor, device, "the first tensor")
         sizes = self.sizes(variant, values, hidden)
         program = BoundProgram(variant, sizes, device, backend)
         scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
@@ -222,7 +211,8 @@ class Dispatcher:
             return None
         specs = {spec.name: spec for spec in variant.traced.inputs}
         for name, tensor in zip(variant.state.names, found, strict=True):
-            refuse_gradient(self.name, name, tensor)
+            check_values(self.name, name, tensor)
+            check_derivatives(self.name, name, tensor)
             if hidden_spec(name, tensor) != specs[name]:
                 return None
         return found
@@ -267,22 +257,20 @@ class Dispatcher:
         return sizes
 
 
+def _unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, into which torch.compile does not look where it is under way."""
+    dynamo = sys.modules.get("torch._dynamo")
+    disabled: Callable[..., Any] = function if dynamo is None else dynamo.disable(function)
+    return disabled
+
+
+def _copied(values: Any) -> Any:
+    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to."""
+    return tree_map_only(Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), values)
+
+
 def _scalar_dtype(value: float) -> DType:
     return DType.FLOAT64 if isinstance(value, float) else DType.INT64
-
-
-def _check_plain(kernel: str, name: str, value: object) -> None:
-    if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
-        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
-    try:
-        hash(value)
-    except TypeError:
-        if contents(value) is None and has_identity(value):
-            return
-        raise ArgumentError(
-            f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
-            mend="pass tensors one by one, and settings as numbers, strings or tuples",
-        ) from None
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fusegen.errors import ArgumentError
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
@@ -35,6 +36,8 @@ Filler: TypeAlias = Callable[[Buffers, Scalars], list[Any]]
 MapOf: TypeAlias = Callable[[Buffers], Any]
 
 _ALIGNMENT = 256  # bytes between temporaries in the workspace; what torch's allocator gives
+_STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
+_OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
 
 
 @dataclass(frozen=True)
@@ -217,13 +220,23 @@ def argument_filler(launch: Launch, sizes: Mapping[str, int], maps: Sequence[Map
 
     def fill(given: Buffers, scalars: Scalars) -> list[Any]:
         arguments = template.copy()
-        for place, buffer in pointers:
-            arguments[place] = given[buffer].data_ptr()
+        try:
+            for place, buffer in pointers:
+                arguments[place] = given[buffer].data_ptr() or _without_address(given[buffer])
+        except RuntimeError as error:  # torch.func hands out tensors of which torch tells no address
+            raise ArgumentError(_STOOD_IN, mend=_OUTSIDE) from error
         for place, value in computed:
             arguments[place] = value(given, scalars)
         return arguments
 
     return fill
+
+
+def _without_address(tensor: Tensor) -> int:
+    """What stands for the address of an empty tensor; another one without memory ends no process."""
+    if tensor.numel():
+        raise ArgumentError(_STOOD_IN, mend=_OUTSIDE)
+    return 0
 
 
 def _of_map(find: MapOf) -> Callable[[Buffers, Scalars], Any]:

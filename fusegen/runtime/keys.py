@@ -17,6 +17,7 @@ LEAST, GREATEST = -(2**63), 2**63 - 1
 
 Values: TypeAlias = Sequence[Any]
 _NUMBERS = (int, float, np.float64)
+_ODD = "odd"  # a tensor that no kernel takes, likewise
 _TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: the first call's checks see it
 
 
@@ -31,8 +32,12 @@ def part(value: Any, is_static: bool) -> object:
 
 def tensor_part(value: Tensor) -> object:
     """What it depends on of a tensor."""
+    kind = type(value)
     grad = value.requires_grad and torch.is_grad_enabled()
-    return (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() & 15 if has_memory(value) else 0, grad)
+    address = value.data_ptr() if kind is Tensor or has_memory(value) else 0
+    low = address & 15
+    is_odd = not address or (low and value.is_neg())  # a negated .imag never lies at a multiple of 16 bytes
+    return (value.dtype, value.device, value.shape, value.stride(), _ODD if is_odd else low, grad, kind)
 
 
 def static_part(value: object) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusegen.errors import GradientError, TraceError
+from fusegen.errors import TraceError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
@@ -19,6 +19,7 @@ from fusegen.lang.places import here
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
 from fusegen.lang.values import TracedTensor
+from fusegen.runtime.arguments import check_derivatives, check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec
 from fusegen.state import Recorder, State
@@ -96,18 +97,9 @@ class _Outside:
                 mend="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
             )
         with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
-            refuse_gradient(self._name, name, tensor)
+            check_values(self._name, name, tensor)
+            check_derivatives(self._name, name, tensor)
             return hidden_spec(name, tensor)
-
-
-def refuse_gradient(kernel: str, name: str, tensor: torch.Tensor) -> None:
-    """Refuses a closed-over tensor that requires a gradient.
-
-    Raises:
-        GradientError: naming it.
-    """
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise GradientError(f"{kernel} closes over {name!r}, which requires a gradient", mend="call under torch.no_grad()")
 
 
 def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node
 from fusegen.ir.index_map import Bounds, Position, sources
 from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
 
@@ -136,10 +137,15 @@ class Evaluator:
         self._memo: dict[tuple[int, Position, Context], int] = {}
 
     def value(self, position: int, index: Position, context: Context = ()) -> int:
-        """The term of a node's element, in the node's computing type."""
+        """The term of a node's element, in the node's computing type.
+
+        Raises:
+            UnsupportedError: one point needs too many elements.
+        """
         key = (position, index, context)
         if key not in self._memo:
             self._memo[key] = self._evaluate(position, index, context)
+            check_spread(self.graph, len(self._memo))
         return self._memo[key]
 
     def _evaluate(self, position: int, index: Position, context: Context) -> int:

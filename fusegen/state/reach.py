@@ -175,15 +175,16 @@ class Reach:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``."""
         cls: Any = owner if is_a(owner, type) else type(owner)
         for each in cls.__mro__:
-            found = cast(Any, vars(each).get(code.co_name))
-            if getattr(getattr(found, "__func__", found), "__code__", None) is code and code.co_name != "__getattribute__":
+            found = vars(each).get(code.co_name)
+            function = getattr(found, "__func__", found)
+            if getattr(function, "__code__", None) is code and code.co_name != "__getattribute__":
                 self._notes.note(Slot(each, Kind.DEFINED, code.co_name), found, code.co_name)
                 return
             if found is not None and code.co_name.startswith("__"):
                 return
 
     def _class_attribute(self, cls: Any, key: str) -> None:
-        value = getattr(cls, key, None)
+        value = cast(Any, getattr(cls, key, None))
         kind = Kind.ATTRIBUTE
         if is_a(value, MethodType):
             kind, value = Kind.METHOD, value.__func__

@@ -71,13 +71,13 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
 def test_a_library_appears_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler writes elsewhere: the library's own name is taken by a rename."""
     written: list[list[str]] = []
-    compile_now = host._run
+    compile_now = host.run
 
     def noted(command: list[str], *rest: Any, **named: Any) -> Any:
         written.append(command)
         return compile_now(command, *rest, **named)
 
-    monkeypatch.setattr(host, "_run", noted)
+    monkeypatch.setattr(host, "run", noted)
     library = host.compile_shared("int one() { return 1; }", ("-O0",), tmp_path)
     assert written and all(str(library) not in command for command in written)
     assert library.exists()

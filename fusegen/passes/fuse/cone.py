@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
+from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import Domain
 
@@ -33,6 +34,9 @@ def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts,
     Args:
         accepts: whether a reduction or product may be computed inside, read at that index.
         cone: gets what is found.
+
+    Raises:
+        UnsupportedError: that is too much for a kernel.
     """
     seen: set[tuple[int, Position]] = set()
 
@@ -40,6 +44,7 @@ def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts,
         if (position, at) in seen:
             return
         seen.add((position, at))
+        check_spread(graph, len(seen))
         family = graph.nodes[position].family
         if family in (Family.POINTWISE, Family.VIEW):
             for source in sources(graph, position, at, axes):

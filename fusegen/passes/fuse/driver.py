@@ -12,11 +12,12 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
+from fusegen.ir.spread import check_repetition
 from fusegen.ir.symbolic import literal, product, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
 from fusegen.passes.fuse.contraction import epilogue_group, library_group
-from fusegen.passes.fuse.groups import Domain, Group, GroupKind, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
 from fusegen.target import Target
 
 _LONGEST_SUMMED_ROW = 16384
@@ -29,8 +30,12 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
     Args:
         graph: in primitives, after the passes.
         target: says which skeletons can be used.
+
+    Raises:
+        UnsupportedError: values are computed at too many places, or again by too many kernels.
     """
     groups: list[Group] = []
+    count = 0
     wanted = {strip_views(graph, o) for o in graph.outputs}
     done: set[int] = set()
     while pending := wanted - done:
@@ -38,6 +43,8 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         group = _grow(graph, root, target)
         group = _absorb(graph, group, sorted(pending - {root}, reverse=True))
         groups.append(group)
+        count += len(computed(graph, group))
+        check_repetition(graph, count)
         done |= {root, *group.outputs}
         wanted |= {p for p in group.inputs if not is_stored_elsewhere(graph, p)}
     return _in_order(graph, groups)

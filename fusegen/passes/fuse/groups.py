@@ -70,3 +70,15 @@ def strip_views(graph: Graph, position: int) -> int:
 def is_stored_elsewhere(graph: Graph, position: int) -> bool:
     """Whether a node lies in memory already (an input) or in no memory at all (a constant)."""
     return graph.nodes[position].family is Family.LEAF
+
+
+def computed(graph: Graph, group: Group) -> frozenset[int]:
+    """The nodes that a group computes on the way from its inputs to its outputs."""
+    found: set[int] = set()
+    stack = list(group.outputs)
+    while stack:
+        position = stack.pop()
+        if position not in found and position not in group.inputs:
+            found.add(position)
+            stack += graph.nodes[position].args
+    return frozenset(found)

@@ -63,7 +63,7 @@ class Context:
         if buffer in self.extra_dtypes:
             return self.extra_dtypes[buffer]
         count = len(self.graph.nodes)
-        return self.graph.nodes[buffer - count].dtype if buffer >= count else self.memory.dtype(buffer)
+        return self.graph.nodes[buffer % count].dtype if buffer >= count else self.memory.dtype(buffer)
 
     def alignment(self, buffer: int) -> int:
         """Bytes that divide a buffer's address and its own strides; what the allocator gives is aligned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusegen.dtypes import DType
@@ -45,15 +45,21 @@ class Memory:
         return frozenset(p for group in self.groups if group.kind in kinds for p in group.inputs)
 
     @cached_property
-    def results(self) -> tuple[int, ...]:
-        """The distinct results, each the key of its own buffer."""
-        return tuple(dict.fromkeys(self.graph.outputs))
+    def results(self) -> tuple[tuple[int, int], ...]:
+        """Each result's node with the key of its own buffer: equal results never share memory, nor does one with an input, nor one
+        with a value that is kept in another dtype."""
+        found: list[tuple[int, int]] = []
+        for position in self.graph.outputs:
+            before = sum(p == position for p, _ in found)
+            elsewhere = before + (self.is_input(position) or self._is_kept_wide(position))
+            found.append((position, position + elsewhere * len(self.graph.nodes)))
+        return tuple(found)
 
     def _is_stored_as_result(self, position: int) -> bool:
         """Whether the only buffer of a value is a result's; what is read later has one of its own beside that of a view of it."""
-        if position in self.results:
+        if position in self.graph.outputs:
             return True
-        return position not in self.read_later and position in {strip_views(self.graph, r) for r in self.results}
+        return position not in self.read_later and position in {strip_views(self.graph, r) for r in self.graph.outputs}
 
     def is_input(self, position: int) -> bool:
         """Whether a node is an input of the graph."""
@@ -79,11 +85,7 @@ class Memory:
         """Whether a result is stored twice: a statistic that a later group compares with what it computes again, unrounded."""
         node = self.graph.nodes[position]
         is_statistic = node.family is Family.REDUCTION and node.dtype.is_half
-        return is_statistic and position in self.results and position in self.read_later - self.read_by_products
-
-    def result_key(self, position: int) -> int:
-        """The key of a result's buffer; one of its own where the value lies in another as well: an input, a wide statistic."""
-        return position + len(self.graph.nodes) if self.is_input(position) or self._is_kept_wide(position) else position
+        return is_statistic and position in self.graph.outputs and position in self.read_later - self.read_by_products
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
         """All places where a group must store a value that it computes at an index.
@@ -93,11 +95,11 @@ class Memory:
             index: the element's index in the value's shape, over the axes.
         """
         found: list[Store] = []
-        for result in self.results:
+        for result, key in self.results:
             if result == position or strip_views(self.graph, result) == position:
                 moved = self._through_views(result, position, index, axes)
                 shape = self.graph.nodes[result].shape
-                found.append(Store(self.result_key(result), flat_offset(moved, contiguous_strides(shape))))
+                found.append(Store(key, flat_offset(moved, contiguous_strides(shape))))
         if position in self.read_later and all(s.buffer != position for s in found):
             found.append(Store(position, flat_offset(index, contiguous_strides(self.graph.nodes[position].shape))))
         return tuple(found)
@@ -119,10 +121,10 @@ class Memory:
         names = Namer(reserved=False)
         specs = [self._spec(p, names.take(str(n.attr("name"))), Role.INPUT) for p, n in self.graph if n.op is Op.INPUT]
         single = len(self.results) == 1
-        for number, result in enumerate(self.results):
+        for number, (result, key) in enumerate(self.results):
             spec = self._spec(result, names.take("out" if single else f"out_{number}"), Role.OUTPUT)
-            specs.append(BufferSpec(self.result_key(result), spec.name, self.graph.nodes[result].dtype, spec.shape, spec.role))
-        for position in sorted(self.read_later - set(map(self.result_key, self.results))):
+            specs.append(replace(spec, key=key, dtype=self.graph.nodes[result].dtype))
+        for position in sorted(self.read_later - {key for _, key in self.results}):
             specs.append(self._spec(position, names.take(f"value_{position}"), Role.TEMPORARY))
         return tuple(specs)
 
@@ -132,9 +134,7 @@ class Memory:
 
     def result_views(self) -> tuple[ResultView, ...]:
         """The results as the caller gets them."""
-        return tuple(
-            ResultView(self.result_key(o), tuple(formula(d) for d in self.graph.nodes[o].shape)) for o in self.graph.outputs
-        )
+        return tuple(ResultView(key, tuple(formula(d) for d in self.graph.nodes[o].shape)) for o, key in self.results)
 
 
 def total_bytes(parts: list[tuple[Index, int]]) -> Formula:

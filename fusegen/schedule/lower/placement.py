@@ -66,6 +66,6 @@ def _own_buffer(context: Context, node: int) -> BufferSpec:
 def _copy(context: Context, node: int) -> Launch:
     """The launch that reads the value and writes it to the other places."""
     domain = Domain(context.graph.nodes[node].shape)
-    group = Group(GroupKind.POINTWISE, (node,), (node,), domain, reason="the value is also wanted as another view")
+    group = Group(GroupKind.POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
     memory = _Elsewhere(context.graph, context.memory.groups)
     return lower_pointwise(replace(context, group=group, memory=memory, name=f"{context.name}_copy", names=Namer()))

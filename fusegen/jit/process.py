@@ -1,0 +1,85 @@
+"""Compilers as processes: with a limit of time, and nothing of them left when they are given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fusegen.errors import ToolNotFoundError
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended.
+
+    Attributes:
+        code: its exit code, negative for a signal; None when it took too long.
+        output: all that it printed.
+    """
+
+    code: int | None
+    output: str
+
+    @property
+    def manner(self) -> str:
+        """How it ended, in words."""
+        if self.code is None:
+            return "took too long"
+        if self.code < 0:
+            return f"was ended by {_signal(-self.code)}"
+        return f"ended with exit code {self.code}"
+
+
+def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Done:
+    """Runs a command to its end or to a limit; if this call ends early, so do the command and all that it has started.
+
+    Args:
+        command: with its arguments.
+        seconds: the limit.
+        variables: of the environment, beside those of this process.
+
+    Raises:
+        ToolNotFoundError: it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(variables or {})},
+            start_new_session=True,  # a driver such as g++ works by children: the group ends as a whole
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", mend="install a compiler that runs here") from error
+    with process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return Done(None, "")
+        except BaseException:
+            _end(process)
+            raise
+    return Done(process.returncode, output)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a process with all that it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has just ended
+        process.kill()
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

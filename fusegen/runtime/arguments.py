@@ -1,0 +1,143 @@
+"""Which arguments a kernel takes: everything that none can work on is refused at the first call of its kind.
+
+A kernel reads addresses. A tensor whose values are not the numbers at its address (a wrapper's, one with the negative bit, one
+that a transform of torch.func watches) would be read wrongly, and one without memory would end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fusegen.errors import ArgumentError, GradientError
+from fusegen.runtime.keys import GREATEST, LEAST, is_scalar
+from fusegen.runtime.signature import has_memory, span
+from fusegen.state import contents, has_identity
+
+_OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
+_NO_MEMORY = "use lower(...) to inspect without data"
+
+
+def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Refuses what no kernel can work on, naming the argument.
+
+    Args:
+        kernel: its name.
+        names: of the parameters.
+        values: one a parameter.
+
+    Raises:
+        ArgumentError: an argument has the wrong type or device, or something records what torch does.
+        GradientError: an input requires a gradient.
+    """
+    first: tuple[str, Tensor] | None = None
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, Tensor):
+            check_plain(kernel, name, value)
+            continue
+        check_values(kernel, name, value)
+        check_derivatives(kernel, name, value)
+        first = first or (name, value)
+        check_memory(kernel, name, value, first[1].device, repr(first[0]))
+    if first is None:
+        raise ArgumentError(f"{kernel}: no argument is a tensor", mend="pass at least one tensor")
+    check_surroundings(kernel)
+
+
+def check_surroundings(kernel: str) -> None:
+    """Refuses a call whose operations are recorded or replaced by something that cannot see into a kernel."""
+    watching = next((type(m).__name__ for m in _get_current_dispatch_mode_stack() if m.is_infra_mode()), None)
+    if watching is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        watching = "torch.jit.trace"
+    if watching is not None:
+        raise ArgumentError(f"{kernel} is called under {watching}, which does not see what a kernel does", mend=_OUTSIDE)
+
+
+def check_plain(kernel: str, name: str, value: object) -> None:
+    """Refuses a value that is no tensor where it cannot select code, or does not fit a run-time number."""
+    if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
+        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
+    try:
+        hash(value)
+    except TypeError:
+        if contents(value) is None and has_identity(value):
+            return
+        raise ArgumentError(
+            f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
+            mend="pass tensors one by one, and settings as numbers, strings or tuples",
+        ) from None
+
+
+def check_values(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor whose values are not the numbers in its memory."""
+    if reason := _strange(tensor):
+        what, mend = reason
+        raise ArgumentError(f"{kernel}: {name!r} {what}", mend=mend.format(name=name))
+
+
+def check_derivatives(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor whose results would need a derivative.
+
+    Raises:
+        GradientError: they would.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientError(
+            f"{kernel}: {name!r} requires a gradient, which kernels do not compute yet",
+            mend=f"pass {name}.detach(), or call under torch.no_grad()",
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        what = f"{kernel}: {name!r} has a tangent of forward-mode differentiation, which kernels do not compute yet"
+        raise GradientError(what, mend=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal")
+
+
+def _strange(tensor: Tensor) -> tuple[str, str] | None:
+    """Why a tensor's values are not the numbers in its memory, and what to do; None where they are."""
+    if is_lazy(tensor):
+        return "is a parameter without a shape yet", "run the module once, so that it is initialised"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "belongs to a transform of torch.func (vmap, grad, jvp, functionalize), which kernels do not support yet", _OUTSIDE
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not isinstance(tensor, FakeTensor):
+        kind = type(tensor).__name__
+        return f"is a {kind}, whose class says itself what operations do", "pass the plain tensors that it is made of"
+    if tensor.is_nested:
+        return "is a nested tensor", "pass its components, or one padded tensor"
+    if tensor.layout is not torch.strided:
+        return f"is a {tensor.layout} tensor", "convert it: {name}.to_dense()"
+    if torch._is_functional_tensor(tensor):
+        return "is a tensor of torch's functionalization", _OUTSIDE
+    if tensor._is_zerotensor():
+        return "is a tensor of zeros without memory", "pass {name}.clone()"
+    if tensor.is_neg():
+        return "has the negative bit, as .conj().imag gives it", "pass {name}.resolve_neg()"
+    return None
+
+
+def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, other: str) -> None:
+    """Refuses a tensor without memory, with less than its view spans, or on another device.
+
+    Args:
+        kernel: its name.
+        name: of the tensor.
+        tensor: one that passed `check_values`.
+        device: where it must be.
+        other: what is there, in words.
+    """
+    if tensor.device != device:
+        raise ArgumentError(
+            f"{kernel}: {name!r} is on {tensor.device}, but {other} is on {device}",
+            mend=f"move it: {name}.to({str(device)!r}); pass a number instead of a scalar tensor",
+        )
+    if not has_memory(tensor):
+        raise ArgumentError(f"{kernel}: {name!r} is a {'meta' if tensor.is_meta else 'fake'} tensor", mend=_NO_MEMORY)
+    end, there = (tensor.storage_offset() + span(tensor)) * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if tensor.numel() and end > there:
+        what = f"{kernel}: {name!r} ends at byte {end} of a storage of {there} bytes: it was freed or made smaller"
+        raise ArgumentError(what, mend="bring the storage back to its size before the call, as the module's own forward does")

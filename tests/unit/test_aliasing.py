@@ -1,0 +1,130 @@
+"""Results never share memory: neither with each other, nor with an argument, nor with what the function closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.passes.fuse import GroupKind
+from fusegen.settings import settings
+from tests.unit.eager import randn, same
+
+W = randn(6, 8)
+
+
+def copies(y: Tensor, again: Tensor) -> tuple[Tensor, ...]:
+    """A value three times, and once more as a view."""
+    return y, again, y.clone(), y.flatten()
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "zeros": lambda x: (torch.zeros_like(x), torch.zeros_like(x)),
+    "sums": lambda x: (x + 1, x + 1, x + 1),
+    "clone": lambda x: (y := x * 2, y.clone()),
+    "number": lambda x: (x * 1, x * 1.0, x + 0),
+    "same-object": lambda x: (y := x * 2, y, y),
+    "views": lambda x: (y := x * 2, y.view(-1), y.view(8, 6), y.T, y[None], y.T.T),
+    "pieces": lambda x: (y := x * 2, y[:3], y[:, 1:], y[::2], *y.split(3)),
+    "expanded": lambda x: (x[:1].expand(4, 8), x[:, :1].expand(6, 5), x.sum().expand(3)),
+    "argument": lambda x: x,
+    "argument-as-a-view": lambda x: (x.view(-1), x.T, x.view(6, 8), x[:], x.expand(6, 8)),
+    "argument-twice": lambda x: (x, x, x.view(-1), x.view(-1)),
+    "argument-and-more": lambda x: (x, x + 1),
+    "detached": lambda x: (x.detach(), x.contiguous(), x.to(x.dtype), x.float(), x.reshape(6, 8), x.clone()),
+    "closed-over": lambda x: (W, W, W.T, x + W),
+    "read-later": lambda x: (y := x.softmax(-1), y.clone(), y.sum(0), y.sum(0), (y * 2).sum(0).exp()),
+    "rows": lambda x: (x.sum(-1), x.sum(-1), x.sum(-1, keepdim=True), x.softmax(-1), x.softmax(-1)),
+    "columns": lambda x: (x.sum(0), x.sum(0), x.sum(0, keepdim=True)),
+    "rows-and-columns": lambda x: (y := F.layer_norm(x, (8,)), y.sum(0), y, y.sum(0)),
+}
+
+
+@pytest.fixture(params=["cpu", "emulator"])
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FUSEGEN_EMULATE", str(int(request.param == "emulator")))
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def apart(function: Callable[..., Any], *args: Tensor, others: tuple[Tensor, ...] = ()) -> fg.Kernel[..., Any]:
+    """Each result is contiguous memory of its own, in a first and a second call; nothing that goes in changes."""
+    kernel, before = fg.kernel(function), [t.clone() for t in (*args, *others)]
+    for _ in range(2):
+        wanted = function(*args)
+        results = kernel(*args)
+        same(results, wanted)
+        parts = results if isinstance(results, tuple) else (results,)
+        addresses = [t.untyped_storage().data_ptr() for t in (*parts, *args, *others) if t.numel()]
+        assert len({*addresses}) == len(addresses) and all(t.is_contiguous() for t in parts)
+        kept = [t.clone() for t in parts]
+        for number, part in enumerate(parts):
+            part.fill_(77)
+            assert all(torch.equal(t, k) for t, k in zip(parts[number + 1 :], kept[number + 1 :], strict=True))
+        assert all(torch.equal(t, b) for t, b in zip((*args, *others), before, strict=True))
+    return kernel
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_in_memory_of_their_own(name: str) -> None:
+    apart(FUNCTIONS[name], randn(6, 8), others=(W,))
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("shape", [(0, 8), (6, 0)])
+def test_results_of_an_empty_argument(shape: tuple[int, int]) -> None:
+    apart(lambda x, y: (y, y, y.view(-1), x, W, x.sum()), randn(*shape), randn(3), others=(W,))
+
+
+def test_an_argument_is_not_written_to_where_another_one_is_empty() -> None:
+    y = torch.zeros(3)
+    fg.kernel(lambda x, y: y.add_(1) if x.numel() == 0 else y)(torch.empty(0), y)
+    assert torch.equal(y, torch.zeros(3))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return copies(F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
+def halves(count: int, *shape: int) -> tuple[Tensor, ...]:
+    return tuple(randn(*shape, dtype=torch.bfloat16) for _ in range(count))
+
+
+GROUPS: dict[GroupKind, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {
+    GroupKind.POINTWISE: (lambda x: copies(x.exp(), x.exp()), lambda: (randn(6, 8),)),
+    GroupKind.ROW: (lambda x: copies(x.softmax(-1), x.softmax(-1)), lambda: (randn(6, 8),)),
+    GroupKind.COLUMN: (lambda x: copies(x.sum(0), x.sum(0)), lambda: (randn(6, 8),)),
+    GroupKind.ROW_COLUMN: (lambda x: copies(x.softmax(-1).sum(0), x.softmax(-1).sum(0)), lambda: (randn(6, 8),)),
+    GroupKind.LIBRARY: (lambda a, b: copies(a @ b, a @ b), lambda: (randn(6, 8), randn(8, 4))),
+    GroupKind.CONTRACTION: (lambda a, b: copies((a @ b).relu(), (a @ b).relu()), lambda: halves(2, 64, 64)),
+    GroupKind.ATTENTION: (attention, lambda: halves(3, 1, 1, 64, 64)),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS, ids=lambda kind: kind.name.lower())
+def test_equal_results_of_each_kind_of_group(kind: GroupKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, make = GROUPS[kind]
+    args = make()
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+    settings.cache_clear()
+    try:
+        kernel = apart(function, *args)
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+    assert kind in [group.kind for group in kernel.lower(*args, target="sm_90a").groups]
+    if kind is GroupKind.LIBRARY:
+        apart(function, *args)
+
+
+def test_a_second_copy_is_explained() -> None:
+    text = fg.kernel(lambda a, b: (a @ b, a @ b)).lower(randn(6, 8), randn(8, 4), target="cpu").explain()
+    assert "1 kernel and 1 library product" in text and "wanted in another place" in text

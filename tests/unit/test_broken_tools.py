@@ -1,0 +1,234 @@
+"""Disks and compilers that do not do what they should: an error that says what, where and how to mend it.
+
+Nothing half-written stays, and what was damaged is built again.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.errors import CompileError, FusegenError, SettingsError, ToolNotFoundError
+from fusegen.jit import files, host, process
+from fusegen.settings import settings
+from fusegen.source import Source
+
+TEXT = 'extern "C" int one() { return 1; }'
+FLAGS = ("-O0",)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Sets CXX to a command line, or to a script of some lines."""
+
+    def use(text: str) -> None:
+        if "\n" in text:
+            script = tmp_path / "compiler"
+            script.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n{text}')
+            script.chmod(0o755)
+            text = str(script)
+        monkeypatch.setenv("CXX", text)
+        settings.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.suffix or path.name for path in folder.iterdir()} - {"compiler"}
+
+
+COMPILERS: dict[str, tuple[str, type[FusegenError], str]] = {
+    "does-nothing": ("true", CompileError, "built nothing"),
+    "fails": ("false", CompileError, "ended with exit code 1, printed nothing"),
+    "quote": ("g++ 'x", ToolNotFoundError, "cannot be read as a command line"),
+    "blank": (" ", ToolNotFoundError, "no host C\\+\\+ compiler"),
+    "folder": ("/tmp", ToolNotFoundError, "no host C\\+\\+ compiler"),
+    "absent": ("/no/such/compiler", ToolNotFoundError, "no host C\\+\\+ compiler"),
+    "no-program": ("nothing-but-text", ToolNotFoundError, "cannot be started"),
+    "crashes": ("kill -SEGV $$\n", CompileError, "ended by SIGSEGV"),
+    "refuses": ("echo no, thanks; exit 1\n", CompileError, "no, thanks"),
+    "bytes": ("printf '\\377\\376'; exit 1\n", CompileError, "refused the text"),
+    "disk": ("echo fatal: No space left on device; exit 1\n", SettingsError, "No space left on device"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_a_compiler_that_does_not_work(name: str, compiler: Callable[[str], None], tmp_path: Path) -> None:
+    command, error, words = COMPILERS[name]
+    if name == "no-program":
+        path = tmp_path / "compiler"
+        path.write_bytes(b"\x7fELF nothing")
+        path.chmod(0o755)
+        command = str(path)
+    compiler(command)
+    with pytest.raises(error, match=words) as caught:
+        host.compile_shared(TEXT, FLAGS, tmp_path)
+    assert caught.value.mend
+    assert names(tmp_path) <= {".cpp"}
+    if error is CompileError:
+        assert Path(str(caught.value.where)).read_text() == TEXT
+
+
+def test_a_compiler_that_hangs(compiler: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler(f"sleep 60 & echo $! > {tmp_path}/child.pid; wait\n")
+    monkeypatch.setattr(host, "_BUILD_SECONDS", 1)
+    with pytest.raises(CompileError, match="ended after 1 s"):
+        host.compile_shared(TEXT, FLAGS, tmp_path)
+    assert_gone(int((tmp_path / "child.pid").read_text()))
+    assert names(tmp_path) == {".cpp", ".pid"}
+
+
+def assert_gone(pid: int) -> None:
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_an_interrupt_ends_the_compiler_and_what_it_has_started(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            process.run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], 30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert_gone(int((tmp_path / "pid").read_text()))
+
+
+# Files.
+
+
+def test_a_cache_folder_that_is_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+    with pytest.raises(SettingsError, match="cannot be used") as caught:
+        host.compile_shared(TEXT, FLAGS, folder)
+    assert "FUSEGEN_CACHE_DIR" in str(caught.value)
+
+
+def test_a_cache_folder_that_goes_away(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    first = host.compile_shared(TEXT, FLAGS, folder)
+    shutil.rmtree(folder)
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, folder)).one() == 1 and first.exists()
+
+
+def test_a_temporary_folder_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
+
+
+def child(tmp_path: Path, text: str, **variables: str) -> str:
+    """What a Python of its own prints last, whose files may have 4 kB."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env={**os.environ, "FUSEGEN_CACHE_DIR": str(tmp_path), **variables},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    text = """
+        import torch, fusegen as fg
+        for backend in ("cpu", "sm_90a"):
+            kernel = fg.kernel(lambda x: x.softmax(-1))
+            try:
+                kernel(torch.ones(4, 4)) if backend == "cpu" else kernel.lower(torch.ones(4, 4), target=backend).asm["sass"]
+            except fg.FusegenError as error:
+                print(type(error).__name__, error.one_line)
+    """
+    shown = child(tmp_path, text).splitlines()
+    assert len(shown) == 2 and all("SettingsError the cache folder" in line and "FUSEGEN_CACHE_DIR" in line for line in shown)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".cpp"]
+
+
+def test_a_library_that_the_system_does_not_load(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(files.sealed(b"no library"))
+    with pytest.raises(SettingsError, match="cannot be used"):
+        host.load_shared(library)
+
+
+# Damage.
+
+
+def test_what_a_seal_notices() -> None:
+    content = bytes(range(256)) * 8
+    whole = files.sealed(content)
+    assert files.unsealed(whole) == content and files.unsealed(files.sealed(b"")) == b""
+    damaged = [whole[:end] for end in (0, 1, 40, len(content), len(whole) - 1)]
+    damaged += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in (0, 1000, len(content) + 2, len(whole) - 1)]
+    assert [files.unsealed(d) for d in (*damaged, content, whole + b"\0")] == [None] * (len(damaged) + 2)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "empty": lambda whole: b"",
+    "flipped": lambda whole: whole[:700] + bytes([whole[700] ^ 16]) + whole[701:],
+    "zeros": lambda whole: bytes(len(whole)),
+    "of-an-older-version": lambda whole: files.unsealed(whole) or b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_built_again(damage: str, tmp_path: Path) -> None:
+    library = host.compile_shared(TEXT, FLAGS, tmp_path)
+    whole = library.read_bytes()
+    broken = DAMAGE[damage](whole)
+    library.unlink()
+    library.write_bytes(broken)
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
+    assert files.unsealed(library.read_bytes()) and names(tmp_path) == {".so", ".cpp"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cubin_is_compiled_again(damage: str) -> None:
+    nvrtc = pytest.importorskip("fusegen.jit.nvrtc", reason="needs cuda-bindings")
+    source: Source = fg.kernel(lambda x: x * 2.625).lower(torch.empty(4, 64, device="meta"), target="sm_80").sources[0]
+    nvrtc.compile_cubin(source, "sm_80")
+    key = nvrtc._key(source, "sm_80")
+    nvrtc._cache()[key] = DAMAGE[damage](nvrtc._cache()[key])
+    again = nvrtc.compile_cubin(source, "sm_80")
+    assert not again.from_cache and again.cubin.startswith(b"\x7fELF")
+    assert nvrtc.compile_cubin(source, "sm_80").from_cache
+
+
+def test_processes_that_race_for_a_damaged_library(tmp_path: Path) -> None:
+    library = host.compile_shared(TEXT, FLAGS, tmp_path)
+    library.write_bytes(b"damaged")
+    text = f"""
+        from pathlib import Path
+        from fusegen.jit import host
+        assert host.load_shared(host.compile_shared({TEXT!r}, {FLAGS!r}, Path({str(tmp_path)!r}))).one() == 1
+    """
+    running = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)]) for _ in range(3)]
+    assert [each.wait() for each in running] == [0, 0, 0]
+    assert names(tmp_path) == {".so", ".cpp"}

@@ -1,0 +1,107 @@
+"""Kernels as parts of what is copied, pickled and sent to other processes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import multiprocessing
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusegen as fg
+from tests.unit.eager import randn
+
+
+@fg.kernel
+def doubled(x: Tensor, factor: float = 2.0) -> Tensor:
+    """Doubles."""
+    return x * factor
+
+
+def halved(x: Tensor) -> Tensor:
+    return x * 0.5
+
+
+class Holder(nn.Module):
+    """A module that holds kernels of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = doubled, fg.kernel(halved)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(x)
+
+
+class Scaled:
+    """An object that holds a kernel of its own method."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.kernel = fg.kernel(self.scale)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def called(module: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = module(x)
+    return result
+
+
+@pytest.mark.parametrize("was_called", [True, False], ids=["called", "new"])
+@pytest.mark.parametrize("way", ["deepcopy", "copy", "pickle", "save"])
+def test_a_module_that_holds_kernels(way: str, was_called: bool) -> None:
+    module, x = Holder(), randn(4, 8)
+    if was_called:
+        module(x)
+    file = io.BytesIO()
+    if way == "save":
+        torch.save(module, file)
+        file.seek(0)
+    again = {
+        "deepcopy": lambda: copy.deepcopy(module),
+        "copy": lambda: copy.copy(module),
+        "pickle": lambda: pickle.loads(pickle.dumps(module)),
+        "save": lambda: torch.load(file, weights_only=False),
+    }[way]()
+    assert torch.equal(again(x), x * 2.0 + x * 0.5)
+
+
+def test_a_module_that_holds_kernels_in_another_process() -> None:
+    x = randn(4, 8)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result = pool.apply(called, (Holder(), x))
+    assert torch.equal(result, x * 2.0 + x * 0.5)
+
+
+def test_a_kernel_at_the_top_of_a_module_is_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+
+
+def test_a_copied_object_s_kernel_is_the_copy_s() -> None:
+    x = randn(4)
+    one = Scaled(2.0)
+    one.kernel(x)
+    other = copy.deepcopy(one)
+    other.factor = 3.0
+    assert torch.equal(other.kernel(x), x * 3.0) and torch.equal(one.kernel(x), x * 2.0)
+
+
+@pytest.mark.parametrize("kernel", [fg.kernel(lambda x: x * 2)])
+def test_a_kernel_that_has_no_name(kernel: fg.Kernel[..., Tensor]) -> None:
+    for send in (pickle.dumps, lambda value: torch.save(value, io.BytesIO())):
+        with pytest.raises(pickle.PicklingError, match=r"(?s)cannot be pickled.*try: define the function at the top"):
+            send(kernel)
+    assert torch.equal(copy.deepcopy(kernel)(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_a_kernel_looks_like_its_function() -> None:
+    assert list(inspect.signature(doubled).parameters) == ["x", "factor"]
+    assert (doubled.__name__, doubled.__doc__, doubled.__module__) == ("doubled", "Doubles.", __name__)
+    assert weakref.ref(doubled)() is doubled and len({doubled, doubled, copy.deepcopy(doubled)}) == 2

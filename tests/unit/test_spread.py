@@ -1,0 +1,114 @@
+"""Values that are read at several places and are made of such values: refused within seconds, instead of compiled for hours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import UnsupportedError
+from tests.unit.eager import agree, randn
+
+WORDS = r"needs more than \d+ (elements of its \d+ values|values in its kernels)|too long a chain"
+SECONDS = 30  # ten on a machine that has nothing else to do
+
+
+def stencil(steps: int) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(steps):
+            x = (x.roll(1, -1) + x + x.roll(-1, -1)) / 3
+        return x
+
+    return function
+
+
+def hadamard(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    if not half:
+        return x
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([hadamard(a + b), hadamard(a - b)], -1)
+
+
+def prefix_sums(x: Tensor) -> Tensor:
+    distance = 1
+    while distance < x.shape[-1]:
+        x = x + F.pad(x, (distance, 0))[..., :-distance]
+        distance *= 2
+    return x
+
+
+def chain(count: int) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = x * 1.5 + 1
+        return x
+
+    return function
+
+
+def sinkhorn(steps: int) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(steps):
+            x = x - x.logsumexp(-1, keepdim=True)
+            x = x - x.logsumexp(-2, keepdim=True)
+        return x.exp()
+
+    return function
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "stencil": (stencil(5), (8, 64)),
+    "long-stencil": (stencil(20), (8, 64)),
+    "stencil-in-rows": (lambda x: stencil(6)(x).softmax(-1), (8, 64)),
+    "stencil-of-a-softmax": (lambda x: stencil(6)(x.softmax(-1)), (8, 64)),
+    "hadamard": (hadamard, (8, 64)),
+    "prefix-sums": (prefix_sums, (8, 1024)),
+    "column-sums": (lambda x: stencil(7)(x).sum(0), (8, 64)),
+    "sinkhorn": (sinkhorn(20), (8, 64)),
+    "chain": (chain(500), (8, 64)),
+}
+
+
+COMPILED: dict[str, tuple[Callable[..., Any], int]] = {
+    "stencil": (stencil(4), 64),
+    "hadamard": (hadamard, 16),
+    "prefix-sums": (prefix_sums, 256),
+    "sinkhorn": (sinkhorn(10), 64),
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_multiplies_is_refused_soon(name: str, target: str) -> None:
+    function, shape = REFUSED[name]
+    start = time.process_time()
+    with pytest.raises(UnsupportedError, match=WORDS) as caught:
+        fg.kernel(function).lower(torch.empty(shape, device="meta"), target=target)
+    assert "split it into several kernels" in str(caught.value)
+    assert time.process_time() - start < SECONDS
+
+
+def test_less_of_it_compiles() -> None:
+    agree(stencil(2), (randn(8, 64),))
+    agree(hadamard, (randn(8, 8),))
+    agree(prefix_sums, (randn(8, 32),))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_bound_lies_above_what_compiles_in_half_a_minute(name: str) -> None:
+    function, width = COMPILED[name]
+    assert fg.kernel(function).lower(torch.empty(8, width, device="meta"), target="cpu").sources
+
+
+def test_what_is_wide_without_multiplying_has_no_bound() -> None:
+    def sums(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x * (i + 0.5) for i in range(700))
+
+    assert len(fg.kernel(sums).lower(torch.empty(8, 64, device="meta"), target="cpu").graph.outputs) == 700

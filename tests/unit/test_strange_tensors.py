@@ -1,0 +1,302 @@
+"""Tensors whose values are not the numbers at their address, and calls that something watches: refused at every call, in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusegen as fg
+from fusegen.errors import ArgumentError, FusegenError, GradientError
+from fusegen.runtime.execute import argument_filler
+from tests.unit.eager import agree, randn
+
+COUNT = 8
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(function))
+
+
+class Dispatching(torch.Tensor):
+    """A tensor with memory, whose class says what operations do."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Dispatching:
+        return torch.Tensor._make_subclass(cls, inner)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(function))
+
+
+class Named(torch.Tensor):
+    """A plain subclass."""
+
+
+def freed(bytes_left: int) -> Tensor:
+    x = randn(COUNT)
+    x.untyped_storage().resize_(bytes_left)
+    return x
+
+
+def quietly(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def made() -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make()
+
+    return made
+
+
+def masked() -> Tensor:
+    return torch.masked.masked_tensor(randn(COUNT), torch.ones(COUNT, dtype=torch.bool))
+
+
+def nested() -> Tensor:
+    return torch.nested.nested_tensor([randn(3), randn(5)])
+
+
+STRANGE: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "negative": (lambda: randn(COUNT, dtype=torch.complex64).conj().imag, r"negative bit.*\n.*x\.resolve_neg\(\)"),
+    "negative-double": (lambda: randn(COUNT, dtype=torch.complex128).conj().imag.unsqueeze(-1), "negative bit"),
+    "conjugate": (lambda: randn(COUNT, dtype=torch.complex64).conj(), "complex64 is not supported"),
+    "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zeros without memory.*\n.*x\.clone\(\)"),
+    "freed": (lambda: freed(0), "storage of 0 bytes"),
+    "wrapper": (lambda: Wrapper(randn(COUNT)), "is a Wrapper, whose class"),
+    "dispatching": (lambda: Dispatching(randn(COUNT)), "is a Dispatching, whose class"),
+    "masked": (quietly(masked), "is a MaskedTensor"),
+    "nested": (quietly(nested), "nested tensor"),
+    "sparse": (lambda: torch.eye(COUNT).to_sparse(), r"sparse_coo tensor.*\n.*to_dense"),
+    "compressed": (quietly(lambda: torch.eye(COUNT).to_sparse_csr()), "sparse_csr tensor"),
+    "mkldnn": (lambda: randn(COUNT, COUNT).to_mkldnn(), "mkldnn tensor"),
+    "quantized": (quietly(lambda: torch.quantize_per_tensor(randn(COUNT), 0.1, 0, torch.quint8)), "quint8 is not supported"),
+    "functional": (lambda: torch._to_functional_tensor(randn(COUNT)), "functionalization"),
+    "meta": (lambda: randn(COUNT).to("meta"), "meta"),
+    "lazy": (lambda: torch.nn.LazyLinear(COUNT).weight, "without a shape yet"),
+}
+LATER = {name: (make, words) for name, (make, words) in STRANGE.items()}
+FIRST = {**STRANGE, "shrunk": (lambda: freed(4), "ends at byte 32 of a storage of 4 bytes")}
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2 + 1
+
+
+def imaginary() -> Tensor:
+    """As `STRANGE`'s negative one, without the bit."""
+    return randn(COUNT, dtype=torch.complex64).imag
+
+
+@pytest.mark.parametrize("name", FIRST)
+@torch.no_grad()
+def test_a_strange_tensor_in_the_first_call(name: str) -> None:
+    make, words = FIRST[name]
+    with pytest.raises(ArgumentError, match=words):
+        fg.kernel(doubled)(make())
+
+
+@pytest.mark.parametrize("name", LATER)
+@torch.no_grad()
+def test_a_later_call_with_a_strange_tensor_of_the_same_shape(name: str) -> None:
+    make, words = LATER[name]
+    kernel = agree(doubled, (randn(COUNT),), (imaginary(),), (imaginary().double().unsqueeze(-1),))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=words):
+            kernel(make())
+    agree(kernel, (randn(COUNT),))
+
+
+@pytest.mark.parametrize("name", FIRST)
+@torch.no_grad()
+def test_a_strange_tensor_that_is_closed_over(name: str) -> None:
+    make, words = FIRST[name]
+    strange = [make()]
+    weight = strange[0]
+    with pytest.raises(ArgumentError, match=words.replace("x\\.", "weight\\.")):
+        fg.kernel(lambda x: x * weight)(randn(COUNT))
+
+
+@pytest.mark.parametrize("name", ["negative", "zeros", "freed", "dispatching", "wrapper", "masked", "meta", "sparse"])
+def test_a_closed_over_tensor_that_becomes_strange(name: str) -> None:
+    make, words = LATER[name]
+    weight = randn(2 * COUNT)[1::2]
+    kernel = fg.kernel(lambda x: x * weight)
+    x = randn(COUNT)
+    assert torch.equal(kernel(x), x * weight)
+    weight = make()
+    with pytest.raises(ArgumentError, match=words.replace("x\\.", "weight\\.")):
+        kernel(x)
+
+
+def test_an_argument_whose_storage_was_freed_after_a_call() -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    kernel(x)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="storage of 0 bytes"):
+        kernel(x)
+
+
+@pytest.mark.parametrize("name", [n for n in STRANGE if n not in ("freed", "meta", "lazy")])
+def test_strange_tensors_are_not_lowered(name: str) -> None:
+    make, words = STRANGE[name]
+    with pytest.raises(ArgumentError, match=words):
+        fg.kernel(doubled).lower(make())
+
+
+def test_plain_subclasses_are_tensors_and_results_are_plain() -> None:
+    x = randn(COUNT)
+    for one in (torch.nn.Parameter(x, requires_grad=False), torch.nn.Buffer(x), x.as_subclass(Named)):
+        result = fg.kernel(doubled)(one)
+        assert type(result) is Tensor and torch.equal(result, doubled(x))
+
+
+# What watches a call.
+
+
+def fake(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        function(x)
+
+
+def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(function, (x,))
+
+
+WATCHED: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {
+    "make_fx": lambda function, x: make_fx(function)(x),
+    "make_fx-of-fakes": lambda function, x: make_fx(function, tracing_mode="fake")(x),
+    "fake": fake,
+    "jit": traced,
+    "vmap": lambda function, x: torch.vmap(function)(x.expand(3, COUNT)),
+    "grad": lambda function, x: torch.func.grad(lambda y: function(y).sum())(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    "functionalize": lambda function, x: torch.func.functionalize(function)(x),
+}
+
+
+@pytest.mark.parametrize("was_called", [True, False], ids=["later", "first"])
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_call_that_is_recorded(name: str, was_called: bool) -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    if was_called:
+        kernel(x)
+        kernel(randn(3, COUNT))
+    with pytest.raises(ArgumentError, match=r"called under|belongs to a transform|is a fake tensor"):
+        WATCHED[name](lambda y: kernel(y) + 1, x)
+    agree(kernel, (x,))
+
+
+@pytest.mark.parametrize("was_called", [True, False], ids=["later", "first"])
+def test_a_transform_of_what_a_kernel_does_not_see(was_called: bool) -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    if was_called:
+        kernel(x)
+    assert torch.equal(torch.vmap(lambda y: kernel(x) * y)(x.expand(3, COUNT)), (doubled(x) * x).expand(3, COUNT))
+    with pytest.raises(ArgumentError, match="tensor without memory"):
+        torch.func.grad(lambda y: (kernel(x) * y).sum())(x)
+
+
+def test_a_later_call_with_a_tangent() -> None:
+    kernel, weight = fg.kernel(doubled), randn(COUNT)
+    closed = fg.kernel(lambda x: x * weight)
+    x = randn(COUNT)
+    kernel(x), closed(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(COUNT))
+        for _ in range(2):
+            with pytest.raises(GradientError, match="tangent"):
+                kernel(dual)
+        agree(kernel, (x,))
+        weight = forward_ad.make_dual(weight, torch.ones(COUNT))
+        with pytest.raises(GradientError, match="tangent"):
+            closed(x)
+
+
+class Seen(TorchDispatchMode):
+    """A user's mode: it may count what it sees, and misses kernels."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class WithoutMemory(TorchDispatchMode):
+    """Hands out tensors without memory."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return Wrapper(result) if function is torch.ops.aten.empty.memory_format else result
+
+
+def test_a_mode_of_the_user_s_disturbs_nothing() -> None:
+    kernel = fg.kernel(doubled)
+    for x in (randn(COUNT), randn(COUNT), randn(3, COUNT)):
+        with Seen():
+            result = kernel(x)
+        assert torch.equal(result, doubled(x))
+
+
+@contextmanager
+def functionalized() -> Iterator[None]:
+    torch._C._functorch._func_increment_nesting(True)
+    try:
+        yield
+    finally:
+        torch._C._functorch._func_decrement_nesting()
+
+
+@pytest.mark.parametrize("mode", [WithoutMemory, functionalized])
+def test_results_without_memory_end_no_process(mode: Callable[[], Any]) -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    kernel(x)
+    with mode(), pytest.raises(ArgumentError, match="tensor without memory"):
+        kernel(x)
+
+
+def test_an_error_in_a_trace_keeps_its_class_and_words() -> None:
+    weight = torch.eye(COUNT).to_sparse()
+    with pytest.raises(FusegenError) as caught:
+        fg.kernel(lambda x: torch.add(x, weight))(randn(COUNT))
+    assert isinstance(caught.value, ArgumentError) and "leave the argument out" not in str(caught.value)
+
+
+def test_torch_compile_around_a_kernel() -> None:
+    text = (
+        "import torch, fusegen as fg\n"
+        "kernel = fg.kernel(lambda x: x * 2)\n"
+        "compiled = torch.compile(lambda x: kernel(x) + 1, backend='eager')\n"
+        "for x in (torch.ones(4), torch.ones(5), torch.ones(4)):\n"
+        "    assert torch.equal(compiled(x), x * 2 + 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_an_address_of_zero_reaches_no_kernel() -> None:
+    lowered = fg.kernel(doubled).lower(randn(COUNT), target="cpu")
+    fill = argument_filler(lowered.program.launches[0], lowered.sizes)
+    there = {spec.key: randn(COUNT) for spec in lowered.program.buffers}
+    assert all(fill(there, {})[: len(there)])
+    with pytest.raises(ArgumentError, match="tensor without memory"):
+        fill({**there, 0: randn(COUNT).to("meta")}, {})
+    assert fill({**there, 0: torch.empty(0)}, {})
