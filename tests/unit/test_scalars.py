@@ -384,7 +384,7 @@ SIZED: dict[str, Callable[[Tensor, int], Any]] = {
     "roll": lambda x, n: x.roll(n, 1) + 1,
     "pad": lambda x, n: F.pad(x, (n, 1)) * 2,
     "triangle": lambda x, n: x.tril(n),
-    "split": lambda x, n: x.split([n, 12 - n], 1)[0] * 2,
+    "split": lambda x, n: torch.split(x, [n, 12 - n], 1)[0] * 2,
     "reshape": lambda x, n: x.reshape(-1, n * 2) * 2,
     "type": lambda x, n: x[:n] * (2 if isinstance(n, int) else 3),
 }
