@@ -54,6 +54,14 @@ def raised_at(error: BaseException) -> str | None:
     return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
 
 
+def raised_by_call(error: BaseException) -> bool:
+    """Whether a function that is not written in Python raised an error, or the call of one that does not fit it."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]].startswith("CALL")
+
+
 def returned_at(function: Callable[..., object]) -> str | None:
     """Where a function returns: the line, if there is one alone, else the function's first."""
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -11,6 +11,7 @@ import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
@@ -20,20 +21,31 @@ from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Op, Result
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, simplify_dim
 from fusegen.lang import registry
-from fusegen.lang.places import here, location, raised_at, returned_at
-from fusegen.lang.values import SymbolicSize, TracedTensor
+from fusegen.lang.places import here, location, raised_at, raised_by_call, returned_at
+from fusegen.lang.tensors import StrongTracedTensor
+from fusegen.lang.values import NeedsStatic, SymbolicSize, TracedTensor, stale
+
+_OF_NUMBERS = frozenset(
+    {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
+    | {Op.LOGSIGMOID}
+)
+"""Operations that have no meaning for bools; torch refuses most of them as well."""
+
+Structure: TypeAlias = TreeSpec
+"""How the results of a function are put together of tensors: tuples, lists, dicts and NamedTuples, one in another."""
 
 HiddenSpec: TypeAlias = Callable[[torch.Tensor], InputSpec]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing found: the graph, what it assumed of sizes, and the tensors that the function closes over."""
+    """What tracing found: the graph, what it assumed of sizes, the tensors that the function closes over, and how its results are
+    put together."""
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[tuple[str, torch.Tensor], ...]
-    returns_tuple: bool
+    structure: Structure
 
 
 class NeedsLiteral(Exception):
@@ -60,51 +72,71 @@ class Tracer:
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
+        self.finished = False  # what was made of it means nothing from then on
         self._hidden_spec = hidden_spec
 
     # Values.
 
+    def value(self, position: int) -> TracedTensor:
+        """A node as the user's function sees it."""
+        kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
+        return kind(self, position)
+
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
+        if self.finished or any(a._tracer is not self for a in args):
+            raise stale()
         positions = [a._position for a in args]
         try:
-            value = TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
+            value = self.value(self.builder.add(op, positions, location=location(), **attrs))
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
         _check_default_dtype(op, args, value)
-        return value
+        if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
+            raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
+        return self._without_elements(value) if 0 in value._node.shape else value
+
+    def _without_elements(self, value: TracedTensor) -> TracedTensor:
+        """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""
+        kind, shape = value._node.dtype, value._node.shape
+        zero = self.builder.constant(False if kind is DType.BOOL else 0.0 if kind.is_float else 0, dtype=kind)
+        return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
 
     def lift(self, value: object) -> TracedTensor:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
         if isinstance(value, TracedTensor):
+            if value._tracer is not self:
+                raise stale()
             return value
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
         if isinstance(value, (bool, int, float)):
-            return TracedTensor(self, self.builder.constant(value))
+            return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._close_over(value)
         if isinstance(value, SymbolicSize):
-            return TracedTensor(self, self.builder.size(value.expr))
+            return self.value(self.builder.size(value.expr))
         raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
 
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self.hidden:
             spec = self._hidden_spec(tensor)
-            self.hidden[id(tensor)] = (tensor, TracedTensor(self, self.builder.input(spec)))
+            self.hidden[id(tensor)] = (tensor, self.value(self.builder.input(spec)))
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
         """A literal; with a dtype, as a zero-dimensional tensor of that type."""
-        return TracedTensor(self, self.builder.constant(value, dtype=dtype))
+        return self.value(self.builder.constant(value, dtype=dtype))
 
     # Sizes.
 
     def size(self, dim: Dim) -> int | SymbolicSize:
         """A size as the user's function sees it."""
+        if self.finished:
+            raise stale()
         value = literal(dim)
         return SymbolicSize(self, dim) if value is None else value
 
@@ -136,6 +168,8 @@ class Tracer:
         Raises:
             TraceError: when an example size is missing.
         """
+        if self.finished:
+            raise stale()
         if relation in (sympy.true, sympy.false):
             return bool(relation)
         holds = bool(eval(relation_text(relation), {"__builtins__": {}}, self._hinted(relation)))
@@ -144,6 +178,8 @@ class Tracer:
 
     def specialize(self, expr: sympy.Expr) -> int:
         """The value of a size, which the variant is then bound to."""
+        if self.finished:
+            raise stale()
         value = formula(expr)(self._hinted(expr))
         self.guards[sympy.Eq(expr, value)] = None
         return value
@@ -226,8 +262,8 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         creator = registry.creator_of(func)
-        if creator is not None and not types:
-            return registry.located(getattr(func, "__name__", str(func)), creator, (self.tracer, *args), kwargs or {})
+        if creator is not None:
+            return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         twin = registry.twin_of_property(func)
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
             lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -242,7 +278,7 @@ class _Running(threading.local):
 
 
 _RUNNING = _Running()
-_RESULTS = "return a tensor or a tuple of tensors"
+_RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
 
 
 def is_tracing() -> bool:
@@ -262,12 +298,21 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
     Raises:
         TraceError: when the function does something that no kernel can do.
     """
+    try:
+        return _traced(tracer, function, args, kwargs)
+    finally:
+        tracer.finished = True
+
+
+def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     with _Mode(tracer):
         _RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
         except TypeError as error:
             if not any(name in str(error) for name in ("SymbolicSize", "TracedTensor")):
+                if tracer.builder.scalars and raised_by_call(error):  # torch reads numbers before it asks us
+                    raise NeedsStatic(tuple(name for name, _ in tracer.builder.scalars)) from error
                 raise
             if "SymbolicSize" in str(error):
                 tracer.require_literal_features()
@@ -278,11 +323,11 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
             ) from error
         finally:
             _RUNNING.count -= 1
-    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    results, structure = tree_flatten(returned)
     outputs = [_output(tracer, value, function)._position for value in results]
     graph = tracer.builder.build(outputs)
     hidden = tuple((str(value._node.attr("name")), tensor) for tensor, value in tracer.hidden.values())
-    return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)))
+    return Trace(graph, tuple(tracer.guards), hidden, structure)
 
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:

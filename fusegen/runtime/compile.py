@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -16,8 +16,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.lang import functions
-from fusegen.lang.tracer import Trace, Tracer, trace
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.tracer import Structure, Trace, Tracer, trace
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
 from fusegen.runtime.signature import Sizes
@@ -69,7 +68,7 @@ class Variant:
         sources: the text of each launch.
         guards: relations of sizes that must hold, as text.
         hidden: tensors that the function closes over.
-        returns_tuple: whether the function returns several results.
+        structure: how the function's results are put together.
     """
 
     request: Request
@@ -80,7 +79,7 @@ class Variant:
     sources: tuple[Source, ...]
     guards: tuple[str, ...]
     hidden: tuple[tuple[str, torch.Tensor], ...]
-    returns_tuple: bool
+    structure: Structure
 
 
 def compile_variant(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Variant:
@@ -111,7 +110,7 @@ def _compiled(request: Request, found: Trace) -> Variant:
     program = lower(graph, groups, request.target, wide=request.wide)
     sources = tuple(emit(launch, request.target) for launch in program.launches)
     guards = tuple(relation_text(g) for g in found.guards)
-    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.returns_tuple)
+    return Variant(request, found.graph, graph, groups, program, sources, guards, found.hidden, found.structure)
 
 
 def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], InputSpec], parameters: Sequence[str]) -> Trace:
@@ -119,19 +118,19 @@ def trace_function(request: Request, hidden_spec: Callable[[torch.Tensor], Input
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, hidden_spec)
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     values: dict[str, object] = dict(request.statics)
-    values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
-    values |= {name: TracedTensor(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
-    return trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+    values |= {spec.name: tracer.value(tracer.builder.input(spec)) for spec in request.specs}
+    values |= {name: tracer.value(tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
+    return trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})
 
 
-def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
+def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with all parameters positional, however it declares them."""
-    kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
+    declared = inspect.signature(function).parameters.values()
+    named = [p.name for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]  # behind all others
 
     @wraps(function)
     def call(*values: object) -> Any:
-        named: Mapping[str, object] = dict(zip(parameters, values, strict=True))
-        positional = [named[n] for n in parameters if kinds[n] is not inspect.Parameter.KEYWORD_ONLY]
-        return function(*positional, **{n: named[n] for n in parameters if kinds[n] is inspect.Parameter.KEYWORD_ONLY})
+        first = len(values) - len(named)
+        return function(*values[:first], **dict(zip(named, values[first:], strict=True)))
 
     return call

@@ -89,6 +89,9 @@ class Dispatcher:
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
+        if is_tracing():
+            self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
+            return self.function(*args, **kwargs)
         is_plain = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
         values = args if is_plain else self.parameters.bind(args, kwargs)
         try:
@@ -98,9 +101,7 @@ class Dispatcher:
             RuntimeError,
         ):  # something cannot be hashed: an argument that no kernel takes, or one that only a trace can
             bound = None
-        if bound is None or is_tracing():
-            if is_tracing():
-                return self.function(*args, **kwargs)
+        if bound is None:
             return self._first_call(values, args, kwargs)
         return bound(values)
 
@@ -311,6 +312,9 @@ def _scalar_dtype(value: float, double: bool) -> DType:
 def _check_plain(kernel: str, name: str, value: object) -> None:
     if _is_scalar(value) and isinstance(value, int) and not _LEAST <= value <= _GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
+    if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
+        what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
+        raise ArgumentError(what, mend="pass the tensors one by one, each as a parameter of its own")
     try:
         hash(value)
     except TypeError:
