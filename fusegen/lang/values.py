@@ -6,7 +6,6 @@ of `lang.registry` and becomes nodes of the graph. Everything that would need a 
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -20,6 +19,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here
+from fusegen.lang.shape import Shape
 
 if TYPE_CHECKING:
     from fusegen.lang.tracer import Tracer
@@ -200,34 +200,6 @@ def dim_of(value: object) -> Dim:
         value.require_static()
         raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
     raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")
-
-
-class Shape(tuple[Any, ...]):
-    """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
-
-    __slots__ = ()
-
-    def numel(self) -> Any:
-        """The product of the sizes."""
-        return math.prod(self)
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return Shape(found) if isinstance(key, slice) else found
-
-    def __add__(self, other: Any) -> Any:
-        return Shape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
-
-    def __radd__(self, other: Any) -> Any:
-        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
-
-    def __mul__(self, count: Any) -> Any:
-        return Shape(super().__mul__(count))
-
-    __rmul__ = __mul__
-
-    def __repr__(self) -> str:
-        return f"torch.Size([{', '.join(map(repr, self))}])"
 
 
 class TracedTensor:

@@ -111,14 +111,16 @@ class Namer:
     def take(self, wanted: str) -> str:
         """The wanted name, numbered when it is taken."""
         base = identifier(wanted) if self._reserved else plain(wanted)
+        if self._is_function(base):
+            base = f"{base.rstrip('_')}_value"  # a number would make the name of another function
         name, number = base, 2
-        while self._is_taken(name):
+        while name in self._used or self._is_function(name):
             name, number = f"{base}_{number}", number + 1
         self._used.add(name)
         return name
 
-    def _is_taken(self, name: str) -> bool:
-        return name in self._used or (self._functions is not None and self._functions.fullmatch(name) is not None)
+    def _is_function(self, name: str) -> bool:
+        return self._functions is not None and self._functions.fullmatch(name) is not None
 
 
 def parameter_names(kernel: str, given: Sequence[str]) -> tuple[str, ...]:
