@@ -124,7 +124,7 @@ def test_the_line_inside_of_a_longer_function_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "says"), [(None, "returns None"), (3, "returns a number"), ((X,), "tuple"), ({"a": 1}, "a dict")]
+    ("returned", "says"), [(None, "returns None"), (3, "returns a number"), (("a",), "a str"), ({"a": 1}, "a number")]
 )
 def test_results_that_are_no_tensors(returned: Any, says: str) -> None:
     refused(lambda x: (returned, x) if isinstance(returned, tuple) else returned, X, error=TraceError, says=says)
