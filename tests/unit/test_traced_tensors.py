@@ -152,7 +152,13 @@ def test_a_value_of_another_trace() -> None:
         return x + 1
 
     fg.kernel(keep)(X)
-    for use in (lambda: KEPT[0] + 1, lambda: KEPT[0].shape, lambda: torch.exp(KEPT[0]), lambda: fg.kernel(keep)(KEPT[0])):
+    for use in (
+        lambda: KEPT[0] + 1,
+        lambda: KEPT[0].shape,
+        lambda: KEPT[0].dtype,
+        lambda: torch.exp(KEPT[0]),
+        lambda: fg.kernel(keep)(KEPT[0]),
+    ):
         with pytest.raises(TraceError, match="another trace"):
             use()
     assert "traced" in repr(KEPT[0])
