@@ -97,7 +97,7 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
     given = _shapes(options.shape, dtype)
     parameters = Parameters.of(found.kernel.function)
     arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)
-    tensors = {name: tensor for name, tensor in given.items() if name in parameters.names}
+    tensors = {name: tensor for name, tensor in given.items() if name in parameters.given}
     _refuse_unknown(given, parameters)
     return _numbers(parameters) | arguments | tensors | _values(options.arg, parameters)
 
@@ -112,7 +112,7 @@ def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
     missing = [name for name in required if name not in arguments]
     if not missing:
         return
-    static = Parameters.of(found.kernel.function).static
+    static = Parameters.of(found.kernel.function).static_given
     shapes = [f"--shape {name}=16384x4096" for name in missing if name not in static]
     values = [f"--arg {name}=…" for name in missing if name in static]
     raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]))
@@ -164,10 +164,10 @@ def _refuse_unknown(given: Mapping[str, Tensor], parameters: Parameters) -> None
     """Refuses a shape of something that is neither a parameter nor a named dim."""
     dims = {dim for names in parameters.dims.values() for dim in names}
     for name in given:
-        if name not in parameters.names and name not in dims:
+        if name not in parameters.given and name not in dims:
             what = f"{name!r} is no parameter of {parameters.function.__name__}"
-            raise ArgumentError(what, mend=f"its parameters are {', '.join(parameters.names) or 'none'}")
-        if name in dims - {*parameters.names} and given[name].dim() != 1:
+            raise ArgumentError(what, mend=f"its parameters are {', '.join(parameters.given) or 'none'}")
+        if name in dims - {*parameters.given} and given[name].dim() != 1:
             raise ArgumentError(f"{name!r} is a dim, which has one size", mend=f"--shape {name}=512")
 
 
@@ -192,7 +192,7 @@ def _dim_sizes(dims_of: Mapping[str, Sequence[str]], given: Mapping[str, Tensor]
 
 def _numbers(parameters: Parameters) -> dict[str, Any]:
     """Run-time scalars: what is generated does not depend on their values."""
-    free = [name for name in parameters.names if name not in parameters.static and name not in parameters.defaults]
+    free = [name for name in parameters.given if name not in parameters.static_given and name not in parameters.defaults]
     kinds = {name: parameters.annotations.get(name) for name in free}
     return {name: kind(1) for name, kind in kinds.items() if kind in (int, float)}
 
@@ -201,8 +201,8 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in parameters.names:
-            mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.names) or 'no parameter'}"
+        if not equals or name not in parameters.given:
+            mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.given) or 'no parameter'}"
             raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", mend=mend)
         _refuse_twice(name, values)
         values[name] = _value(name, value, parameters)

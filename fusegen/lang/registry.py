@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,11 +22,17 @@ _PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
     torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
 }
-_SPACES = (torch, torch.special, F, torch.Tensor)
+_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
+"""What a handler raises for arguments that it does not expect."""
+
+_SPACES = {"torch": torch, "special": torch.special, "F": F, "Tensor": torch.Tensor, "linalg": torch.linalg}
 
 
 def implements(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for every torch function of the given names: in torch, torch.special, F and Tensor."""
+    """Registers a handler for every torch function of the given names: in torch, torch.special, F and Tensor.
+
+    Where the parameters of one differ from those of its namesakes, ``Tensor.name`` or ``torch.name`` registers it alone, later.
+    """
 
     def register(handler: Handler) -> Handler:
         for function in twins(names):
@@ -53,13 +59,14 @@ def creator_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
-    """The torch functions of some names that exist in this version of torch; those of ``linalg.name`` in torch.linalg alone."""
-    found = (getattr(space, name.removeprefix("linalg."), None) for name in names for space in _spaces(name))
+    """The torch functions of some names that exist in this version of torch; those of ``space.name`` in that space alone."""
+    found = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
     return [function for function in found if callable(function)]
 
 
 def _spaces(name: str) -> tuple[object, ...]:
-    return (torch.linalg,) if name.startswith("linalg.") else _SPACES
+    space = name.rpartition(".")[0]
+    return (_SPACES[space],) if space else tuple(_SPACES[key] for key in ("torch", "special", "F", "Tensor"))
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -75,6 +82,12 @@ def twin_of_property(function: Callable[..., Any]) -> Callable[..., Any]:
     return _PROPERTIES.get(function, function)
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """A torch function's name, for messages; of the getter of a property the property's."""
+    name: str = getattr(function, "__name__", str(function))
+    return getattr(getattr(function, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+
+
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces a call of a torch function.
 
@@ -83,7 +96,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         TraceError: when the arguments do not fit it; names the user's line.
     """
     handler = handler_of(function)
-    name = getattr(function, "__name__", str(function))
+    name = name_of(function)
     if handler is None:
         raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), mend=_suggestion(name))
     if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
@@ -96,19 +109,26 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
 
     Raises:
         TraceError: when the arguments do not fit it.
+        NeedsStatic: one of them is a run-time scalar where the handler needs a number.
     """
+    if "out" in kwargs:
+        kwargs = _without_out(name, kwargs)
     try:
         with _unwatched():
             return handler(*args, **kwargs)
     except TraceError as error:
+        _require_numbers((*args, *kwargs.values()))
         if error.where is None:
             raise type(error)(error.what, where=here(), mend=error.mend) from None
         raise
-    except FusegenError:  # some of them are TypeErrors
+    except FusegenError:  # some are TypeErrors or ValueErrors as well
         raise
-    except TypeError as error:
+    except _MISTAKES as error:
+        _require_numbers((*args, *kwargs.values()))
         raise TraceError(
-            f"{name}: {error}", where=here(), mend="leave the argument out: not all that torch takes are supported"
+            f"{name}: {error or type(error).__name__}",
+            where=here(),
+            mend="leave the argument out, or pass another: not all that torch takes are supported",
         ) from error
 
 
@@ -126,6 +146,22 @@ def _unwatched() -> Iterator[None]:
         sys.settrace(hook)
 
 
+def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if kwargs["out"] is not None:
+        what = f"{name}: out= would write to a tensor, which cannot be traced"
+        raise UnsupportedError(what, where=here(), mend="use what the function returns")
+    return {key: value for key, value in kwargs.items() if key != "out"}
+
+
+def _require_numbers(values: Iterable[Any]) -> None:
+    """Asks for run-time scalars among a call's arguments to be numbers, with which it may be right."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            _require_numbers(value)
+        elif hasattr(value, "require_static"):
+            value.require_static()
+
+
 def known_names() -> list[str]:
     """Names of all functions that can be traced."""
     return sorted({getattr(function, "__name__", "") for function in _HANDLERS})
@@ -133,7 +169,7 @@ def known_names() -> list[str]:
 
 def _suggestion(name: str) -> str:
     close = difflib.get_close_matches(name, known_names(), n=3)
-    if name.endswith("_"):
+    if name.endswith("_") and not name.endswith("__"):
         return "in-place operations are not traced; use the one without the trailing underscore"
     listed = f"; close to it: {', '.join(close)}" if close else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError, UnsupportedError
@@ -23,7 +24,17 @@ from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, si
 from fusegen.lang import registry
 from fusegen.lang.places import here, location, raised_at, returned_at
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
-from fusegen.lang.values import SymbolicSize, TracedTensor
+from fusegen.lang.tensors import StrongTracedTensor
+from fusegen.lang.values import SymbolicSize, TracedTensor, stale
+
+_OF_NUMBERS = frozenset(
+    {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
+    | {Op.LOGSIGMOID}
+)
+"""Operations that have no meaning for bools; torch refuses most of them as well."""
+
+Structure: TypeAlias = TreeSpec
+"""How the results of a function are put together of tensors: tuples, lists, dicts and NamedTuples, one in another."""
 
 
 class Outside(Protocol):
@@ -42,12 +53,13 @@ class Outside(Protocol):
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing found: the graph, what it assumed of sizes and scalars, and the tensors that the function closes over."""
+    """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, and how
+    its results are put together."""
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
-    returns_tuple: bool
+    structure: Structure
     conditions: ScalarProgram = NO_SCALARS
 
 
@@ -88,26 +100,46 @@ class Tracer:
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
+        self.finished = False  # what was made of it means nothing from then on
 
     # Values.
 
+    def value(self, position: int) -> TracedTensor:
+        """A node as the user's function sees it."""
+        kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
+        return kind(self, position)
+
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
+        if self.finished or any(a._tracer is not self for a in args):
+            raise stale()
         positions = [self._operand(op, a) for a in args]
         _require_numbers(attrs.values())
         try:
-            value = TracedTensor(self, self.builder.add(op, positions, location=location(), **attrs))
+            value = self.value(self.builder.add(op, positions, location=location(), **attrs))
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
         _check_default_dtype(op, args, value)
-        return value
+        if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
+            raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
+        return self._without_elements(value) if 0 in value._node.shape else value
+
+    def _without_elements(self, value: TracedTensor) -> TracedTensor:
+        """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""
+        kind, shape = value._node.dtype, value._node.shape
+        zero = self.builder.constant(False if kind is DType.BOOL else 0.0 if kind.is_float else 0, dtype=kind)
+        return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
 
     def lift(self, value: object) -> TracedTensor:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
         if isinstance(value, TracedTensor):
+            if value._tracer is not self:
+                raise stale()
             return value
-        if isinstance(value, TracedScalar):
+        if type(value) is TracedScalar:
+            if value._tracer is not self:
+                raise stale()
             return TracedTensor(self, value._position)
         if isinstance(value, SymbolicSize):
             return TracedTensor(self, self.builder.size(value.expr))
@@ -116,7 +148,7 @@ class Tracer:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
         if isinstance(value, (bool, int, float)):
-            return TracedTensor(self, self.builder.constant(value))
+            return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._close_over(value)
         raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
@@ -124,12 +156,12 @@ class Tracer:
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self.hidden:
             spec = self.outside.input_of(tensor)
-            self.hidden[id(tensor)] = (tensor, TracedTensor(self, self.builder.input(spec)))
+            self.hidden[id(tensor)] = (tensor, self.value(self.builder.input(spec)))
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
         """A literal; with a dtype, as a zero-dimensional tensor of that type."""
-        return TracedTensor(self, self.builder.constant(value, dtype=dtype))
+        return self.value(self.builder.constant(value, dtype=dtype))
 
     def _operand(self, op: Op, value: TracedTensor) -> int:
         """An operand's position; a number that meets what is not pointwise is a tensor of torch's default dtype."""
@@ -202,6 +234,8 @@ class Tracer:
 
     def size(self, dim: Dim) -> int | SymbolicSize:
         """A size as the user's function sees it."""
+        if self.finished:
+            raise stale()
         value = literal(dim)
         return SymbolicSize(self, dim) if value is None else value
 
@@ -233,6 +267,8 @@ class Tracer:
         Raises:
             TraceError: when an example size is missing.
         """
+        if self.finished:
+            raise stale()
         if relation in (sympy.true, sympy.false):
             return bool(relation)
         holds = bool(eval(relation_text(relation), {"__builtins__": {}}, self._hinted(relation)))
@@ -241,6 +277,8 @@ class Tracer:
 
     def specialize(self, expr: sympy.Expr) -> int:
         """The value of a size, which the variant is then bound to."""
+        if self.finished:
+            raise stale()
         self.require_no_parameter(expr)
         value = formula(expr)(self._hinted(expr))
         self.guards[sympy.Eq(expr, value)] = None
@@ -336,8 +374,8 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         creator = registry.creator_of(func)
-        if creator is not None and all(t is TracedScalar for t in types):
-            return registry.located(getattr(func, "__name__", str(func)), creator, (self.tracer, *args), kwargs or {})
+        if creator is not None:
+            return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         twin = registry.twin_of_property(func)
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
             lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -366,7 +404,7 @@ class _Running(threading.local):
 
 
 _RUNNING = _Running()
-_RESULTS = "return a tensor or a tuple of tensors"
+_RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
 
 
 def is_tracing() -> bool:
@@ -386,6 +424,13 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
     Raises:
         TraceError: when the function does something that no kernel can do.
     """
+    try:
+        return _traced(tracer, function, args, kwargs)
+    finally:
+        tracer.finished = True
+
+
+def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     with _Mode(tracer):
         _RUNNING.count += 1
         try:
@@ -402,13 +447,13 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
             ) from error
         finally:
             _RUNNING.count -= 1
-    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    results, structure = tree_flatten(returned)
     outputs = [_output(tracer, value, function)._position for value in results]
     if tracer.needs is not None:
         raise tracer.needs
     graph = tracer.builder.build(outputs)
     hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
-    return Trace(graph, tuple(tracer.guards), hidden, isinstance(returned, (tuple, list)), tracer.conditions())
+    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions())
 
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:

@@ -14,7 +14,7 @@ import numpy as np
 import sympy
 import torch
 
-from fusegen.errors import TraceError, UnsupportedError
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import operation
@@ -22,9 +22,20 @@ from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here
 from fusegen.lang.scalars import TracedScalar, computed, require_static
+from fusegen.lang.shape import Shape
 
 if TYPE_CHECKING:
     from fusegen.lang.tracer import Tracer
+
+
+def stale() -> TraceError:
+    """The error of a value that is used outside of the trace that it belongs to."""
+    return TraceError(
+        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
+        "nothing afterwards",
+        where=here(),
+        mend="return it from the kernel, and store what the call gives",
+    )
 
 
 class SymbolicSize:
@@ -210,6 +221,8 @@ def dim_of(value: object) -> Dim:
         TraceError: when the value is no size.
     """
     if isinstance(value, SymbolicSize):
+        if value.tracer.finished:
+            raise stale()
         return value.expr
     if isinstance(value, TracedScalar):
         value.as_size()
@@ -230,6 +243,8 @@ class TracedTensor:
 
     @property
     def _node(self) -> Node:
+        if self._tracer.finished:
+            raise stale()
         return self._tracer.builder.nodes[self._position]
 
     @classmethod
@@ -241,12 +256,16 @@ class TracedTensor:
     # What torch.Tensor knows without a value.
 
     @property
-    def shape(self) -> tuple[int | SymbolicSize, ...]:
+    def shape(self) -> Shape:
         """Sizes: literal ones as ints, the others symbolic."""
-        return tuple(self._tracer.size(d) for d in self._node.shape)
+        return Shape(self._tracer.size(d) for d in self._node.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
+        if dim is not None and not -self.ndim <= dim < self.ndim:
+            raise ShapeError(
+                f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1"
+            )
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -296,7 +315,7 @@ class TracedTensor:
     @property
     def mT(self) -> Any:
         """The transpose of the last two dims."""
-        return registry.call(torch.transpose, (self, -2, -1), {})
+        return registry.call(torch.adjoint, (self,), {})
 
     def is_floating_point(self) -> bool:
         """Whether the dtype is a float."""
@@ -328,7 +347,7 @@ class TracedTensor:
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
             raise TraceError("iteration over a scalar", where=here(), mend="unsqueeze it, or use it as it is")
-        return self.shape[0]
+        return self._tracer.size(self._node.shape[0])
 
     # What needs a value.
 
@@ -360,7 +379,7 @@ class TracedTensor:
         raise UnsupportedError("writing into a tensor cannot be traced", where=here(), mend="use torch.where or torch.cat")
 
     def __repr__(self) -> str:
-        node = self._node
+        node = self._tracer.builder.nodes[self._position]  # of a finished trace as well
         return f"<traced {node.dtype.short}[{', '.join(map(str, node.shape))}]>"
 
     __hash__ = object.__hash__
@@ -373,7 +392,7 @@ def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callabl
     return apply
 
 
-_OPERATORS: dict[str, Callable[..., Any]] = {
+BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -390,7 +409,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 _COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
 
-for _name, _function in _OPERATORS.items():
+for _name, _function in BINARY_OPERATORS.items():
     setattr(TracedTensor, f"__{_name}__", _operator(_function))
     setattr(TracedTensor, f"__r{_name}__", _operator(_function, swapped=True))
 for _name, _function in _COMPARISONS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -80,13 +81,15 @@ class Value:
         return self.apply(op, dims=dims)
 
     def mean(self, dims: tuple[int, ...], correction: float = 0.0) -> Value:
-        """sum / (count - correction); the count may be a run-time size."""
+        """sum / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
         count: Dim = product(self.node.shape[d] for d in dims)
         total = self.reduce(Op.SUM, dims)
         if isinstance(count, int):
             return total * _reciprocal(count - correction)
         size = Value(self.builder, self.builder.size(count), self.location)
-        return total / (size if not correction else size - correction)
+        if correction <= 1.0:  # of one element at least
+            return total / (size if not correction else size - correction)
+        return total / (size - correction).apply(Op.MAXIMUM, 0.0)
 
     def is_constant(self, value: float) -> bool:
         """Whether this is a Python number of that value."""
@@ -99,7 +102,5 @@ class Value:
 
 
 def _reciprocal(count: float) -> float:
-    """1/count; what torch's division by zero gives for an empty or one-element denominator."""
-    if count > 0:
-        return 1.0 / count
-    return float("nan") if count < 0 else float("inf")
+    """1/count; an infinity where nothing is left to divide by, as torch has it: a sum of 0 becomes NaN."""
+    return 1.0 / count if count > 0 else math.inf

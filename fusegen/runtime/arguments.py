@@ -17,6 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.errors import ArgumentError, GradientError
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.keys import GREATEST, LEAST, is_scalar
 from fusegen.runtime.signature import has_memory, span
 from fusegen.state import contents, has_identity
@@ -36,9 +38,12 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
     Raises:
         ArgumentError: an argument has the wrong type or device, or something records what torch does.
         GradientError: an input requires a gradient.
+        TraceError: an argument is a value of a trace that is over.
     """
     first: tuple[str, Tensor] | None = None
     for name, value in zip(names, values, strict=True):
+        if type(value) is TracedScalar or isinstance(value, TracedTensor):
+            raise stale()
         if not isinstance(value, Tensor):
             check_plain(kernel, name, value)
             continue
@@ -64,6 +69,9 @@ def check_plain(kernel: str, name: str, value: object) -> None:
     """Refuses a value that is no tensor where it cannot select code, or does not fit a run-time number."""
     if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
+    if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
+        what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
+        raise ArgumentError(what, mend="pass the tensors one by one, each as a parameter of its own")
     try:
         hash(value)
     except TypeError:

@@ -14,7 +14,7 @@ from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
 from fusegen.lang.scalars import NeedsStatic
-from fusegen.lang.tracer import Trace
+from fusegen.lang.tracer import Structure, Trace
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
 from fusegen.runtime.signature import Sizes
@@ -68,7 +68,7 @@ class Variant:
         guards: relations of sizes that must hold, as text.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
-        returns_tuple: whether the function returns several results.
+        structure: how the function's results are put together.
         constants: values of scalars that are none of the function's own (`runtime.promotion`).
     """
 
@@ -81,7 +81,7 @@ class Variant:
     guards: tuple[str, ...]
     conditions: ScalarProgram
     state: State
-    returns_tuple: bool
+    structure: Structure
     constants: tuple[tuple[str, int | float], ...] = ()
 
 
@@ -119,7 +119,7 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
         guards=guards_of(found),
         conditions=found.conditions,
         state=state,
-        returns_tuple=found.returns_tuple,
+        structure=found.structure,
     )
 
 

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
+from fusegen.errors import TraceError
 from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral, is_tracing
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
@@ -79,12 +80,13 @@ class Dispatcher:
             TraceError: the function does something that no kernel can do.
         """
         if is_tracing():
+            self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
         is_simple = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
         values = args if is_simple else self.parameters.bind(args, kwargs)
         try:
             candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
-        except (TypeError, RuntimeError, ValueError):  # something has no key: an argument that no kernel takes, or only a trace can
+        except (TypeError, RuntimeError, ValueError, TraceError):  # something that no kernel takes, or only a trace can
             candidates = ()
         for bound in candidates:
             hidden = bound.find(values)

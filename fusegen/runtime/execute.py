@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from fusegen.errors import ArgumentError
+from fusegen.lang.tracer import Structure
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
@@ -68,7 +70,8 @@ class BoundProgram:
         self.outputs = [(s.key, _shape(s, sizes), s.dtype.torch) for s in program.buffers if s.role is Role.OUTPUT]
         self.slots, self.workspace_bytes = _slots([s for s in program.buffers if s.role is Role.TEMPORARY], sizes)
         self.results = [view.buffer for view in program.results]
-        self.single = None if variant.returns_tuple else self.results[0]
+        self.single = self.results[0] if variant.structure.is_leaf() else None
+        self.put_together = _builder(variant.structure)
         launches = iter(backend.launch_steps(program.launches, variant.sources, program.buffers, sizes))
         self.steps = [next(launches) if isinstance(step, Launch) else _library_step(step, sizes) for step in program.steps]
 
@@ -91,13 +94,21 @@ class BoundProgram:
             step(buffers, scalars)
         if self.single is not None:
             return buffers[self.single]
-        return tuple(buffers[key] for key in self.results)
+        return self.put_together([buffers[key] for key in self.results])
 
     def _place_temporaries(self, buffers: Buffers) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         for slot in self.slots:
             part = workspace[slot.offset : slot.offset + slot.size]
             buffers[slot.key] = part.view(slot.dtype).view(slot.shape)
+
+
+def _builder(structure: Structure) -> Callable[[list[Tensor]], Any]:
+    """What makes a function's results of its tensors; of the plain kinds the constructor itself."""
+    if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):
+        kind: type = structure.type
+        return kind
+    return lambda tensors: tree_unflatten(tensors, structure)
 
 
 def _shape(spec: BufferSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from fusegen.errors import ArgumentError
-from fusegen.schedule.names import identifier
+from fusegen.schedule.names import Namer, identifier, parameter_names
 
 T = TypeVar("T")
 
@@ -29,11 +30,13 @@ class Parameters:
 
     Attributes:
         function: the user's function.
-        names: in order.
-        defaults: where there are any.
+        given: their names, in order.
+        names: what graphs and emitted texts call them, in order: the same names where these are distinct identifiers there.
+        defaults: where there are any, by given name.
     """
 
     function: Callable[..., Any]
+    given: tuple[str, ...]
     names: tuple[str, ...]
     defaults: Mapping[str, object]
 
@@ -51,7 +54,7 @@ class Parameters:
             if parameter.kind in _REFUSED_KINDS:
                 raise ArgumentError(f"{function.__name__}: a kernel cannot take {parameter}", mend="name every parameter")
         defaults = {name: p.default for name, p in found.items() if p.default is not _REQUIRED}
-        return cls(function, tuple(found), defaults)
+        return cls(function, tuple(found), parameter_names(function.__name__, tuple(found)), defaults)
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
@@ -67,24 +70,32 @@ class Parameters:
 
     @cached_property
     def static(self) -> frozenset[str]:
-        """Parameters whose value selects code by their annotation."""
-        return frozenset(n for n in self.names if _is_static(self.annotations.get(n)))
+        """Parameters whose value selects code by their annotation, as texts call them."""
+        return frozenset(n for g, n in self._pairs if g in self.static_given)
+
+    @cached_property
+    def static_given(self) -> frozenset[str]:
+        """The same, as the user calls them."""
+        return frozenset(g for g in self.given if _is_static(self.annotations.get(g)))
 
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of dims, from annotations such as ``Annotated[Tensor, "rows cols"]``."""
-        return {n: tuple(map(self._dim_name, dims)) for n, dims in self.dims.items()}
+        """By parameter's name in texts, names of dims there, from annotations such as ``Annotated[Tensor, "rows cols"]``."""
+        taken = [*map(identifier, self.names), *keyword.kwlist, "min", "max"]  # formulas are Python
+        namer = Namer(taken=taken)
+        words = dict.fromkeys(word for dims in self.dims.values() for word in dims)
+        names = {word: namer.take(f"{word}_size" if identifier(word) in taken else word) for word in words}
+        return {n: tuple(names[word] for word in self.dims[g]) for g, n in self._pairs if g in self.dims}
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple(zip(self.given, self.names, strict=True))
 
     @cached_property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
         """Dims as the user wrote them: names, or numbers as in ``Annotated[Tensor, "rows 4096"]``."""
-        found = {n: _dims(self.annotations.get(n)) for n in self.names}
+        found = {n: _dims(self.annotations.get(n)) for n in self.given}
         return {n: dims for n, dims in found.items() if dims}
-
-    def _dim_name(self, dim: str) -> str:
-        """The name of a dim, which no parameter has and emitted text does not use otherwise."""
-        name = identifier(dim)
-        return f"{name}_size" if name in map(identifier, self.names) else name
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters.
@@ -98,7 +109,7 @@ class Parameters:
             shown = f"{self.function.__name__}{inspect.signature(self.function)}"
             raise ArgumentError(f"{self.function.__name__}: {error}", mend=f"call it as {shown}") from None
         bound.apply_defaults()
-        return [bound.arguments[name] for name in self.names]
+        return [bound.arguments[name] for name in self.given]
 
 
 def _resolved(function: Callable[..., Any], name: str, annotation: Any) -> Any:

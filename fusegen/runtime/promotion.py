@@ -58,7 +58,7 @@ class Promotions:
             fixed: values that the user wants to select code.
         """
         skeleton, constants = _taken_apart(found.graph)
-        key = (skeleton, request.target, request.wide, found.returns_tuple, fixed)
+        key = (skeleton, request.target, request.wide, str(found.structure), fixed)
         family = self._families.setdefault(key, _Family())
         for theirs, promoted, variant in family.members:
             if all(n in promoted or a == b for n, (a, b) in enumerate(zip(theirs, constants, strict=True))):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from fusegen.ir.graph import Graph, ScalarProgram
 from fusegen.ir.scalar_program import python_condition, python_function
-from fusegen.schedule.names import identifier
+from fusegen.schedule.names import scalar_identifier
 
 Values: TypeAlias = Sequence[Any]
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
@@ -28,7 +28,7 @@ def scalars_of(
     derived = graph.derived
     if not derived.results:
         return None
-    named = ScalarProgram(derived.nodes, tuple((identifier(name), position) for name, position in derived.results))
+    named = ScalarProgram(derived.nodes, tuple((scalar_identifier(name), position) for name, position in derived.results))
     return python_function(named, _places(parameters), sizes, constants or {})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -18,10 +18,10 @@ from fusegen.lang.math_functions import traced_math
 from fusegen.lang.places import here
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
-from fusegen.lang.values import TracedTensor
 from fusegen.runtime.arguments import check_derivatives, check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec
+from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.state import Recorder, State
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
@@ -60,17 +60,19 @@ def _by_value(request: Request) -> Request:
 
 def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
     given = {parameters.index(name): value for name, value in request.statics}
-    recorder = Recorder(request.function, given, frozenset(parameters))
+    recorder = Recorder(
+        request.function, given, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
+    )
     outside = _Outside(request.name, recorder)
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = request.sizes.of_parameters
     values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for symbol, name in tracer.parameter_sizes.items()}
     values |= request.statics
-    values |= {spec.name: TracedTensor(tracer, tracer.builder.input(spec)) for spec in request.specs}
+    values |= {spec.name: tracer.value(tracer.builder.input(spec)) for spec in request.specs}
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
     with traced_math(), recorder:
-        found = trace(tracer, _keyword_call(request.function, parameters), [values[p] for p in parameters], {})
+        found = trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})
     return found, recorder
 
 
@@ -102,14 +104,14 @@ class _Outside:
             return hidden_spec(name, tensor)
 
 
-def _keyword_call(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
+def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with all parameters positional, however it declares them."""
-    kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
+    declared = inspect.signature(function).parameters.values()
+    named = [p.name for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]  # behind all others
 
     @wraps(function)
     def call(*values: object) -> Any:
-        named: Mapping[str, object] = dict(zip(parameters, values, strict=True))
-        positional = [named[n] for n in parameters if kinds[n] is not inspect.Parameter.KEYWORD_ONLY]
-        return function(*positional, **{n: named[n] for n in parameters if kinds[n] is inspect.Parameter.KEYWORD_ONLY})
+        first = len(values) - len(named)
+        return function(*values[:first], **dict(zip(named, values[first:], strict=True)))
 
     return call

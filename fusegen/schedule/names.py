@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept const
@@ -48,11 +49,18 @@ _PRIMITIVES = """
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 
+_MATH = """
+    result product s total mass key channel query head batch pair coordinate condition row_value value
+"""
+"""Names that math functions and their wrappers give to what they compute."""
+
+_FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
 _MADE = re.compile(
     r"(i|row_|column_)\d+|\w+_(raw|ptr|kept|outer|shared|(dim|stride)\d+)"  # names that the compiler makes of others
+    r"|(row_)?(sum|amax|amin)_[fiub]\w*"  # functions of reductions
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's
     r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros
@@ -73,22 +81,54 @@ def plain(name: str) -> str:
     return f"n{safe}" if safe[0].isdigit() else safe
 
 
+def scalar_identifier(name: str) -> str:
+    """A run-time scalar's name in emitted text: an identifier that is no fixed name of the math either."""
+    safe = identifier(name)
+    return f"{safe}_" if safe in _FIXED else safe
+
+
+def kernel_functions(kernel: str) -> re.Pattern[str]:
+    """The names of the functions that a kernel's text declares for itself."""
+    return re.compile(
+        rf"{re.escape(identifier(kernel))}(_\d+|_row_\d+|_of|_row|_copy|_combine|_epilogue|_score|_weights|_finish|_carry)*"
+    )
+
+
 class Namer:
     """Gives each thing a name of its own.
 
     Args:
         reserved: whether names must not be words of the language.
+        taken: names that others have already.
+        functions: names that no variable can have.
     """
 
-    def __init__(self, *, reserved: bool = True) -> None:
+    def __init__(self, *, reserved: bool = True, taken: Iterable[str] = (), functions: re.Pattern[str] | None = None) -> None:
         self._reserved = reserved
-        self._used: set[str] = set()
+        self._used: set[str] = set(taken)
+        self._functions = functions
 
     def take(self, wanted: str) -> str:
         """The wanted name, numbered when it is taken."""
         base = identifier(wanted) if self._reserved else plain(wanted)
+        if self._is_function(base):
+            base = f"{base.rstrip('_')}_value"  # a number would make the name of another function
         name, number = base, 2
-        while name in self._used:
+        while name in self._used or self._is_function(name):
             name, number = f"{base}_{number}", number + 1
         self._used.add(name)
         return name
+
+    def _is_function(self, name: str) -> bool:
+        return self._functions is not None and self._functions.fullmatch(name) is not None
+
+
+def parameter_names(kernel: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The names of a kernel's parameters in graphs and texts: the user's, made plain, each one another's; in order.
+
+    No two of them have one `identifier` either, as that adds to a plain name what no plain name ends with.
+    """
+    names = Namer(reserved=False, functions=kernel_functions(kernel))
+    order = sorted(given, key=lambda name: plain(name) != name)  # who can keep a name keeps it
+    taken = {name: names.take(name) for name in order}
+    return tuple(taken[name] for name in given)

@@ -7,7 +7,6 @@ more: each value that is seen is looked into in turn.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
@@ -30,11 +29,11 @@ class Recorder:
     Args:
         function: the function, or a bound method.
         arguments: by position, what it is given besides tensors and numbers.
-        reserved: names that no tensor gets.
+        named: gives a tensor a name of its own, like the one that is wanted.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], reserved: frozenset[str]) -> None:
-        self._function, self._arguments, self._reserved = function, arguments, reserved
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
+        self._function, self._arguments, self._named = function, arguments, named
         self._watch = Watch(self)
         self._reach = Reach(self, function)
         self._calls = Calls(self._reach.call)
@@ -85,12 +84,8 @@ class Recorder:
         if slots is None:
             return None
         if id(tensor) not in self._used:
-            self._used[id(tensor)] = Used(self._unused(self._names[id(tensor)]), type(tensor), slots[0])
+            self._used[id(tensor)] = Used(self._named(self._names[id(tensor)]), type(tensor), slots[0])
         return self._used[id(tensor)].name
-
-    def _unused(self, wanted: str) -> str:
-        taken = self._reserved | {used.name for used in self._used.values()}
-        return next(name for n in itertools.count(1) if (name := wanted if n == 1 else f"{wanted}_{n}") not in taken)
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""

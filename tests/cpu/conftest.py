@@ -76,7 +76,7 @@ class Runner:
         tracer = Tracer(function.__name__, self.sizes, torch.device("cpu"), _Nothing())
         values = [self._input(tracer, name, x, symbolic.get(name, [None] * x.dim())) for name, x in inputs.items()]
         tracer.hints.update(self.sizes)
-        values += [TracedTensor(tracer, tracer.builder.scalar(name, DType.FLOAT64)) for name in scalars]
+        values += [tracer.value(tracer.builder.scalar(name, DType.FLOAT64)) for name in scalars]
         return trace(tracer, function, values, {}).graph
 
     def _input(self, tracer: Tracer, name: str, x: Tensor, dims: Sequence[str | None]) -> TracedTensor:
@@ -84,7 +84,7 @@ class Runner:
         self.sizes.update({dim: size for size, dim in named if dim is not None})
         shape: tuple[Dim, ...] = tuple(size if dim is None else size_symbol(dim) for size, dim in named)
         strides = contiguous_strides(shape) if x.is_contiguous() else x.stride()
-        return TracedTensor(tracer, tracer.builder.input(InputSpec(name, from_torch(x.dtype), shape, strides, x.element_size())))
+        return tracer.value(tracer.builder.input(InputSpec(name, from_torch(x.dtype), shape, strides, x.element_size())))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The results, in fresh memory."""

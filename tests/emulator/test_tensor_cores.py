@@ -220,6 +220,22 @@ def test_a_mask_is_read_in_bounds_and_may_hide_whole_tiles(keys: int) -> None:
     check(masked, *qkv(100, keys), mask)
 
 
+@pytest.mark.parametrize(("keys", "is_bool"), [(130, True), (77, False)])
+def test_queries_that_see_no_key_get_nothing(keys: int, is_bool: bool) -> None:
+    """As torch's own attention has it; a softmax of the user's stays NaN there."""
+    seen = torch.rand(100, keys) > 0.5
+    seen[3] = seen[99] = False
+    mask = seen if is_bool else torch.zeros(100, keys, dtype=BF16).masked_fill(~seen, -math.inf)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask if mask.dtype is torch.bool else mask.to(q.dtype))
+
+    values = qkv(100, keys)
+    check(attend, *values, mask)
+    own = run(lambda q, k, v, m: torch.softmax(torch.where(m, q @ k.mT, -math.inf), -1) @ v, *values, seen)
+    assert own[..., 3, :].isnan().all() and not own[..., 4, :].isnan().any()
+
+
 def test_heads_that_are_merged_and_gated_on_the_way_out() -> None:
     def merged(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         return (plain(q, k, v) * torch.sigmoid(gate)).transpose(1, 2).flatten(-2)

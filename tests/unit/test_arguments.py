@@ -47,12 +47,8 @@ def text(x: Any) -> Any:
     return "text"
 
 
-def mapping(x: Any) -> Any:
-    return {"a": x}
-
-
 def nested(x: Any) -> Any:
-    return x, (x, x)
+    return x, {"a": "text"}
 
 
 def number(x: Any) -> Any:
@@ -71,8 +67,7 @@ def either(x: Any) -> Any:
     [
         (none, "returns None", "x + 1"),
         (text, "returns a str", 'return "text"'),
-        (mapping, "returns a dict", 'return {"a": x}'),
-        (nested, "returns a tuple", "return x, (x, x)"),
+        (nested, "returns a str", 'return x, {"a": "text"}'),
         (number, "returns a number", "return 3"),
         (either, "returns None", "def either("),
     ],

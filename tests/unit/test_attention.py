@@ -100,6 +100,34 @@ def test_an_even_number_of_keys_reads_masks_in_pairs(width: int, shape: tuple[in
     assert body_of(low).score.reads[0].vector
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, BF16])
+def test_attention_of_torch_is_one_kernel_that_knows_queries_without_keys(dtype: torch.dtype) -> None:
+    low = lowered(attend, *qkv(64), meta(256, 256, dtype=dtype))
+    check(low)
+    assert "mass == 0.0f ?" in low.sources[0].math
+    assert "mass == 0.0f" not in lowered(plain, *qkv(64)).sources[0].math
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.float64, BF16])
+def test_queries_that_see_no_key_get_nothing_on_a_cpu(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 2, n, 8).to(dtype) for n in (5, 7, 7))
+    seen = torch.rand(5, 7) > 0.5
+    seen[1], seen[2] = False, True
+    minus = torch.zeros(5, 7, dtype=dtype).masked_fill(~seen, -math.inf)
+    for mask in (seen, minus):
+        ours = fg.kernel(attend)(q, k, v, mask)
+        assert not ours.isnan().any() and not ours[..., 1, :].any() and ours[..., 2, :].all()
+        torch.testing.assert_close(
+            ours, attend(q, k, v, mask), rtol=2e-2 if dtype is BF16 else 1e-5, atol=1e-2 if dtype is BF16 else 1e-5
+        )
+    masked_softmax = fg.kernel(lambda s, m: torch.softmax(s.masked_fill(~m, -math.inf), -1))
+    assert masked_softmax(torch.randn(5, 7), seen)[1].isnan().all()
+
+
 def test_an_odd_number_of_keys_reads_no_mask_past_the_last() -> None:
     low = lowered(masked, *qkv(64, keys=77), meta(2, 1, 1, 77))
     check(low)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.names import Namer, identifier, plain
+from fusegen.jit.nvrtc import compile_ptx
+from fusegen.schedule.names import Namer, identifier, parameter_names, plain, scalar_identifier
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 PRIMITIVES = sorted({p.name.partition(".")[0] for folder in ("cuda", "cpu") for p in (TEMPLATES / folder / "primitives").iterdir()})
@@ -72,6 +80,81 @@ def test_wrappers_do_not_declare_a_name_twice(source: str) -> None:
 @pytest.mark.parametrize(("name", "safe"), [("größe", "groe"), ("x.y", "x_y"), ("1st", "n1st"), ("__a__b", "a_b"), ("λ", "value")])
 def test_names_become_ascii_identifiers(name: str, safe: str) -> None:
     assert plain(name) == safe
+
+
+NASTY = """
+    lr lr_ α β eps _eps result x_1 __x _ __ x_dim0 x_stride0 x_ptr x_raw out out_ptr sum_2 sum_f32_identity row_sum_f32 row_value
+    value value_2 s f f_ f_0 f_row_1 fg_f coordinate condition position product total mass key channel query head batch
+    exp min max half int32 i32 Index lane std errno blockIdx printf main
+"""
+BODIES = {
+    "scalars": "{tensors[0]} * {scalars[0]} + {scalars[1]} - {tensors[1]}",
+    "rows": "torch.softmax({tensors[0]} * {scalars[0]} + {tensors[1]}, -1) * {scalars[1]} + {tensors[1]}.sum()",
+}
+
+
+def of_names(names: Sequence[str], body: str) -> fg.Kernel[..., Tensor]:
+    """A kernel ``f`` of two tensors and two run-time scalars of these names."""
+    text = BODIES[body].format(tensors=names[:2], scalars=names[2:])
+    space: dict[str, object] = {"torch": torch}
+    exec(f"def f({', '.join(names)}):\n    return {text}", space)
+    return fg.kernel(space["f"])  # type: ignore[arg-type]
+
+
+def refusal(text: str) -> str:
+    """What the host compiler says of a text."""
+    command = ["g++", "-std=c++20", "-fopenmp", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, text=True, capture_output=True, check=False).stderr
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(names=st.lists(st.sampled_from(NASTY.split()), min_size=4, max_size=4, unique=True), body=st.sampled_from(sorted(BODIES)))
+@example(names=["x", "y", "lr", "lr_"], body="rows")
+@example(names=["α", "β", "_eps", "eps"], body="scalars")
+@example(names=["f", "f_0", "result", "x_1"], body="rows")
+@example(names=["__x", "x_1", "f", "f_row_1"], body="rows")
+def test_no_names_of_a_user_meet_in_a_text(names: list[str], body: str) -> None:
+    arguments = (torch.randn(6, 40).T.contiguous().T, torch.randn(6, 40)[::2].repeat(2, 1), 2.5, 3.25)
+    for source in of_names(names, body).lower(*arguments, target="cpu").sources:
+        assert not refusal(source.text)
+    for source in of_names(names, body).lower(*arguments, target="sm_90a").sources:
+        compile_ptx(source, "sm_90a")
+
+
+@pytest.mark.parametrize("names", [("x", "y", "lr", "lr_"), ("α", "β", "γ", "δ"), ("y_2", "y_", "eps", "_eps")])
+def test_each_name_means_its_own_argument(names: tuple[str, ...]) -> None:
+    x, y = torch.randn(6, 40)[::2], torch.randn(40, 3).T
+    kernel = of_names(names, "scalars")
+    torch.testing.assert_close(kernel(x, y, 2.5, 3.25), kernel.function(x, y, 2.5, 3.25))
+    torch.testing.assert_close(kernel(**dict(zip(names, (x, y, 0.5, -1.0), strict=True))), kernel.function(x, y, 0.5, -1.0))
+
+
+def test_named_dims_meet_no_name() -> None:
+    def kernel(rows: Annotated[Tensor, "rows rows_size"], lambda_: Annotated[Tensor, "in α β"]) -> Tensor:
+        return torch.softmax(rows * 2, 0) + lambda_.sum()
+
+    low = fg.kernel(kernel).lower(torch.randn(5, 8), torch.randn(2, 3, 4), target="cpu")
+    assert len(low.sizes) == len(set(low.sizes)) and not any(keyword.iskeyword(name) for name in low.sizes)
+    assert not any(refusal(source.text) for source in low.sources)
+
+
+@pytest.mark.parametrize("name", ["exp", "row_sum_f32", "sum_f32_combine", "load_lanes", "norm", "main", "x", "_"])
+def test_a_kernel_of_any_name(name: str) -> None:
+    space: dict[str, object] = {"torch": torch}
+    exec(f"def {name}(x, s):\n    return torch.softmax(x * s, -1) + x.amax(-1, keepdim=True)", space)
+    kernel = fg.kernel(space[name])  # type: ignore[arg-type]
+    assert not any(refusal(source.text) for source in kernel.lower(torch.randn(6, 40), 2.0, target="cpu").sources)
+    for source in fg.kernel(space[name]).lower(torch.randn(6, 40), 2.0, target="sm_90a").sources:  # type: ignore[arg-type]
+        compile_ptx(source, "sm_90a")
+
+
+def test_parameters_keep_their_names_where_they_can() -> None:
+    assert parameter_names("f", ("lr_", "lr", "größe", "λ", "x")) == ("lr_2", "lr", "groe", "value", "x")
+
+
+@pytest.mark.parametrize("name", ["result", "product", "total", "mass", "s", "key"])
+def test_a_scalar_of_a_fixed_name_gets_another(name: str) -> None:
+    assert scalar_identifier(name) == f"{name}_"
 
 
 def test_a_namer_gives_each_name_once() -> None:

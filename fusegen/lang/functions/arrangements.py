@@ -8,7 +8,7 @@ from typing import Any
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, same, simplify_dim
-from fusegen.lang.functions.common import normalize_dim
+from fusegen.lang.functions.common import normalize_dim, sequence
 from fusegen.lang.functions.pointwise import scalar_tensor
 from fusegen.lang.functions.views import cat, holds, narrow, reshaped, sliced
 from fusegen.lang.registry import implements
@@ -16,9 +16,9 @@ from fusegen.lang.values import TracedTensor, dim_of
 
 
 @implements("repeat", "tile")
-def repeat(input: TracedTensor, *repeats: Any) -> TracedTensor:
+def repeat(input: TracedTensor, *repeats: Any, **named: Any) -> TracedTensor:
     """The whole tensor so many times along each dim; new dims stand in front."""
-    counts = [dim_of(c) for c in (repeats[0] if len(repeats) == 1 and isinstance(repeats[0], (tuple, list)) else repeats)]
+    counts = [dim_of(c) for c in sequence(repeats, named)]
     counts = [1] * (input.ndim - len(counts)) + counts  # as tile has it; repeat names at least as many as there are dims
     sizes: list[Dim] = [1] * (len(counts) - input.ndim) + list(input._node.shape)
     apart = reshaped(input, [part for size in sizes for part in (1, size)])
@@ -58,6 +58,8 @@ def roll(input: TracedTensor, shifts: Any, dims: Any = None) -> TracedTensor:
 
 def _rolled(x: TracedTensor, shift: Any, dim: int) -> TracedTensor:
     size = x.shape[dim]
+    if isinstance(size, int) and size == 0:
+        return x
     first = -shift % size  # of the part that comes to the front
     if isinstance(first, int) and first == 0:
         return x

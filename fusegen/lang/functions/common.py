@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,48 @@ def cast(value: TracedTensor, dtype: torch.dtype | None) -> TracedTensor:
     return value._tracer.add(Op.CAST, value, dtype=from_torch(dtype))
 
 
+def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+    """Sizes or dims given one by one, as one sequence, or as one sequence by its name.
+
+    Raises:
+        TraceError: for another name.
+    """
+    if named:
+        unknown = sorted(set(named) - {"size", "sizes", "shape", "dims", "repeats"})
+        if unknown or len(named) > 1 or given:
+            raise TraceError(f"unexpected argument {(unknown or sorted(named))[0]}", mend="give the numbers one by one")
+        given = tuple(named.values())
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
+
+
+def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTensor:
+    """A function's result; in place also what its input means from then on. The caller's tensor stays as it is.
+
+    Raises:
+        TraceError: the input is closed over, or the result has another dtype.
+    """
+    if inplace and result is not input:
+        if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.hidden.values()):
+            raise TraceError("a function in place that cannot write to its input", mend="leave inplace out")
+        input._position = result._position
+    return result
+
+
+def check_device(tracer: Tracer, device: Any) -> None:
+    """Refuses a device that is not the kernel's.
+
+    Raises:
+        TraceError: a kernel's tensors lie where its inputs do.
+    """
+    if device is None:
+        return
+    wanted = torch.device(device)
+    if wanted.type != tracer.device.type or (wanted.index or 0) != (tracer.device.index or 0):
+        raise TraceError(
+            f"a tensor on {wanted} in a kernel on {tracer.device}", mend="leave device out, or use that of an input: x.device"
+        )
+
+
 def unsupported_argument(function: str, **arguments: Any) -> None:
     """Refuses arguments that are given (not None, not False) but not supported.
 
@@ -69,4 +111,4 @@ def unsupported_argument(function: str, **arguments: Any) -> None:
     """
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise TraceError(f"{function}: the argument {name}={value!r} is not supported")
+            raise TraceError(f"{function}: the argument {name}={value!r} is not supported", mend=f"leave {name} out")

@@ -14,7 +14,7 @@ from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import cast, unsupported_argument
+from fusegen.lang.functions.common import cast, check_device, unsupported_argument
 from fusegen.lang.functions.views import unsqueeze
 from fusegen.lang.registry import creates, implements
 from fusegen.lang.scalars import TracedScalar
@@ -41,10 +41,12 @@ def arange(size: int | SymbolicSize | Any, dtype: torch.dtype | None = None, dev
 
 
 @creates("arange")
-def torch_arange(
-    tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
-) -> TracedTensor:
+def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """torch.arange with literal bounds."""
+    bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
+    _settings(tracer, settings)
+    if not 1 <= len(bounds) <= 3:
+        raise TraceError(f"arange of {len(bounds)} numbers", mend="write arange(start, end, step)")
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if not all(isinstance(b, (int, np.integer)) for b in (start, end, step)) or step <= 0:
         raise TraceError(
@@ -65,20 +67,29 @@ def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype
 @creates("zeros")
 def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Zeros of a shape."""
-    return _filled(tracer, _given(sizes, settings), 0.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, _given(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
 
 
 @creates("ones")
 def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Ones of a shape."""
-    return _filled(tracer, _given(sizes, settings), 1.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, _given(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
 
 
-def _given(sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
-    """The sizes, which torch takes by name as well; where and how the tensor lies means nothing in a kernel."""
-    unsupported_argument("a new tensor", requires_grad=settings.get("requires_grad"))
-    chosen: Sequence[Any] = settings.get("size", sizes)
+def _given(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+    """The sizes, which torch takes by name as well."""
+    chosen: Sequence[Any] = settings.pop("size", sizes)
+    _settings(tracer, settings)
     return chosen
+
+
+def _settings(tracer: Tracer, settings: dict[str, Any]) -> None:
+    """Checks where and how a new tensor is to lie: on the kernel's device, dense; the memory format means nothing in a kernel."""
+    check_device(tracer, settings.pop("device", None))
+    settings.pop("memory_format", None)
+    if settings.get("layout") is torch.strided:
+        del settings["layout"]
+    unsupported_argument("a new tensor", **settings)
 
 
 @creates("full")
@@ -86,42 +97,50 @@ def full(
     tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
     """A constant of a shape."""
-    _given((), settings)
+    _settings(tracer, settings)
     default: torch.dtype | None = _kind(fill_value)
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
 
 
-def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None) -> TracedTensor:
+def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None, settings: dict[str, Any]) -> TracedTensor:
+    size = _given(input._tracer, size, settings)
     return _filled(input._tracer, size, value, dtype or input.dtype)
 
 
 @implements("new_zeros")
-def new_zeros(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def new_zeros(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Zeros of a shape, of the input's dtype."""
-    return _new(input, size, 0, dtype)
+    return _new(input, size, 0, dtype, settings)
 
 
 @implements("new_ones")
-def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
+def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Ones of a shape, of the input's dtype."""
-    return _new(input, size, 1, dtype)
+    return _new(input, size, 1, dtype, settings)
 
 
 @implements("new_full")
 def new_full(
-    input: TracedTensor, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = None
+    input: TracedTensor, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
     """A constant of a shape, of the input's dtype."""
-    return _new(input, (size,), fill_value, dtype)
+    return _new(input, (size,), fill_value, dtype, settings)
 
 
 @creates("tensor", "scalar_tensor", "as_tensor")
-def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> TracedTensor:
-    """A number as a zero-dimensional tensor."""
+def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None, **settings: Any) -> TracedTensor:
+    """A number, also a run-time one, as a zero-dimensional tensor; of a tensor its values."""
+    _settings(tracer, {"device": device} | settings)
+    if isinstance(data, torch.Tensor):
+        data = tracer.lift(data)
+    if isinstance(data, TracedTensor):
+        is_default = data._node.weak and data._node.dtype.is_float
+        return cast(data, dtype or (torch.get_default_dtype() if is_default else data.dtype))
     if not isinstance(data, (bool, int, float, np.generic)):
-        raise TraceError("torch.tensor of a list inside a kernel", mend="make the tensor outside and pass it")
+        what = f"torch.tensor of a {type(data).__name__} inside a kernel"
+        raise TraceError(what, mend="make the tensor outside and pass it; of traced values use torch.stack")
     if isinstance(data, np.generic):  # whose dtype it has
         return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
     return _filled(tracer, ((),), data, dtype or _kind(data))
@@ -139,6 +158,30 @@ def _kind(number: Any) -> torch.dtype:
     if isinstance(number, bool):
         return torch.bool
     return torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+
+
+@creates("eye")
+def eye(tracer: Tracer, n: Any, m: Any = None, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """1 on the diagonal of a matrix, 0 elsewhere."""
+    _settings(tracer, settings)
+    rows, columns = (iota(tracer, dim_of(size)) for size in (n, n if m is None else m))
+    return cast(tracer.add(Op.EQ, unsqueeze(rows, 1), columns), dtype or torch.get_default_dtype())
+
+
+@creates("linspace")
+def linspace(
+    tracer: Tracer, start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **settings: Any
+) -> TracedTensor:
+    """Numbers at equal distances, the last one the end; counted from the end that is nearer, as torch does."""
+    _settings(tracer, settings)
+    kind = dtype or torch.get_default_dtype()
+    if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
+        raise TraceError("linspace between bounds that are not numbers, or of integers", mend="scale arange(n)")
+    index = cast(iota(tracer, steps), torch.float64)
+    step = (end - start) / max(steps - 1, 1)
+    rising = pointwise.add(pointwise.mul(index, step), start)
+    falling = pointwise.rsub(pointwise.mul(pointwise.rsub(index, steps - 1), step), end)
+    return cast(pointwise.where(tracer.add(Op.LT, index, tracer.lift(max(steps / 2, 1))), rising, falling), kind)
 
 
 @implements("one_hot")

@@ -14,7 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
 from fusegen.lang.functions.common import cast, dtype_of, normalize_dim, tracer_of, unsupported_argument
 from fusegen.lang.functions.reductions import reduced, vector_norm
-from fusegen.lang.functions.views import chunk, reshape, reshaped
+from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of
 
@@ -61,7 +61,12 @@ def glu(input: TracedTensor, dim: int = -1) -> TracedTensor:
 
 @implements("layer_norm")
 def layer_norm(
-    input: TracedTensor, normalized_shape: Sequence[Any], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    input: TracedTensor,
+    normalized_shape: Sequence[Any],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: Any = True,
 ) -> TracedTensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dims."""
     count = _normalized("layer_norm", input, normalized_shape)
@@ -82,7 +87,7 @@ def rms_norm(input: TracedTensor, normalized_shape: Sequence[Any], weight: Any =
 
 @implements("group_norm")
 def group_norm(
-    input: TracedTensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    input: TracedTensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: Any = True
 ) -> TracedTensor:
     """(x - mean) / sqrt(var + eps) over groups of channels (dim 1) and all dims behind them; weight and bias of a channel."""
     if input.ndim < 2:
@@ -100,7 +105,6 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *_: Any,
 ) -> TracedTensor:
     """(x - mean) / sqrt(var + eps) over the dims behind each channel (dim 1), whose own weight and bias follow."""
     if not use_input_stats:
@@ -130,7 +134,6 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *_: Any,
 ) -> TracedTensor:
     """(x - running_mean) / sqrt(running_var + eps) for each channel (dim 1), whose own weight and bias follow."""
     if training or running_mean is None or running_var is None:
@@ -141,6 +144,38 @@ def batch_norm(
     rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(_number(eps))))
     normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)
     return cast(_affine(normed, weight, bias), input.dtype)
+
+
+@implements("torch.batch_norm")
+def torch_batch_norm(
+    input: TracedTensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> TracedTensor:
+    """As in torch.nn.functional, with other places of the parameters."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@implements("torch.instance_norm")
+def torch_instance_norm(
+    input: TracedTensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> TracedTensor:
+    """As in torch.nn.functional, with other places of the parameters."""
+    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _affine(x: TracedTensor, weight: Any, bias: Any) -> TracedTensor:
@@ -170,7 +205,8 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Trac
     """The cosine between vectors along a dim; norms are at least eps."""
     tracer = tracer_of(x1, x2)
     given = tracer.add(Op.ADD, tracer.lift(x1), tracer.lift(x2)).dtype
-    a, b = (cast(x, dtype_of(x).compute.torch) for x in (tracer.lift(x1), tracer.lift(x2)))  # squares need the range
+    given_both = broadcast_tensors(tracer.lift(x1), tracer.lift(x2))
+    a, b = (cast(x, dtype_of(x).compute.torch) for x in given_both)  # squares need the range
     least = tracer.lift(_number(eps))
     sizes = [tracer.add(Op.MAXIMUM, vector_norm(x, 2, dim), least) for x in (a, b)]
     cosine = tracer.add(Op.DIV, reduced(Op.SUM, tracer.add(Op.MUL, a, b), dim, False), tracer.add(Op.MUL, *sizes))

@@ -12,16 +12,13 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
-from fusegen.lang.functions.common import cast, dtype_of, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import cast, check_device, dtype_of, tracer_of, unsupported_argument, written
 from fusegen.lang.registry import implements
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor
 
-_OF_NUMBERS = frozenset(
-    {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
-)
-"""Operations that have no meaning for bools; torch refuses most of them as well."""
+_OPERANDS = ("input", "other")
 
 
 def _register_row(op: Op) -> None:
@@ -33,12 +30,17 @@ def _register_row(op: Op) -> None:
 
     @implements(*row.twins)
     def handler(*args: Any, **kwargs: Any) -> TracedTensor:
-        kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "out") or value}
-        given = dict(zip(["input", "other"][:arity], args, strict=False)) | dict(zip(names, args[arity:], strict=False)) | kwargs
-        operands = [given.pop(key) for key in ("input", "other", "exponent") if key in given]
+        given = dict(zip([*_OPERANDS[:arity], *names, "inplace"], args, strict=False)) | kwargs
+        inplace = given.pop("inplace", False) if len(args) <= arity + len(names) + 1 else None
+        if inplace not in (True, False):
+            raise TraceError(
+                f"{row.name}: {len(args)} arguments", mend=f"it takes {arity} tensors and {', '.join(names) or 'no more'}"
+            )
+        operands = [given.pop(key) for key in (*_OPERANDS, "exponent") if key in given]
         unknown = set(given) - set(names)
         if unknown or len(operands) != arity:
-            raise TraceError(f"{row.name}: {'unexpected argument ' + sorted(unknown)[0] if unknown else 'missing operand'}")
+            what = f"{row.name}: {'unexpected argument ' + sorted(unknown)[0] if unknown else 'missing operand'}"
+            raise TraceError(what, mend=f"it takes {arity} tensors and {', '.join(names) or 'no more'}")
         if given.get("approximate", "none") not in ("none", "tanh"):
             raise TraceError(f"{row.name}: approximate={given['approximate']!r}", mend="use 'none' or 'tanh'")
         for name, value in given.items():
@@ -50,9 +52,7 @@ def _register_row(op: Op) -> None:
                 raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", mend="pass a number")
         tracer = tracer_of(*operands)
         lifted = [tracer.lift(o) for o in operands]
-        if op in _OF_NUMBERS and all(dtype_of(x) is DType.BOOL for x in lifted):
-            raise TraceError(f"{row.name} of bool", mend="convert to a number dtype first")
-        return tracer.add(op, *lifted, **(defaults | given))
+        return written(lifted[0], tracer.add(op, *lifted, **(defaults | given)), inplace)
 
 
 for _op in Op:
@@ -158,6 +158,12 @@ def where(condition: TracedTensor, input: Any, other: Any) -> TracedTensor:
     if dtype_of(chosen) is not DType.BOOL:
         raise TraceError(f"where: the condition is {dtype_of(chosen)}, not bool", mend="compare it: condition != 0")
     return tracer.add(Op.WHERE, chosen, tracer.lift(input), tracer.lift(other))
+
+
+@implements("Tensor.where")
+def where_method(input: TracedTensor, condition: Any, other: Any) -> TracedTensor:
+    """As a method the tensor is what is chosen, not the condition."""
+    return where(condition, input, other)
 
 
 @implements("masked_fill")
@@ -268,10 +274,21 @@ def dropout(input: TracedTensor, p: float = 0.5, training: bool = True, inplace:
 # Casts.
 
 
-@implements("to", "type")
+@implements("type")
+def type_(input: TracedTensor, dtype: Any = None, non_blocking: bool = False) -> TracedTensor:
+    """A cast."""
+    if not isinstance(dtype, torch.dtype):
+        raise TraceError(f"Tensor.type({'' if dtype is None else repr(dtype)}) cannot be traced", mend="use .dtype, or to(dtype)")
+    return cast(input, dtype)
+
+
+@implements("to")
 def to(input: TracedTensor, *args: Any, **kwargs: Any) -> TracedTensor:
     """Tensor.to: dtypes cast; the tensor's own device is accepted, another is refused."""
     named = [kwargs.pop(key) for key in ("dtype", "device", "other") if kwargs.get(key) is not None]
+    for key in ("copy", "non_blocking", "memory_format"):  # which mean nothing in a kernel
+        kwargs.pop(key, None)
+    unsupported_argument("to", **{key: value for key, value in kwargs.items() if key not in ("dtype", "device", "other")})
     result = input
     for value in [*(a for a in args if not isinstance(a, bool)), *named]:
         if isinstance(value, torch.dtype):
@@ -291,7 +308,7 @@ def type_as(input: TracedTensor, other: Any) -> TracedTensor:
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
     @implements(name)
-    def handler(input: TracedTensor) -> TracedTensor:
+    def handler(input: TracedTensor, memory_format: Any = None) -> TracedTensor:
         return cast(input, dtype)
 
 
@@ -308,7 +325,7 @@ for _name, _dtype in {
     _register_cast(_name, _dtype)
 
 
-@implements("contiguous", "clone", "detach", "alias", "positive")
+@implements("contiguous", "clone", "detach", "alias", "positive", "__pos__", "conj", "resolve_conj", "resolve_neg")
 def identity(input: TracedTensor, *, memory_format: Any = None) -> TracedTensor:
     """The same values: in a kernel nothing has a memory layout of its own."""
     return input
@@ -317,32 +334,34 @@ def identity(input: TracedTensor, *, memory_format: Any = None) -> TracedTensor:
 @implements("relu6")
 def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     """min(max(x, 0), 6)."""
-    return clamp(input, 0, 6)
+    return written(input, clamp(input, 0, 6), inplace)
 
 
 @implements("hardtanh")
 def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
-    """The value between two bounds."""
-    return clamp(input, min_val, max_val)
+    """The value between two bounds, which are whole numbers for integers."""
+    bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
+    return written(input, clamp(input, *bounds), inplace)
 
 
 @implements("threshold")
 def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
     """What is above a threshold, and a value in place of the rest."""
-    return where(_binary(Op.LE, input, threshold), value, input)
+    return written(input, where(_binary(Op.LE, input, threshold), value, input), inplace)
 
 
 @implements("selu")
 def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     """Klambauer et al., Self-Normalizing Neural Networks (arXiv 1706.02515)."""
-    return _binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
+    scaled = _binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
+    return written(input, scaled, inplace)
 
 
 @implements("celu")
 def celu(input: TracedTensor, alpha: float = 1.0, inplace: bool = False) -> TracedTensor:
     """x above 0, alpha (exp(x / alpha) - 1) below."""
     below = _binary(Op.MUL, input._tracer.add(Op.EXPM1, div(input, alpha)), alpha)
-    return where(_binary(Op.GT, input, 0), input, below)
+    return written(input, where(_binary(Op.GT, input, 0), input, below), inplace)
 
 
 @implements("tanhshrink")
@@ -450,7 +469,9 @@ def full_like(
     memory_format: Any = None,
 ) -> TracedTensor:
     """A constant of the input's shape."""
-    unsupported_argument("full_like", requires_grad=requires_grad)
+    check_device(input._tracer, device)
+    strange = None if layout is torch.strided else layout
+    unsupported_argument("full_like", requires_grad=requires_grad, pin_memory=pin_memory, layout=strange)
     filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
     return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, same
 from fusegen.lang.functions import creation, pointwise
-from fusegen.lang.functions.common import tracer_of
+from fusegen.lang.functions.common import cast, dtype_of, tracer_of
 from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import reshaped, transpose, unsqueeze
@@ -55,13 +56,19 @@ def mv(input: Any, vec: Any) -> TracedTensor:
 
 
 @implements("dot", "inner", "vdot")
-def dot(input: Any, other: Any) -> TracedTensor:
-    """The sum of the products of two vectors."""
-    tracer = tracer_of(input, other)
-    a, b = tracer.lift(input), tracer.lift(other)
+def dot(input: Any, other: Any = None, *, tensor: Any = None) -> TracedTensor:
+    """The sum of the products of two vectors of one dtype, which the result has as well: integers wrap."""
+    second = tensor if other is None else other
+    tracer = tracer_of(input, second)
+    a, b = tracer.lift(input), tracer.lift(second)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", mend="use vectors, or matmul")
-    return reduced(Op.SUM, tracer.add(Op.MUL, a, b), 0, False)
+    if dtype_of(a) is not dtype_of(b) or dtype_of(a) is DType.BOOL:
+        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", mend="convert both to one number dtype, as torch asks as well")
+    if not same(a._node.shape[0], b._node.shape[0]):
+        tracer.require_equal([(a._node.shape[0], b._node.shape[0])])
+        raise ShapeError(f"dot of vectors of {a.shape[0]} and {b.shape[0]} elements", mend="make the sizes equal")
+    return cast(reduced(Op.SUM, tracer.add(Op.MUL, a, b), 0, False), a.dtype)
 
 
 @implements("outer", "ger")
@@ -74,13 +81,35 @@ def outer(input: Any, vec2: Any) -> TracedTensor:
     return tracer.add(Op.MUL, unsqueeze(a, 1), b)
 
 
-@implements("addmm", "baddbmm")
+@implements("addmm")
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
-    """beta * input + alpha * mat1 @ mat2."""
-    scaled = matmul(mat1, mat2)
-    if alpha != 1:
-        scaled = _scaled(scaled, alpha)
-    return pointwise.add(scaled, input, alpha=beta)
+    """beta * input + alpha * mat1 @ mat2, of one dtype; where beta is 0, whatever the input holds."""
+    tracer = tracer_of(input, mat1, mat2)
+    product = matmul(mat1, mat2)
+    beside, dtype = tracer.lift(input), dtype_of(product)
+    if dtype_of(beside) is not dtype or dtype is DType.BOOL:
+        raise TraceError(f"addmm of {dtype_of(beside)} and a product of {dtype}", mend="convert all to one number dtype")
+    beside = tracer.add(Op.EXPAND, beside, shape=product._node.shape)  # which refuses what is wider
+    scaled = _times(product, alpha)
+    return scaled if _is_zero(beta) else tracer.add(Op.ADD, scaled, _times(beside, beta))
+
+
+@implements("baddbmm")
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
+    """beta * input + alpha * batch1 @ batch2, of one dtype; where beta is 0, whatever the input holds."""
+    return addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+def _is_zero(factor: Any) -> bool:
+    return isinstance(factor, (bool, int, float)) and factor == 0
+
+
+def _times(x: TracedTensor, factor: Any) -> TracedTensor:
+    """A value times a number, which torch makes a whole one for integers."""
+    if isinstance(factor, (bool, int, float)):
+        factor = factor if dtype_of(x).is_float else int(factor)
+        return x if factor == 1 else _scaled(x, factor)
+    return cast(_scaled(x, factor if dtype_of(x).is_float else cast(x._tracer.lift(factor), x.dtype)), x.dtype)
 
 
 @implements("scaled_dot_product_attention")
@@ -99,11 +128,19 @@ def scaled_dot_product_attention(
         raise TraceError("scaled_dot_product_attention: dropout_p and enable_gqa are not supported yet")
     factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
     scores = _scaled(matmul(query, transpose(key, -2, -1)), factor)
+    if is_causal and attn_mask is not None:
+        raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", mend="put both into the mask")
     if is_causal:
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
         scores = _masked(scores, attn_mask)
-    return matmul(softmax(scores, -1), value)
+    return matmul(_safe_softmax(scores), value)
+
+
+def _safe_softmax(scores: TracedTensor) -> TracedTensor:
+    """The softmax of rows, which is 0 and not NaN for a row that is masked as a whole."""
+    is_masked = scores._tracer.add(Op.EQ, reduced(Op.AMAX, scores, -1, True), scores._tracer.lift(-math.inf))
+    return pointwise.where(is_masked, 0.0, softmax(scores, -1))
 
 
 def _scaled(x: TracedTensor, factor: Any) -> TracedTensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError
+from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
 from fusegen.lang.functions.common import cast, dtype_of, normalize_dims, unsupported_argument
@@ -26,12 +26,19 @@ Dims: TypeAlias = int | Sequence[int] | None
 def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object) -> TracedTensor:
     """A reduction over some dims (None is all)."""
     chosen = normalize_dims(dims, x.ndim)
+    if op in (Op.AMAX, Op.AMIN) and _is_of_nothing(x, chosen):
+        raise ShapeError(f"{op.row.name} of no elements", mend="there is no extreme value of nothing; torch refuses it as well")
     if not x.ndim:  # of one element, which stands for a row of one
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dims=(0,), **attrs), ())
     kept = x._tracer.add(op, x, dims=chosen, **attrs) if chosen else x
     if keepdim:
         return kept
     return reshaped(kept, [size for d, size in enumerate(kept._node.shape) if d not in chosen])
+
+
+def _is_of_nothing(x: TracedTensor, dims: Sequence[int]) -> bool:
+    """Whether each result of a reduction is one of no elements."""
+    return any(x._node.shape[d] == 0 for d in dims)
 
 
 @implements("sum")
@@ -80,13 +87,6 @@ def amin(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> Traced
     return reduced(Op.AMIN, _numbers("amin", input), dim, keepdim)
 
 
-class Extreme(NamedTuple):
-    """What max and min of a dim give."""
-
-    values: TracedTensor
-    indices: TracedTensor
-
-
 @implements("max")
 def max(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> Any:
     """The greatest value of all, those of a dim with their indices, or the greater of two tensors."""
@@ -105,7 +105,8 @@ def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim
     x = _numbers("max" if reduction is Op.AMAX else "min", input)
     if other is None:
         return reduced(reduction, x, None, False)
-    return Extreme(reduced(reduction, x, other, keepdim), _place(reduction, x, other, keepdim))
+    kind = torch.return_types.max if reduction is Op.AMAX else torch.return_types.min
+    return kind((reduced(reduction, x, other, keepdim), _place(reduction, x, other, keepdim)))  # type: ignore[arg-type]
 
 
 @implements("argmax")
@@ -141,17 +142,11 @@ def _place(op: Op, x: TracedTensor, dim: int, keepdim: bool) -> TracedTensor:
     return reduced(Op.AMIN, tracer.add(Op.WHERE, found, indices, beyond), place, keepdim)
 
 
-class Extremes(NamedTuple):
-    """What aminmax gives."""
-
-    min: TracedTensor
-    max: TracedTensor
-
-
 @implements("aminmax")
-def aminmax(input: TracedTensor, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
+def aminmax(input: TracedTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """The least and the greatest value."""
-    return Extremes(amin(input, dim, keepdim), amax(input, dim, keepdim))
+    extremes = (amin(input, dim, keepdim), amax(input, dim, keepdim))
+    return torch.return_types.aminmax(extremes)  # type: ignore[arg-type]
 
 
 @implements("any")
@@ -168,9 +163,12 @@ def all_(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> Traced
 
 def _decided(op: Op, input: TracedTensor, dim: Dims, keepdim: bool) -> TracedTensor:
     """A decision about values that are 0 or not; torch gives it as uint8 for uint8."""
+    kind = torch.uint8 if dtype_of(input) is DType.UINT8 else torch.bool
+    if _is_of_nothing(input, normalize_dims(dim, input.ndim)):
+        return full_like(reduced(Op.SUM, input, dim, keepdim), op is Op.AMIN, dtype=kind)
     bits = cast(cast(input, torch.bool), torch.uint8)
     found = reduced(op, bits, dim, keepdim)
-    return found if dtype_of(input) is DType.UINT8 else cast(found, torch.bool)
+    return cast(found, kind)
 
 
 @implements("count_nonzero")
@@ -206,6 +204,8 @@ def norm(
 ) -> TracedTensor:
     """The p-norm of the values, of a dim or of all."""
     unsupported_argument("norm", out=out)
+    if isinstance(p, TracedTensor):
+        p.require_static()
     return vector_norm(input, 2 if p in (None, "fro") else p, dim, keepdim, dtype=dtype)
 
 
@@ -224,6 +224,8 @@ def vector_norm(
 def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor:
     tracer = x._tracer
     size = tracer.add(Op.ABS, x)
+    if ord < 0 and _is_of_nothing(x, normalize_dims(dim, x.ndim)):
+        raise ShapeError(f"the {ord}-norm of no elements", mend="torch refuses it as well")
     if math.isinf(ord):
         return reduced(Op.AMAX if ord > 0 else Op.AMIN, size, dim, keepdim)
     if ord == 0:

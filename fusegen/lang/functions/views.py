@@ -14,7 +14,7 @@ from fusegen.errors import ShapeError, UnsupportedError
 from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
-from fusegen.lang.functions.common import normalize_dim, tracer_of
+from fusegen.lang.functions.common import normalize_dim, sequence, tracer_of
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
@@ -38,17 +38,12 @@ def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
     return x if tuple(dims) == tuple(range(len(dims))) else x._tracer.add(Op.PERMUTE, x, dims=tuple(dims))
 
 
-def _sizes(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """Sizes given one by one or as one sequence."""
-    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
-
-
 @implements("reshape", "view")
-def reshape(input: TracedTensor, *shape: Any) -> TracedTensor:
+def reshape(input: TracedTensor, *shape: Any, **named: Any) -> TracedTensor:
     """Another shape of the same elements; one size may be -1."""
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", mend="for a conversion use to(dtype)")
-    return reshaped(input, _complete(input._tracer, _sizes(shape), input._node.shape))
+    return reshaped(input, _complete(input._tracer, sequence(shape, named), input._node.shape))
 
 
 def _require_literal(tracer: Tracer, *dims: Dim) -> None:
@@ -82,10 +77,10 @@ def reshape_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
 
 
 @implements("permute")
-def permute(input: TracedTensor, *dims: Any) -> TracedTensor:
+def permute(input: TracedTensor, *dims: Any, **named: Any) -> TracedTensor:
     """Dims in another order."""
     rank = input.ndim
-    order = [normalize_dim(d, rank) for d in _sizes(dims)]
+    order = [normalize_dim(d, rank) for d in sequence(dims, named)]
     if sorted(order) != list(range(rank)):
         raise ShapeError(f"permute: {order} is no order of {rank} dims", mend="name each dim once")
     return permuted(input, order)
@@ -93,10 +88,11 @@ def permute(input: TracedTensor, *dims: Any) -> TracedTensor:
 
 @implements("transpose", "swapaxes", "swapdims")
 def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
-    """Two dims exchanged."""
+    """Two dims exchanged; a tensor without dims lets 0 and -1 name one, as torch has it."""
     order = list(range(input.ndim))
     a, b = normalize_dim(dim0, input.ndim), normalize_dim(dim1, input.ndim)
-    order[a], order[b] = order[b], order[a]
+    if order:
+        order[a], order[b] = order[b], order[a]
     return permuted(input, order)
 
 
@@ -111,7 +107,7 @@ def t(input: TracedTensor) -> TracedTensor:
 @implements("adjoint")
 def adjoint(input: TracedTensor) -> TracedTensor:
     """The last two dims exchanged; nothing here is complex."""
-    return transpose(input, -2, -1)
+    return transpose(input, -2, -1) if input.ndim else input
 
 
 @implements("movedim", "moveaxis")
@@ -151,9 +147,9 @@ def _is_one(tracer: Tracer, size: Dim) -> bool:
 
 
 @implements("expand", "broadcast_to")
-def expand(input: TracedTensor, *sizes: Any) -> TracedTensor:
+def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
     """Dims of size 1 repeated; -1 keeps a dim."""
-    wanted = [dim_of(s) for s in _sizes(sizes)]
+    wanted = [dim_of(s) for s in sequence(sizes, named)]
     lead = len(wanted) - input.ndim
     if lead < 0:
         raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
@@ -218,6 +214,10 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
 def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
     """A dim in equal parts; the last one may be shorter, and there may be fewer, as in torch."""
     size = input._node.shape[normalize_dim(dim, input.ndim)]
+    if dim_of(chunks) < 1:
+        raise ShapeError(f"chunk into {chunks} parts", mend="give a positive number")
+    if same(size, 0):
+        return (input,) * chunks
     part = exact_quotient(size, chunks)
     if part is None:
         input._tracer.require_literal(size)
@@ -246,9 +246,13 @@ def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTen
 
 
 def _equal_parts(tracer: Tracer, size: Dim, part: Any) -> list[Dim]:
-    length = part.expr if isinstance(part, SymbolicSize) else part
+    length = dim_of(part)
     total, step = literal(size), literal(length)
     if total is not None and step is not None:
+        if step < 0 or (total and not step):
+            raise ShapeError(f"split: parts of size {step}", mend="give a positive size")
+        if not total:
+            return [total]
         return [min(step, total - start) for start in range(0, total, step)]
     count = exact_quotient(size, length)
     number = None if count is None else literal(count)
@@ -297,16 +301,20 @@ def _common_dtype(parts: list[TracedTensor]) -> list[TracedTensor]:
 def hstack(tensors: Sequence[Any]) -> TracedTensor:
     """Tensors beside each other: along dim 1, vectors along dim 0."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
+    parts = [_at_least(1, tracer.lift(x)) for x in tensors]
     return cat(parts, 0 if parts[0].ndim == 1 else 1)
+
+
+def _at_least(rank: int, x: TracedTensor) -> TracedTensor:
+    """The value with dims of size 1 in front of it, up to a rank."""
+    return reshaped(x, (*(1 for _ in range(rank - x.ndim)), *x._node.shape))
 
 
 @implements("vstack", "row_stack")
 def vstack(tensors: Sequence[Any]) -> TracedTensor:
     """Tensors below each other: along dim 0, vectors as rows."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    return cat([unsqueeze(p, 0) if p.ndim == 1 else p for p in parts], 0)
+    return cat([_at_least(2, tracer.lift(x)) for x in tensors], 0)
 
 
 @implements("broadcast_tensors")
@@ -353,7 +361,11 @@ def getitem(input: TracedTensor, key: Any) -> TracedTensor:
 
 def _check_keys(keys: list[Any]) -> None:
     for k in keys:
-        if not (k is None or k is Ellipsis or isinstance(k, (int, np.integer, slice))) or isinstance(k, bool):
+        if isinstance(k, TracedTensor):
+            raise UnsupportedError(
+                "indexing by a tensor cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
+            )
+        if not (k is None or k is Ellipsis or isinstance(k, (int, np.integer, slice, SymbolicSize))) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
             )

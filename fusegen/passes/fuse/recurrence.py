@@ -8,6 +8,7 @@ here it follows from the graph). A streaming skeleton needs only the functions t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,6 +28,7 @@ class Recurrence:
         values: the product sum_j p_j v_j.
         score_product: the product that the scores are made of.
         separation: the rule by which f separates in r1.
+        guarded: whether p_j is 0 where r1 is what it starts from, and not f / 0: no key counts, so that r2 is 0.
     """
 
     scores: int
@@ -36,6 +38,7 @@ class Recurrence:
     values: int
     score_product: int
     separation: Separation
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def derive(graph: Graph, values: int) -> Recurrence | None:
     node = graph.nodes[values]
     if node.op is not Op.MATMUL:
         return None
-    normalized = _without_cast(graph, node.args[0])
+    outermost = _without_cast(graph, node.args[0])
+    guard, normalized = _guard(graph, outermost)
     if graph.nodes[normalized].op is not Op.DIV:
         return None
     weights, second = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
@@ -74,9 +78,24 @@ def derive(graph: Graph, values: int) -> Recurrence | None:
         if found is not None:
             scores, first = found
             product = _single_product(graph, scores)
-            if product is not None:
-                return Recurrence(scores, first, weights, second, values, product, separation)
+            if product is not None and guard in (None, first):
+                return Recurrence(scores, first, weights, second, values, product, separation, guard is not None)
     return None
+
+
+def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
+    """Of ``where(r == -inf, 0, p)`` the reduction r and p; of anything else no reduction, and itself."""
+    node = graph.nodes[position]
+    if node.op is not Op.WHERE:
+        return None, position
+    condition, chosen, other = node.args
+    test, zero = graph.nodes[condition], graph.nodes[chosen]
+    if test.op is not Op.EQ or zero.op is not Op.CONSTANT or zero.number != 0:
+        return None, position
+    reduction, least = test.args
+    if graph.nodes[least].op is not Op.CONSTANT or graph.nodes[least].number != -math.inf:
+        return None, position
+    return (reduction, _without_cast(graph, other)) if _is_reduction(graph, reduction, Op.AMAX) else (None, position)
 
 
 def _match(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir.formula import Formula, ceil_div, formula
 from fusegen.ir.index_map import Position
@@ -102,14 +104,22 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
     """What becomes of the weighted sum of two channels."""
     accumulator = accumulator_of(recurrence.values, axes)
-    evaluator = _Normalised(context.graph, axes, context.stored, accumulator)
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, guarded=recurrence.guarded)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
     return lane_function(context, math, f"{context.name}_finish", "total", fast=context.fast)
 
 
 class _Normalised(Evaluator):
-    """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end."""
+    """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end.
+
+    Args:
+        guarded: whether a mass of 0, where all keys are masked, gives 0; the sum is 0 then, and stays it.
+    """
+
+    def __init__(self, *args: Any, guarded: bool) -> None:
+        super().__init__(*args)
+        self.guarded = guarded
 
     def _anchor(self, position: int, index: Position) -> int:
         total = super()._anchor(position, index)
@@ -117,6 +127,9 @@ class _Normalised(Evaluator):
         one = self.terms.put(Term(Leaf.CONSTANT, (), dtype, "1.0"))
         mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
         location = self.graph.locations[position]
+        if self.guarded:
+            none = self.terms.put(Term(Op.EQ, (mass, self.terms.put(Term(Leaf.CONSTANT, (), dtype, "0.0"))), DType.BOOL))
+            mass = self.terms.put(Term(Op.WHERE, (none, one, mass), dtype), location)
         return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
 
 

@@ -17,7 +17,7 @@ from fusegen.passes.fuse import Group
 from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size_names, vector_width
 from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, total_bytes
-from fusegen.schedule.names import Namer, identifier, plain
+from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
@@ -33,8 +33,8 @@ class Context:
         fast: whether approximate functions may be used.
         name: the kernel's name.
         buffer_names: names of buffers, by key.
-        names: identifiers that are taken in the kernel's text.
         extra_dtypes: element types of workspace buffers.
+        names: identifiers that are taken in the kernel's text.
     """
 
     graph: Graph
@@ -45,8 +45,12 @@ class Context:
     fast: bool
     name: str
     buffer_names: dict[int, str]
-    names: Namer = field(default_factory=Namer)
     extra_dtypes: dict[int, DType] = field(default_factory=dict)
+    names: Namer = field(init=False)
+
+    def __post_init__(self) -> None:
+        scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
+        self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
 
     @property
     def stored(self) -> frozenset[int]:
@@ -102,7 +106,7 @@ class Context:
     def scalars(self, terms: Terms, used: Iterable[int]) -> tuple[tuple[str, DType], ...]:
         """The run-time scalars among some terms."""
         found = {str(terms.items[t].payload) for t in used if terms.items[t].op is Leaf.SCALAR}
-        return tuple((identifier(name), dtype) for name, dtype in self.graph.scalars if name in found)
+        return tuple((scalar_identifier(name), dtype) for name, dtype in self.graph.scalars if name in found)
 
     def traffic(self) -> Traffic:
         """The fewest bytes: every input and output once."""
@@ -114,4 +118,4 @@ class Context:
 
 def scalar_parameter(name: str, dtype: DType) -> Parameter:
     """The parameter of a run-time scalar."""
-    return Parameter(identifier(name), dtype)
+    return Parameter(scalar_identifier(name), dtype)

@@ -25,7 +25,7 @@ from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRead, LaneSource, Parameter
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
-from fusegen.schedule.names import identifier
+from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import Leaf, LeafOf, Read, Terms
 
 PAIR = axis_symbol("pair")
@@ -123,7 +123,8 @@ def _expressions(function: LaneFunction) -> list[Index]:
 def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[tuple[str, DType], ...]:
     """The run-time scalars of some functions."""
     used = {a.name for f in functions for a in f.arguments if a.source is LaneSource.SCALAR}
-    return tuple((identifier(name), dtype) for name, dtype in context.graph.scalars if identifier(name) in used)
+    named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
+    return tuple((name, dtype) for name, dtype in named if name in used)
 
 
 class _Builder:
@@ -192,7 +193,7 @@ class _Builder:
         for position in self._below():
             term = self.terms.items[position]
             if term.op is Leaf.SCALAR:
-                self._name(position, LaneArgument(LaneSource.SCALAR, identifier(str(term.payload))))
+                self._name(position, LaneArgument(LaneSource.SCALAR, scalar_identifier(str(term.payload))))
             elif term.op is Leaf.STATISTIC:
                 self._name(position, LaneArgument(LaneSource.VALUE, str(term.payload)))
 

@@ -12,7 +12,6 @@ from fusegen.passes.fuse import Domain, Group, GroupKind
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Memory, Store
 from fusegen.schedule.lower.pointwise import lower_pointwise
-from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec, Launch, Role
 
 
@@ -68,4 +67,4 @@ def _copy(context: Context, node: int) -> Launch:
     domain = Domain(context.graph.nodes[node].shape)
     group = Group(GroupKind.POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
     memory = _Elsewhere(context.graph, context.memory.groups)
-    return lower_pointwise(replace(context, group=group, memory=memory, name=f"{context.name}_copy", names=Namer()))
+    return lower_pointwise(replace(context, group=group, memory=memory, name=f"{context.name}_copy"))
