@@ -53,6 +53,7 @@ class Bound:
         self._parts = tuple(map(tensor_part, hidden))
         where = {name: place for place, name in enumerate((*parameters, *variant.state.names))}
         self._order = tuple(where[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs)
+        self._in_order = self._order == tuple(range(len(where)))
 
     def find(self, values: Values) -> Hidden | None:
         """The tensors that the function closes over, as they are now; None where the program is not good for the call: what the
@@ -72,7 +73,7 @@ class Bound:
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
-        tensors = [everything[place] for place in self._order]
+        tensors = everything if self._in_order else [everything[place] for place in self._order]
         if self._scalars is None:
             return self._program(tensors, _NO_SCALARS)
         try:

@@ -25,7 +25,7 @@ from fusegen.runtime.backends import backend_of
 from fusegen.runtime.bound import NOTHING, Bound, Hidden
 from fusegen.runtime.compile import Request, Variant, compile_trace
 from fusegen.runtime.execute import BoundProgram
-from fusegen.runtime.keys import Values, is_scalar, part, static_part
+from fusegen.runtime.keys import Values, is_scalar, part, static_part, tensor_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
@@ -62,6 +62,11 @@ class Dispatcher:
         self._warned = False
 
     @cached_property
+    def _positional(self) -> int | None:
+        """How many arguments a call has that names none of them; None where some must be named."""
+        return None if self.parameters.keyword_only else len(self.parameters.names)
+
+    @cached_property
     def _static(self) -> tuple[bool, ...]:
         """For each parameter, whether a program is bound to its value; looked at late, when all annotations can be resolved."""
         return tuple(self._is_static(name) or name in self.history.sizes for name in self.parameters.names)
@@ -82,8 +87,7 @@ class Dispatcher:
         if is_tracing():
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
-        is_simple = not kwargs and len(args) == len(self.parameters.names) and not self.parameters.keyword_only
-        values = args if is_simple else self.parameters.bind(args, kwargs)
+        values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
         try:
             candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
         except (TypeError, RuntimeError, ValueError, TraceError):  # something that no kernel takes, or only a trace can
@@ -109,7 +113,8 @@ class Dispatcher:
 
     def _key(self, values: Values) -> Key:
         """What the choice of a bound program depends on."""
-        parts = [part(value, static) for value, static in zip(values, self._static, strict=True)]
+        statics = zip(values, self._static, strict=True)
+        parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
         parts.append(torch.get_default_dtype())  # what torch.ones(n) gives, and what an integer times 0.5
         return tuple(parts)
 

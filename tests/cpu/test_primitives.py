@@ -6,6 +6,7 @@ One translation unit holds a loop over arrays for every function; it is built on
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -21,13 +22,14 @@ from torch import Tensor
 from fusegen.jit.host import ARITHMETIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PRIMITIVES = Path(__file__).resolve().parents[2] / "templates" / "cpu" / "primitives"
 FLAGS = (
     "-O3", *ARITHMETIC, "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Werror",
     "-shared", "-fPIC",
 )  # fmt: skip
+X86_PROCESSORS = ("haswell", "skylake-avx512", "sapphirerapids")  # AVX2, AVX-512, and AVX-512 with FP16
 INF, NAN = float("inf"), float("nan")
 
 # function: bound in ulp, a little above what a sweep of all 2^32 floats measured (sqrt and rsqrt: of every 97th), with FMA
@@ -137,10 +139,16 @@ class Built:
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("primitives")
-    source, binary = folder / "loops.cpp", folder / "loops.so"
-    text = with_primitives("".join(all_loops()))
+    symbols, vectorised = build(all_loops(), folder / "loops.so")
+    return Built(ctypes.CDLL(str(folder / "loops.so")), symbols, vectorised)
+
+
+def build(loops: Iterable[str], binary: Path, *flags: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Compiles loops to a library: their symbols, and those whose loop the compiler reported as vectorised."""
+    source = binary.with_suffix(".cpp")
+    text = with_primitives("".join(loops))
     source.write_text(text)
-    command = ["g++", *FLAGS, "-fopt-info-vec-optimized", "-o", str(binary), str(source)]
+    command = ["g++", *FLAGS, *flags, "-fopt-info-vec-optimized", "-o", str(binary), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = {int(n) for n in re.findall(r"cpp:(\d+):\d+: optimized: loop vectorized", done.stderr)}
@@ -148,8 +156,7 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for number, line in enumerate(text.splitlines(), 1):
         if found := re.match(r'extern "C" void (\w+)\(', line):
             symbols[number + 2] = found[1]  # where its `for` stands
-    vectorised = frozenset(symbol for number, symbol in symbols.items() if number in lines)
-    return Built(ctypes.CDLL(str(binary)), frozenset(symbols.values()), vectorised)
+    return frozenset(symbols.values()), frozenset(symbol for number, symbol in symbols.items() if number in lines)
 
 
 def floats_from_bits(start: int, stop: int, step: int) -> Tensor:
@@ -338,6 +345,16 @@ def test_every_inline_function_vectorises(cpu: Built) -> None:
     calls |= {f"t_{name}_{kind}" for name in LIBRARY_CALLS for kind in ("float", "double", "i64")}
     copies = {"t_widen_float", "t_narrow_float_float", "t_widen_double", "t_narrow_double_double", "t_widen_i64", "t_narrow_i64"}
     assert cpu.symbols - cpu.vectorised <= calls | copies | {"t_narrow_widen_bool"}
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for processors of x86")
+@pytest.mark.parametrize("processor", X86_PROCESSORS)
+def test_halves_vectorise_whichever_the_processor(tmp_path: Path, processor: str) -> None:
+    """What converts a half may choose by instruction set, and this machine has but one: compiled for each, never run."""
+    loops = [text for text in all_loops() if re.search(r" t_\w+_f16\(", text)]
+    symbols, vectorised = build(loops, tmp_path / "loops.so", f"-march={processor}")
+    assert len(symbols) == 5
+    assert vectorised == symbols
 
 
 def test_every_primitive_has_a_comment_and_its_name() -> None:

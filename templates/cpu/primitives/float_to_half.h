@@ -1,7 +1,7 @@
 // float to binary16 bits, to nearest even; NaN stays a (quiet) NaN.
 // Selected with masks: the vectoriser of g++ 12 gives up on selects of values that end as u16 when the loop holds more than this.
 FG_INLINE u16 float_to_half(float value) {
-#if defined(__aarch64__) || defined(__AVX512FP16__) || (defined(__clang__) && defined(__F16C__))
+#if defined(__aarch64__) || (defined(__clang__) && defined(__F16C__))
     const _Float16 half = (_Float16)value;
     u16 bits;
     __builtin_memcpy(&bits, &half, sizeof bits);

@@ -1,6 +1,7 @@
-// binary16 bits to float, exactly. g++ on x86 does not vectorise conversions of _Float16 below AVX512-FP16: integers do it there.
+// binary16 bits to float, exactly. g++ 12 on x86 does not vectorise conversions of _Float16, with AVX512-FP16 neither: integers do
+// it there, several times as fast.
 FG_INLINE float half_to_float(u16 half) {
-#if defined(__aarch64__) || defined(__AVX512FP16__) || (defined(__clang__) && defined(__F16C__))
+#if defined(__aarch64__) || (defined(__clang__) && defined(__F16C__))
     _Float16 value;
     __builtin_memcpy(&value, &half, sizeof value);
     return (float)value;
