@@ -94,12 +94,13 @@ class Interpreter:
         return [a.to(common).double() if o.weak else a for a, o in zip(args, operands, strict=True)]
 
     def wrapped(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Operands of a pointwise node: a whole number that meets narrow integers wraps to their type."""
+        """Operands of a pointwise node: whole numbers, and tensors without dims, wrap to the narrow integers that they meet."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = operand_dtype(node.op, [Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common.is_float or common is DType.BOOL:
             return args
-        return [_wrapped(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
+        joins = [o.weak or (not o.shape and o.dtype is not common) for o in operands]
+        return [_wrapped(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
 
     def _leaf(self, node: Node) -> Tensor:
         dtype = _wide(node.dtype)

@@ -114,8 +114,9 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     try:
+        before = [getattr(a, "_writes", None) for a in args]
         with _unwatched():
-            return handler(*args, **kwargs)
+            return _own(name, handler(*args, **kwargs), args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
@@ -130,6 +131,23 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
             where=here(),
             mend="leave the argument out, or pass another: not all that torch takes are supported",
         ) from error
+
+
+def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
+    """The result as a tensor of its own where a handler gave an argument back as it was, and torch would give other memory."""
+    if name in _GIVES_ITSELF or not any(result is a for a in args):
+        return result
+    writes = next(w for a, w in zip(args, before, strict=True) if a is result)
+    return result if writes is None or writes != result._writes else result._tracer.value(result._position)
+
+
+_ITSELF_OR_A_VIEW = """
+    contiguous detach alias to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int
+    long short bool view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze
+    __getitem__ permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal real data
+"""
+_GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
+"""Functions whose result may be the tensor itself, or a view of all of it."""
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.symbolic import same
 from fusegen.lang import registry
+from fusegen.lang.memory import overwrite
 from fusegen.lang.places import here
 from fusegen.lang.values import BINARY_OPERATORS, TracedTensor
 
@@ -94,7 +95,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator that torch would do in place: a new value, of the shape and the dtype that the old one has."""
+    """An operator in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
 
     def apply(self: TracedTensor, other: Any) -> TracedTensor:
         result: TracedTensor = registry.call(function, (self, other), {})
@@ -105,8 +106,8 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
             what = f"{name} in place: the result has the shape {result.shape}, the tensor {self.shape}"
             raise ShapeError(what, where=here(), mend="write x = x + y")
-        kept: TracedTensor = registry.call(torch.Tensor.to, (result, self.dtype), {})
-        return kept
+        overwrite(self, registry.call(torch.Tensor.to, (result, self.dtype), {}))
+        return self
 
     return apply
 

@@ -22,6 +22,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import ERRORS, evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same, simplify_dim
 from fusegen.lang import registry
+from fusegen.lang.memory import Memory, require_current
 from fusegen.lang.places import here, location, raised_at, returned_at
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
@@ -100,23 +101,34 @@ class Tracer:
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
+        self._autocast = _autocast(device)
         self.finished = False  # what was made of it means nothing from then on
 
     # Values.
 
-    def value(self, position: int) -> TracedTensor:
-        """A node as the user's function sees it."""
+    def value(self, position: int, memory: Memory | None = None) -> TracedTensor:
+        """A node as the user's function sees it.
+
+        Args:
+            memory: where it would lie, for a view.
+        """
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
-        return kind(self, position)
+        return kind(self, position, memory)
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
+        if _autocast(self.device) and not self._autocast:
+            what = "torch.autocast, switched on in the kernel, is not traced"
+            raise UnsupportedError(what, where=here(), mend="cast the operands: x.to(torch.bfloat16)")
+        for operand in args:
+            require_current(operand)
         positions = [self._operand(op, a) for a in args]
         _require_numbers(attrs.values())
         try:
-            value = self.value(self.builder.add(op, positions, location=location(), **attrs))
+            memory = args[0]._memory if op.family is Family.VIEW and op is not Op.CONCAT else None
+            value = self.value(self.builder.add(op, positions, location=location(), **attrs), memory)
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
@@ -136,6 +148,7 @@ class Tracer:
         if isinstance(value, TracedTensor):
             if value._tracer is not self:
                 raise stale()
+            require_current(value)
             return value
         if type(value) is TracedScalar:
             if value._tracer is not self:
@@ -337,6 +350,10 @@ class Tracer:
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
 
 
+def _autocast(device: torch.device) -> bool:
+    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
+
+
 def _require_numbers(values: Iterable[object]) -> None:
     """Asks for numbers where the graph holds no others."""
     for value in values:
@@ -380,7 +397,11 @@ class _Mode(TorchFunctionMode):
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
             lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
             return registry.call(twin, lifted, kwargs or {})
-        if getattr(func, "__name__", "") in _DRAWING:
+        name = getattr(func, "__name__", "")
+        if _writes(name) and any(isinstance(a, torch.Tensor) for a in args[:1]):
+            what = f"{name} would write to a tensor that the kernel closes over"
+            raise UnsupportedError(what, where=here(), mend="write to it outside of the kernel, or return the new value")
+        if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
@@ -389,6 +410,22 @@ class _Mode(TorchFunctionMode):
         return result
 
 
+def _writes(name: str) -> bool:
+    """Whether a method of torch's tensors writes to its first argument."""
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (
+            name.startswith("__i") and name.removeprefix("__i").removesuffix("__") in _WRITING
+        )
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+
+
+_WRITING = frozenset(
+    {"__setitem__", "__set__"}
+    | {
+        f"__i{name}__"
+        for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+    }
+)
 _DRAWING = frozenset(
     {
         "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",

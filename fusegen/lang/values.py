@@ -20,6 +20,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
+from fusegen.lang.memory import Memory
 from fusegen.lang.places import here
 from fusegen.lang.scalars import TracedScalar, computed, require_static
 from fusegen.lang.shape import Shape
@@ -237,9 +238,11 @@ def dim_of(value: object) -> Dim:
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
-    def __init__(self, tracer: Tracer, position: int) -> None:
+    def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
         self._tracer = tracer
         self._position = position
+        self._memory = memory or Memory()
+        self._writes = self._memory.writes
 
     @property
     def _node(self) -> Node:

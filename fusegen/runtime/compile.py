@@ -40,6 +40,7 @@ class Request:
         device: what ``x.device`` answers.
         wide: whether indices need 64 bits.
         numbers: values of the scalars in this call, and those of ints that are used as sizes.
+        one_tensor_twice: parameters that are given one and the same tensor.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Request:
     device: torch.device
     wide: bool
     numbers: tuple[tuple[str, int | float], ...] = ()
+    one_tensor_twice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

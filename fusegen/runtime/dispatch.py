@@ -252,7 +252,9 @@ class Dispatcher:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols)
         given = tuple(numbers.items())
-        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given)
+        ids = [id(t) for t in tensors.values()]
+        twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
+        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given, twice)
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""

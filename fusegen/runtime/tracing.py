@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusegen.errors import TraceError
+from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
@@ -50,7 +50,11 @@ def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, 
         raise NeedsStatic(numbers) from None
     if recorder.asks_for_types and numbers:  # of which a traced number cannot give the answer
         raise NeedsStatic(numbers)
-    return found, recorder.state()
+    if recorder.compares_identity and request.one_tensor_twice:
+        twice = ", ".join(request.one_tensor_twice)
+        what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
+        raise UnsupportedError(what, mend="pass a flag in place of the comparison")
+    return found, recorder.state([parameters.index(spec.name) for spec in request.specs])
 
 
 def _by_value(request: Request) -> Request:

@@ -202,7 +202,8 @@ class Evaluator:
         return computed
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
-        """Operands: a number wraps to narrow integers that it meets, and rounds to 16-bit floats that it is compared with."""
+        """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that
+        they are compared with."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common in _NARROW_INTEGERS:
@@ -211,7 +212,8 @@ class Evaluator:
             convert = self._rounded
         else:
             return args
-        return [convert(a, common) if o.weak else a for a, o in zip(args, operands, strict=True)]
+        joins = [o.weak or (common in _NARROW_INTEGERS and not o.shape and o.dtype is not common) for o in operands]
+        return [convert(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
 
     def _wrapped(self, position: int, dtype: DType) -> int:
         term = self.terms.items[position]

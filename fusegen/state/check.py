@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class State:
         questions: asked of tensors.
         used: tensors that are inputs of the kernel.
         compares_identity: whether code may have asked whether two tensors are one.
+        tensors: positions of the arguments that are tensors.
 
     Attributes:
         names: of the inputs that the function closes over.
@@ -103,9 +105,10 @@ class State:
         used: Sequence[Used],
         *,
         compares_identity: bool,
+        tensors: Sequence[int],
     ) -> None:
         self.names = tuple(each.name for each in used)
-        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used})
+        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
         for position, value in arguments.items():
             writer.argument(position, value)
         for read in reads:
@@ -131,8 +134,11 @@ def _never(values: Sequence[Any]) -> None:
 class _Writer:
     """Writes the function: a line a read, which returns None where it reads something else."""
 
-    def __init__(self, function: object, arguments: Mapping[int, object], reads: Sequence[Read], inputs: set[int]) -> None:
+    def __init__(
+        self, function: object, arguments: Mapping[int, object], reads: Sequence[Read], inputs: set[int], tensors: Sequence[int]
+    ) -> None:
         self.lines: list[str] = []
+        self._tensors = tensors  # positions of arguments
         self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
@@ -207,6 +213,8 @@ class _Writer:
         for first, *others in holders.values():
             for other in others:
                 self._require(f"{self._place(other)} is {self._place(first)}")
+        for a, b in itertools.combinations(self._tensors if compares else (), 2):
+            self._require(f"V[{a}] is not V[{b}]")
         if compares and len(holders) > 1:
             places = ", ".join(f"id({self._place(slots[0])})" for slots in holders.values())
             self._require(f"len({{{places}}}) == {len(holders)}")

@@ -62,4 +62,6 @@ def exact(value: object) -> object:
         return (kind, tuple(map(exact, value)))
     if isinstance(value, frozenset):
         return (kind, frozenset(map(exact, value)))
+    if kind is slice:  # which has no hash before Python 3.12
+        return (kind, exact((value.start, value.stop, value.step)))  # type: ignore[attr-defined]
     return (kind, repr(value) if isinstance(value, (float, complex, np.generic)) else value)

@@ -11,6 +11,7 @@ import functools
 import io
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, cast
@@ -133,7 +134,7 @@ class Reach:
 
     def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
         """A variable that a function reads; of a large container the elements alone, where the code says which."""
-        if isinstance(value, (list, dict)) and len(value) > _LARGE:
+        if is_a(value, (list, dict)) and len(value) > _LARGE:
             places = elements_read(code, name)
             if places is not None:
                 self._notes.note_identity(slot, value)
@@ -252,6 +253,10 @@ class Reach:
             self._inside(value, inner, name)
         if is_library(type(value).__module__):
             self._wrapper(value, name)
+        if is_a(value, weakref.ProxyTypes):
+            self._notes.watch(value.__class__)
+        elif is_a(value, weakref.ref):
+            self.see(value(), name)
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.watch(type(value))
             if type(value).__flags__ & _HEAP:

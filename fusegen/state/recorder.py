@@ -64,12 +64,21 @@ class Recorder:
         if error is None:
             self._generators.require_untouched()
 
-    def state(self) -> State:
-        """What was read, once the function has run."""
+    @property
+    def compares_identity(self) -> bool:
+        """Whether code that ran may have asked whether two things are one."""
+        return self._reach.compares_identity
+
+    def state(self, tensors: Sequence[int]) -> State:
+        """What was read, once the function has run.
+
+        Args:
+            tensors: positions of the arguments that are tensors.
+        """
         caches = [_cache_read(function) for function in self._caches]
         reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
-        compares = self._reach.compares_identity
-        return State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares)
+        compares = self.compares_identity
+        return State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares, tensors=tensors)
 
     @property
     def asks_for_types(self) -> bool:

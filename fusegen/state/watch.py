@@ -105,7 +105,7 @@ class Watch:
 
     def _fallback(self, owner: Any, name: str, error: AttributeError) -> Any:
         """What the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
-        fallback = getattr(type(owner), "__getattr__", None)
+        fallback = next((vars(cls)["__getattr__"] for cls in type(owner).__mro__ if "__getattr__" in vars(cls)), None)
         try:
             if fallback is None:
                 raise error

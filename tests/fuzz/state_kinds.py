@@ -188,7 +188,7 @@ MODULES = {
     "dropout": module("nn.Dropout(0.5).eval()", "$v.train()", "$v.p = 0.0", "$v.eval()", "$v.p = 0.5", refused="$v.training"),
     "mode": module("nn.Identity()", "$v.eval()", "$v.train()", "$v.training = False", read="(2 if $v.training else 3)"),
     "batch norm": module(
-        "nn.BatchNorm1d(4).eval()", "$v.running_mean = $t", "$v.running_var.mul_(3)", "$v.train()", "$v.eval()",
+        "nn.BatchNorm1d(4, momentum=0.0).eval()", "$v.running_mean = $t", "$v.running_var.mul_(3)", "$v.train()", "$v.eval()",
         refused="$v.training",
     ),
     "epsilon": module("nn.LayerNorm(4)", "$v.eps = 0.5", "$v.eps = 0.25", "$v.weight.mul_(3)", "$v.weight.data = $t"),

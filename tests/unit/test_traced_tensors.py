@@ -174,3 +174,132 @@ def test_a_size_of_another_trace() -> None:
 def test_a_name_of_a_property_stands_in_the_message() -> None:
     refused(lambda x: x.grad, X, error=UnsupportedError, says="Tensor.grad", line="x.grad")
     refused(lambda x: torch.Tensor.grad.__get__(x), X, error=UnsupportedError, says="grad", line="__get__")  # type: ignore[attr-defined]
+
+
+class Holds:
+    """Something with an attribute."""
+
+    z: Tensor
+
+
+def _by_attribute(x: Tensor) -> Any:
+    holder = Holds()
+    holder.z = x * 2
+    y = holder.z
+    holder.z *= 3
+    return y, holder.z
+
+
+def _by_helper(x: Tensor) -> Any:
+    def change(a: Tensor) -> None:
+        a += 1
+
+    y = x * 2
+    change(y)
+    return y
+
+
+def _by_names(x: Tensor) -> Any:
+    y = x * 2
+    z, kept = y, y.clone()
+    held = [y] * 2
+    held[0] += 1
+    y -= 3
+    return y, z, held[1], kept
+
+
+def _by_function(x: Tensor) -> Any:
+    y = x * 2
+    z = torch.relu(y)
+    w = F.relu(y, inplace=True)
+    w += 1
+    return y, z, w
+
+
+def _by_the_tensor_itself(x: Tensor) -> Any:
+    y = x * 2
+    z = y.contiguous().to(y.dtype)
+    z += 1
+    return y, z
+
+
+@pytest.mark.parametrize("function", [_by_attribute, _by_helper, _by_names, _by_function, _by_the_tensor_itself])
+def test_other_names_of_a_value_in_place(function: Callable[[Tensor], Any]) -> None:
+    agree(function, (X.clone(),))
+
+
+def _of_a_row(x: Tensor) -> Any:
+    y = x * 2
+    row = y[0]
+    row += 1
+    return y
+
+
+def _of_a_part(x: Tensor) -> Any:
+    y = x * 2
+    a, b = y.chunk(2, -1)
+    a += b
+    return a, y
+
+
+def _of_the_whole(x: Tensor) -> Any:
+    y = x * 2
+    z = y.T
+    y += 1
+    return z
+
+
+def _of_the_argument(x: Tensor) -> Any:
+    y = x.view(-1)
+    y += 1
+    return x * 10
+
+
+def _of_each_row(x: Tensor) -> Any:
+    y = x * 2
+    for row in y.unbind():
+        row *= 2
+    return y
+
+
+@pytest.mark.parametrize("function", [_of_a_row, _of_a_part, _of_the_whole, _of_the_argument, _of_each_row])
+def test_views_of_what_changed_in_place_are_refused(function: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(UnsupportedError, match="changed in place"):
+        fg.kernel(function)(X.clone())
+
+
+def test_what_is_right_of_views_in_place_stays() -> None:
+    def function(x: Tensor) -> Any:
+        y = (x * 2).view(-1)
+        y += 1
+        return y.view(x.shape) * 2
+
+    agree(function, (X.clone(),))
+
+
+def test_closed_over_tensors_are_not_written_to() -> None:
+    weight = torch.ones(4)
+
+    def function(x: Tensor) -> Tensor:
+        weight.add_(1)
+        return x * weight
+
+    with pytest.raises(UnsupportedError, match="closes over"):
+        fg.kernel(function)(X)
+    assert torch.equal(weight, torch.ones(4))
+
+
+def test_identity_of_arguments() -> None:
+    kernel = fg.kernel(lambda x, y: x if x is y else x + 1)
+    agree(kernel, (X, X.clone()))
+    with pytest.raises(UnsupportedError, match="one tensor twice"):
+        kernel(X, X)
+
+
+def test_autocast_that_a_kernel_switches_on_is_refused() -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x.T
+
+    with pytest.raises(UnsupportedError, match="autocast"):
+        fg.kernel(function)(X)

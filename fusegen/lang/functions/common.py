@@ -10,6 +10,7 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
+from fusegen.lang.memory import overwrite
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
@@ -84,7 +85,8 @@ def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTe
     if inplace and result is not input:
         if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.hidden.values()):
             raise TraceError("a function in place that cannot write to its input", mend="leave inplace out")
-        input._position = result._position
+        overwrite(input, result)
+        return input
     return result
 
 

@@ -134,6 +134,8 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
 
 def _rounds_away(a: TracedTensor, b: TracedTensor) -> TracedTensor:
     """Whether a quotient of integers rounded down is one less than rounded towards zero."""
+    common = operand_dtype(Op.ADD, [Operand(x._node.shape, dtype_of(x), x._node.weak) for x in (a, b)]).torch
+    a, b = cast(a, common), cast(b, common)  # a number wraps to the type in which it takes part
     negative = _binary(Op.LOGICAL_XOR, _binary(Op.LT, a, 0), _binary(Op.LT, b, 0))
     return _binary(Op.LOGICAL_AND, negative, _binary(Op.NE, _binary(Op.REMAINDER, a, b), 0))
 
@@ -413,8 +415,9 @@ def logaddexp(input: Any, other: Any) -> TracedTensor:
 def xlogy(input: Any, other: Any) -> TracedTensor:
     """input * log(other), and 0 for an input of 0."""
     tracer = tracer_of(input, other)
-    product = _binary(Op.MUL, input, tracer.add(Op.LOG, tracer.lift(other)))
-    return where(_binary(Op.LOGICAL_AND, _binary(Op.EQ, input, 0), _binary(Op.EQ, other, other)), 0.0, product)
+    x, y = tracer.lift(input), tracer.lift(other)
+    product = _binary(Op.MUL, x, tracer.add(Op.LOG, y))
+    return where(_binary(Op.LOGICAL_AND, _binary(Op.EQ, x, 0), _binary(Op.EQ, y, y)), 0.0, product)
 
 
 @implements("tan")
