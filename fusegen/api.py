@@ -9,7 +9,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -50,7 +50,8 @@ class Kernel(Generic[P, R]):
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        return cast(R, self._dispatcher.call(args, kwargs))
+        result: R = self._dispatcher.call(args, kwargs)
+        return result
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """What a call would run, without running it.

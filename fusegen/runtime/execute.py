@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -67,7 +68,7 @@ class BoundProgram:
         program = variant.program
         self.device = device
         self.inputs = [spec.key for spec in program.buffers if spec.role is Role.INPUT]
-        self.outputs = [(s.key, _shape(s, sizes), s.dtype.torch) for s in program.buffers if s.role is Role.OUTPUT]
+        self.outputs = [(s.key, self._allocation(s, sizes)) for s in program.buffers if s.role is Role.OUTPUT]
         self.slots, self.workspace_bytes = _slots([s for s in program.buffers if s.role is Role.TEMPORARY], sizes)
         self.results = [view.buffer for view in program.results]
         self.single = self.results[0] if variant.structure.is_leaf() else None
@@ -86,8 +87,8 @@ class BoundProgram:
             What the user's function returns.
         """
         buffers: Buffers = dict(zip(self.inputs, tensors, strict=True))
-        for key, shape, dtype in self.outputs:
-            buffers[key] = torch.empty(shape, dtype=dtype, device=self.device)
+        for key, allocate in self.outputs:
+            buffers[key] = allocate()
         if self.slots:
             self._place_temporaries(buffers)
         for step in self.steps:
@@ -95,6 +96,9 @@ class BoundProgram:
         if self.single is not None:
             return buffers[self.single]
         return self.put_together([buffers[key] for key in self.results])
+
+    def _allocation(self, spec: BufferSpec, sizes: Mapping[str, int]) -> Callable[[], Tensor]:
+        return partial(torch.empty, _shape(spec, sizes), dtype=spec.dtype.torch, device=self.device)
 
     def _place_temporaries(self, buffers: Buffers) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
@@ -187,7 +191,8 @@ class CudaBackend(Backend):
         if not launch.grid(sizes):
             return _nothing
         config = cuda.launch_config(launch.grid(sizes), launch)
-        run, stream_of, raw_stream, current_device = cuda.launcher(), cuda.stream_of, cuda.raw_stream, cuda.current_device
+        run, stream_of = cuda.launcher(), cuda.stream_of
+        raw_stream, current_device = cuda.queries()
         fill = argument_filler(launch, sizes, [self._map(m, launch, buffers, sizes) for m in launch.tensor_maps])
         index = self.index
 

@@ -43,5 +43,5 @@ def _state(value: Any) -> object:
     if value is random or isinstance(value, random.Random):
         return value.getstate()
     if value is np.random or isinstance(value, np.random.RandomState):
-        return repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()])
+        return [part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()]
     return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else None
