@@ -21,11 +21,11 @@ import torch
 from fusegen.errors import TraceError
 from fusegen.state.code import Names, elements_read, names_of
 from fusegen.state.content import contents, is_a
+from fusegen.state.libraries import is_heap, is_library, of_library, runs_library
 from fusegen.state.plain import is_plain
 from fusegen.state.slots import Kind, Slot
 
 _LARGE = 64  # elements from which on it matters which of them are read
-_LIBRARIES = frozenset({"torch", "numpy", "sympy", "mpmath", "fusegen", *sys.stdlib_module_names} - {"__main__"})
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
 _CACHED = type(functools.lru_cache(lambda: None))
 _ASKED = (
@@ -36,8 +36,6 @@ _ASKED = (
 
 _FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
-
-_HEAP = 1 << 9  # a flag of CPython's types: made by Python code
 
 
 class Notes(Protocol):
@@ -90,7 +88,7 @@ class Reach:
         code = frame.f_code
         if code in self._libraries:
             return
-        if is_library(frame.f_globals.get("__name__")):
+        if runs_library(frame):
             self._libraries.add(code)
             return
         names = names_of(code)
@@ -251,7 +249,7 @@ class Reach:
         inner = contents(value)
         if inner is not None:
             self._inside(value, inner, name)
-        if is_library(type(value).__module__):
+        if of_library(type(value)):
             self._wrapper(value, name)
         if is_a(value, weakref.ProxyTypes):
             self._notes.watch(value.__class__)
@@ -259,7 +257,7 @@ class Reach:
             self.see(value(), name)
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.watch(type(value))
-            if type(value).__flags__ & _HEAP:
+            if is_heap(type(value)):
                 self._notes.note(Slot(value, Kind.ATTRIBUTE, "__class__"), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
@@ -300,7 +298,7 @@ class Reach:
 def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
     """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
     for each in (*cls.__mro__, *type(cls).__mro__):
-        if not is_library(each.__module__):
+        if not of_library(each):
             for key, value in tuple(vars(each).items()):
                 may_be_meant = key in names.attributes or (names.computes and (is_plain(value) or contents(value) is not None))
                 if may_be_meant and not key.startswith("__"):
@@ -310,8 +308,3 @@ def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
 def _is_ours(value: object) -> bool:
     """Whether a value is of the tracer's own: it is no state of the user's."""
     return type(value).__module__.partition(".")[0] in ("fusegen", "sympy")
-
-
-def is_library(module: object) -> bool:
-    """Whether a module is one that is taken to be as it was: torch, numpy, the standard library, fusegen itself."""
-    return str(module).partition(".")[0] in _LIBRARIES

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of CPython's types: made by Python code; closed to changes
+from fusegen.state.libraries import is_heap
+
+_IMMUTABLE = 1 << 8  # a flag of CPython's types: closed to changes
 _TURN = threading.RLock()
 
 
@@ -66,7 +68,7 @@ class Watch:
 
     def add(self, cls: type) -> None:
         """Watches a class, if it can be watched."""
-        if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or getattr(cls.__getattribute__, "watch", None) is self:
+        if not is_heap(cls) or cls.__flags__ & _IMMUTABLE or getattr(cls.__getattribute__, "watch", None) is self:
             return
         own = cls.__dict__.get("__getattribute__")
         reporting = self._reporting(_attributes_of(cls))

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import operator
 import random
 import re
@@ -16,6 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -1074,3 +1076,24 @@ def test_a_stateless_kernel_checks_nothing() -> None:
     compared(kernel, kernel.function, X)
     (found,) = kernel._dispatcher._variants.values()
     assert found[0].state.check is None
+
+
+def test_a_user_s_file_may_have_the_name_of_one_of_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shelve.py").write_text("SCALE = 2.0\n\ndef scaled(x):\n    return x * SCALE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shelve", raising=False)
+    module = importlib.import_module("shelve")
+    kernel = fg.kernel(lambda x: module.scaled(x) + module.SCALE)
+    compared(kernel, kernel.function, X)
+    monkeypatch.setattr(module, "SCALE", 3.0)
+    compared(kernel, kernel.function, X)
+
+
+def test_a_namespace_without_a_name() -> None:
+    space: dict[str, Any] = {}
+    exec("class Config:\n    scale = 2.0\n    def __next__(self):\n        return self.scale\nconfig = Config()\n", space)
+    exec("def function(x):\n    return x * Config.scale + config.scale + next(config)\n", space)
+    kernel = fg.kernel(space["function"])
+    compared(kernel, kernel.function, X)
+    space["Config"].scale = 3.0
+    compared(kernel, kernel.function, X)
