@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -14,7 +15,8 @@ class Calls:
     """Tells of every call while it is entered, before the function's first line.
 
     The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
-    is told as before. What was there is put back.
+    is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
+    libraries) would count as calls of the function.
 
     Args:
         notice: is given the frame of the call.
@@ -24,8 +26,11 @@ class Calls:
         self._notice = notice
         self._traces = sys.gettrace() is None
         self._before: Any = None
+        self._collects = False
 
     def __enter__(self) -> Self:
+        self._collects = gc.isenabled()
+        gc.disable()
         if self._traces:
             sys.settrace(self._traced)
         else:
@@ -38,6 +43,8 @@ class Calls:
             sys.settrace(None)
         else:
             sys.setprofile(self._before if callable(self._before) else None)
+        if self._collects:
+            gc.enable()
 
     def _traced(self, frame: FrameType, event: str, argument: Any) -> None:
         self._notice(frame)
