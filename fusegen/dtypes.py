@@ -51,6 +51,9 @@ class DType(Enum):
             return DType.FLOAT32
         return self if self.is_float or self is DType.BOOL else DType.INT64
 
+    def __str__(self) -> str:
+        return str(self.torch).removeprefix("torch.")
+
     def __repr__(self) -> str:
         return self.short
 
@@ -66,7 +69,7 @@ def from_torch(dtype: torch.dtype) -> DType:
         UnsupportedError: for complex, quantised, 8-bit float and other types that fusegen does not know.
     """
     if dtype not in _BY_TORCH:
-        known = ", ".join(str(d.torch).removeprefix("torch.") for d in DType)
+        known = ", ".join(map(str, DType))
         raise UnsupportedError(f"dtype {dtype} is not supported", mend=f"convert the tensor to one of: {known}")
     return _BY_TORCH[dtype]
 

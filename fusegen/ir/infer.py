@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 import sympy
 
 from fusegen.dtypes import DType, promote
-from fusegen.errors import ShapeError
+from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 
@@ -46,6 +46,7 @@ def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
 
     Raises:
         ShapeError: when the operands do not fit the operation.
+        TraceError: when the operation is one of floats only.
     """
     weak = op.family is Family.POINTWISE and op is not Op.CAST and all(o.weak for o in operands)
     weak = weak or (op is Op.CONSTANT and bool(attrs.get("weak", True)))
@@ -68,6 +69,8 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
         dtype = operands[0].dtype
         return DType.INT64 if rule is Result.SUM and not dtype.is_float else dtype
     common = operand_dtype(op, operands)
+    if rule is Result.FLOATING and not common.is_float:
+        raise TraceError(f"{op.row.name} of {common}", mend="convert to a float dtype first")
     return DType.FLOAT32 if rule is Result.FLOAT and not common.is_float else common
 
 

@@ -27,6 +27,7 @@ class Result(Enum):
 
     PROMOTE = "promote"  # the operands' common type
     FLOAT = "float"  # the common type, integers becoming float32
+    FLOATING = "floating"  # the common type, which is a float: torch has no such operation of integers
     BOOL = "bool"
     SAME = "same"  # the first operand's type
     SUM = "sum"  # as SAME, integers and bool widening to int64
@@ -68,7 +69,7 @@ def _binary(name: str, *twins: str, result: Result = Result.PROMOTE) -> Row:
     return Row(name, Family.POINTWISE, 2, result, twins=(name, *twins))
 
 
-def _composite(name: str, *twins: str, arity: int = 1, result: Result = Result.FLOAT, **parameters: object) -> Row:
+def _composite(name: str, *twins: str, arity: int = 1, result: Result = Result.FLOATING, **parameters: object) -> Row:
     return Row(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()))
 
 
@@ -80,7 +81,7 @@ def _reduction(name: str, result: Result, primitive: bool = True) -> Row:
     return Row(name, Family.REDUCTION, 1, result, primitive)
 
 
-def _normalization(name: str, result: Result = Result.FLOAT) -> Row:
+def _normalization(name: str, result: Result = Result.FLOATING) -> Row:
     return Row(name, Family.NORMALIZATION, None, result, primitive=False)
 
 
@@ -143,7 +144,7 @@ class Op(Enum):
     WHERE = Row("where", Family.POINTWISE, 3, Result.PROMOTE)
 
     # Pointwise compositions.
-    RECIPROCAL = _composite("reciprocal")
+    RECIPROCAL = _composite("reciprocal", result=Result.FLOAT)
     SQUARE = _composite("square", result=Result.SAME)
     RELU = _composite("relu", result=Result.SAME)
     SILU = _composite("silu")
@@ -167,9 +168,9 @@ class Op(Enum):
     SUM = _reduction("sum", Result.SUM)
     AMAX = _reduction("amax", Result.SAME)
     AMIN = _reduction("amin", Result.SAME)
-    MEAN = _reduction("mean", Result.SAME, primitive=False)
-    VAR = _reduction("var", Result.SAME, primitive=False)
-    LOGSUMEXP = _reduction("logsumexp", Result.FLOAT, primitive=False)
+    MEAN = _reduction("mean", Result.FLOATING, primitive=False)
+    VAR = _reduction("var", Result.FLOATING, primitive=False)
+    LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

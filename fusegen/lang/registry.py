@@ -180,6 +180,11 @@ def _require_numbers(values: Iterable[Any]) -> None:
             value.require_static()
 
 
+def known_functions() -> list[Callable[..., Any]]:
+    """All functions that can be traced, by name."""
+    return sorted(_HANDLERS, key=name_of)
+
+
 def known_names() -> list[str]:
     """Names of all functions that can be traced."""
     return sorted({getattr(function, "__name__", "") for function in _HANDLERS})

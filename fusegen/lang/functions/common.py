@@ -62,6 +62,28 @@ def cast(value: TracedTensor, dtype: torch.dtype | None) -> TracedTensor:
     return value._tracer.add(Op.CAST, value, dtype=from_torch(dtype))
 
 
+def floats(name: str, x: TracedTensor) -> TracedTensor:
+    """A value of a float dtype, as a composed function wants it that torch does not have for integers.
+
+    Raises:
+        TraceError: it is of integers or bools.
+    """
+    if not dtype_of(x).is_float:
+        raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
+    return x
+
+
+def numbers(name: str, x: TracedTensor) -> TracedTensor:
+    """A value that is not of bools.
+
+    Raises:
+        TraceError: it is of bools.
+    """
+    if dtype_of(x) is DType.BOOL:
+        raise TraceError(f"{name} of bool", mend="convert to a number dtype first")
+    return x
+
+
 def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
     """Sizes or dims given one by one, as one sequence, or as one sequence by its name.
 

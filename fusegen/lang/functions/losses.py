@@ -7,7 +7,7 @@ from typing import Any
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.functions import pointwise, reductions
-from fusegen.lang.functions.common import tracer_of, unsupported_argument
+from fusegen.lang.functions.common import floats, tracer_of, unsupported_argument
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -61,7 +61,7 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
 
 
 def _huber(input: Any, target: Any, delta: float) -> TracedTensor:
-    distance = _distance(input, target)
+    distance = floats("huber_loss", _distance(input, target))
     square = pointwise.div(distance._tracer.add(Op.MUL, distance, distance), 2)
     linear = pointwise.mul(pointwise.sub(distance, delta / 2), delta)
     return pointwise.where(distance._tracer.add(Op.LT, distance, distance._tracer.lift(delta)), square, linear)
@@ -95,6 +95,8 @@ def kl_div(
     unsupported_argument("kl_div", size_average=size_average, reduce=reduce)
     tracer = tracer_of(input, target)
     y = tracer.lift(target)
+    for x in (tracer.lift(input), y):
+        floats("kl_div", x)
     if log_target:
         loss = pointwise.mul(tracer.add(Op.EXP, y), pointwise.sub(y, input))
     else:

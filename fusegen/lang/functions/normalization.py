@@ -12,7 +12,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
-from fusegen.lang.functions.common import cast, dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, tracer_of, unsupported_argument
 from fusegen.lang.functions.reductions import reduced, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
@@ -37,8 +37,6 @@ def _along(op: Op, input: TracedTensor, dim: int | None, dtype: torch.dtype | No
     if dim is None:
         raise TraceError(f"{op.row.name} without dim", mend="give dim, e.g. dim=-1")
     x = cast(input, dtype)
-    if not dtype_of(x).is_float:
-        raise TraceError(f"{op.row.name} of {dtype_of(x)}", mend="convert to a float dtype first")
     if not x.ndim:  # of one element, which stands for a row of one
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dim=normalize_dim(dim, 0)), ())
     return x._tracer.add(op, x, dim=normalize_dim(dim, x.ndim))
@@ -53,7 +51,7 @@ def softmin(input: TracedTensor, dim: int | None = None, _stacklevel: int = 3, d
 @implements("glu")
 def glu(input: TracedTensor, dim: int = -1) -> TracedTensor:
     """One half of a dim, gated by the sigmoid of the other."""
-    halves = chunk(input, 2, dim)
+    halves = chunk(floats("glu", input), 2, dim)
     if len(halves) != 2 or not same(halves[0]._node.shape[dim], halves[1]._node.shape[dim]):
         raise ShapeError(f"glu of a dim of size {input.shape[dim]}", mend="its size must be even")
     return input._tracer.add(Op.MUL, halves[0], input._tracer.add(Op.SIGMOID, halves[1]))
@@ -117,9 +115,7 @@ def instance_norm(
 
 
 def _normalized_parts(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
-    if not dtype_of(x).is_float:
-        raise TraceError(f"a norm of {dtype_of(x)}", mend="convert to a float dtype first")
-    parts = reshape(x, x.shape[0], groups, -1)
+    parts = reshape(floats("norm", x), x.shape[0], groups, -1)
     normed = x._tracer.add(Op.LAYER_NORM, parts, count=1, eps=_number(eps), has_weight=False, has_bias=False)
     return reshaped(normed, x._node.shape)
 
@@ -139,7 +135,7 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         text = "batch_norm that takes statistics of the batch is not supported"
         raise TraceError(text, mend="pass training=False and running statistics")
-    tracer = input._tracer
+    tracer = floats("batch_norm", input)._tracer
     mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
     rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(_number(eps))))
     normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)
@@ -227,9 +223,7 @@ def _number(eps: object) -> float:
 
 def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
     wanted = tuple(dim_of(s) for s in ((shape,) if isinstance(shape, int) else shape))
-    have = x._node.shape
-    if not dtype_of(x).is_float:
-        raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
+    have = floats(name, x)._node.shape
     last = have[len(have) - len(wanted) :] if len(wanted) <= len(have) else ()
     if not wanted or len(wanted) > len(have) or not all(map(same, wanted, last)):
         x._tracer.require_equal(list(zip(wanted, last, strict=False)))

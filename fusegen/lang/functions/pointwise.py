@@ -12,7 +12,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
-from fusegen.lang.functions.common import cast, check_device, dtype_of, tracer_of, unsupported_argument, written
+from fusegen.lang.functions.common import cast, check_device, dtype_of, floats, numbers, tracer_of, unsupported_argument, written
 from fusegen.lang.registry import implements
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
@@ -215,7 +215,8 @@ def addcdiv(input: TracedTensor, tensor1: Any, tensor2: Any, *, value: Any = 1) 
 @implements("lerp")
 def lerp(input: TracedTensor, end: Any, weight: Any) -> TracedTensor:
     """input + weight * (end - input)."""
-    return _binary(Op.ADD, input, _binary(Op.MUL, weight, _binary(Op.SUB, end, input)))
+    way = floats("lerp", _binary(Op.SUB, end, input))
+    return _binary(Op.ADD, input, _binary(Op.MUL, weight, way))
 
 
 @implements("isnan")
@@ -327,21 +328,29 @@ for _name, _dtype in {
     _register_cast(_name, _dtype)
 
 
-@implements("contiguous", "clone", "detach", "alias", "positive", "__pos__", "conj", "resolve_conj", "resolve_neg")
+@implements("contiguous", "clone", "detach", "alias", "conj", "resolve_conj", "resolve_neg")
 def identity(input: TracedTensor, *, memory_format: Any = None) -> TracedTensor:
     """The same values: in a kernel nothing has a memory layout of its own."""
     return input
 
 
+@implements("positive", "__pos__")
+def positive(input: TracedTensor) -> TracedTensor:
+    """The same numbers."""
+    return numbers("positive", input)
+
+
 @implements("relu6")
 def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     """min(max(x, 0), 6)."""
-    return written(input, clamp(input, 0, 6), inplace)
+    return hardtanh(input, 0, 6, inplace)
 
 
 @implements("hardtanh")
 def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
     """The value between two bounds, which are whole numbers for integers."""
+    if dtype_of(numbers("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
+        raise TraceError("hardtanh of uint8 with a negative bound", mend="convert to a signed dtype first")
     bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
     return written(input, clamp(input, *bounds), inplace)
 
@@ -349,7 +358,8 @@ def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, i
 @implements("threshold")
 def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
     """What is above a threshold, and a value in place of the rest."""
-    return written(input, where(_binary(Op.LE, input, threshold), value, input), inplace)
+    below = _binary(Op.LE, numbers("threshold", input), threshold)
+    return written(input, where(below, value, input), inplace)
 
 
 @implements("selu")
@@ -362,7 +372,7 @@ def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
 @implements("celu")
 def celu(input: TracedTensor, alpha: float = 1.0, inplace: bool = False) -> TracedTensor:
     """x above 0, alpha (exp(x / alpha) - 1) below."""
-    below = _binary(Op.MUL, input._tracer.add(Op.EXPM1, div(input, alpha)), alpha)
+    below = _binary(Op.MUL, input._tracer.add(Op.EXPM1, div(floats("celu", input), alpha)), alpha)
     return written(input, where(_binary(Op.GT, input, 0), input, below), inplace)
 
 
@@ -375,13 +385,13 @@ def tanhshrink(input: TracedTensor) -> TracedTensor:
 @implements("hardshrink")
 def hardshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
     """0 between -lambd and lambd."""
-    return where(_binary(Op.LE, input._tracer.add(Op.ABS, input), lambd), 0.0, input)
+    return where(_binary(Op.LE, input._tracer.add(Op.ABS, floats("hardshrink", input)), lambd), 0.0, input)
 
 
 @implements("softshrink")
 def softshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
     """Values moved towards 0 by lambd, and 0 between."""
-    small = _binary(Op.LE, input._tracer.add(Op.ABS, input), lambd)
+    small = _binary(Op.LE, input._tracer.add(Op.ABS, floats("softshrink", input)), lambd)
     return where(small, 0.0, sub(input, _binary(Op.MUL, input._tracer.add(Op.SIGN, input), lambd)))
 
 
@@ -405,7 +415,7 @@ def logit(input: TracedTensor, eps: float | None = None) -> TracedTensor:
 def logaddexp(input: Any, other: Any) -> TracedTensor:
     """log(exp(input) + exp(other)), without overflow."""
     tracer = tracer_of(input, other)
-    greater = _binary(Op.MAXIMUM, input, other)
+    greater = floats("logaddexp", _binary(Op.MAXIMUM, input, other))
     distance = tracer.add(Op.ABS, sub(input, other))
     more = tracer.add(Op.LOG1P, tracer.add(Op.EXP, tracer.add(Op.NEG, distance)))
     return where(isinf(greater), greater, add(greater, more))
@@ -443,16 +453,15 @@ def cosh(input: TracedTensor) -> TracedTensor:
 @implements("frac")
 def frac(input: TracedTensor) -> TracedTensor:
     """What follows the point, with the sign of the value."""
-    return sub(input, input._tracer.add(Op.TRUNC, input))
+    return sub(input, input._tracer.add(Op.TRUNC, floats("frac", input)))
 
 
 @implements("round")
 def round(input: TracedTensor, *, decimals: int = 0) -> TracedTensor:
     """The nearest whole number, of two the even one; or the nearest of so many decimals."""
-    if dtype_of(input) is DType.BOOL:
-        raise TraceError("round of bool", mend="convert to a number dtype first")
     if not decimals:
-        return input._tracer.add(Op.ROUND, input)
+        return input._tracer.add(Op.ROUND, numbers("round", input))
+    floats("round to decimals", input)
     scale = 10.0 ** abs(decimals)
     if decimals < 0:
         return _binary(Op.MUL, input._tracer.add(Op.ROUND, div(input, scale)), scale)

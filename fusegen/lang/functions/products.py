@@ -12,7 +12,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, same
 from fusegen.lang.functions import creation, pointwise
-from fusegen.lang.functions.common import cast, dtype_of, tracer_of
+from fusegen.lang.functions.common import cast, dtype_of, numbers, tracer_of
 from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import reshaped, transpose, unsqueeze
@@ -24,7 +24,7 @@ from fusegen.lang.values import TracedTensor
 def matmul(input: Any, mat2: Any = None, *, other: Any = None) -> TracedTensor:
     """torch.matmul: vectors take part as one row or one column."""
     tracer = tracer_of(input, mat2, other)
-    a, b = tracer.lift(input), tracer.lift(other if mat2 is None else mat2)
+    a, b = numbers("matmul", tracer.lift(input)), tracer.lift(other if mat2 is None else mat2)
     if not a.ndim or not b.ndim:
         raise ShapeError("matmul of a scalar")
     if b.ndim == 2:  # a weight: its sizes are features, whatever place they stand in

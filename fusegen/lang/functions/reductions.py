@@ -13,7 +13,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
-from fusegen.lang.functions.common import cast, dtype_of, normalize_dims, unsupported_argument
+from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dims, numbers, unsupported_argument
 from fusegen.lang.functions.creation import iota
 from fusegen.lang.functions.pointwise import full_like, isnan
 from fusegen.lang.functions.views import reshaped
@@ -53,7 +53,7 @@ def sum(input: TracedTensor, dim: Dims = None, keepdim: bool = False, *, dtype: 
 @implements("mean")
 def mean(input: TracedTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TracedTensor:
     """The mean of floats."""
-    return reduced(Op.MEAN, _floats("mean", cast(input, dtype)), dim, keepdim)
+    return reduced(Op.MEAN, cast(input, dtype), dim, keepdim)
 
 
 @implements("var")
@@ -64,7 +64,7 @@ def var(
     if isinstance(dim, bool):  # torch.var(x, unbiased)
         dim, unbiased = None, dim
     degrees = float(unbiased) if correction is None else float(correction)
-    return reduced(Op.VAR, _floats("var", input), dim, keepdim, correction=degrees)
+    return reduced(Op.VAR, input, dim, keepdim, correction=degrees)
 
 
 @implements("std")
@@ -78,13 +78,13 @@ def std(
 @implements("amax")
 def amax(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
     """The greatest value; NaN if there is one."""
-    return reduced(Op.AMAX, _numbers("amax", input), dim, keepdim)
+    return reduced(Op.AMAX, numbers("amax", input), dim, keepdim)
 
 
 @implements("amin")
 def amin(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
     """The least value; NaN if there is one."""
-    return reduced(Op.AMIN, _numbers("amin", input), dim, keepdim)
+    return reduced(Op.AMIN, numbers("amin", input), dim, keepdim)
 
 
 @implements("max")
@@ -102,7 +102,7 @@ def min(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: A
 def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim: bool) -> Any:
     if isinstance(other, (TracedTensor, torch.Tensor)):
         return input._tracer.add(binary, input, input._tracer.lift(other))
-    x = _numbers("max" if reduction is Op.AMAX else "min", input)
+    x = numbers("max" if reduction is Op.AMAX else "min", input)
     if other is None:
         return reduced(reduction, x, None, False)
     kind = torch.return_types.max if reduction is Op.AMAX else torch.return_types.min
@@ -112,13 +112,13 @@ def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim
 @implements("argmax")
 def argmax(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
     """Where the greatest value is: the first of equal ones."""
-    return _argument(Op.AMAX, _numbers("argmax", input), dim, keepdim)
+    return _argument(Op.AMAX, numbers("argmax", input), dim, keepdim)
 
 
 @implements("argmin")
 def argmin(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
     """Where the least value is: the first of equal ones."""
-    return _argument(Op.AMIN, _numbers("argmin", input), dim, keepdim)
+    return _argument(Op.AMIN, numbers("argmin", input), dim, keepdim)
 
 
 def _argument(op: Op, x: TracedTensor, dim: int | None, keepdim: bool) -> TracedTensor:
@@ -217,7 +217,7 @@ def vector_norm(
     ord = ord.item() if isinstance(ord, np.number) else ord
     if not isinstance(ord, (int, float)):
         raise TraceError(f"norm: ord={ord!r} is not supported", mend="give a number")
-    given = _floats("norm", cast(x, dtype))
+    given = floats("norm", cast(x, dtype))
     return cast(_norm(cast(given, dtype_of(given).compute.torch), ord, dim, keepdim), given.dtype)  # squares need the range
 
 
@@ -253,16 +253,4 @@ def linalg_norm(
 @implements("logsumexp")
 def logsumexp(input: TracedTensor, dim: Dims, keepdim: bool = False) -> TracedTensor:
     """log(sum(exp(x))), without overflow."""
-    return reduced(Op.LOGSUMEXP, _floats("logsumexp", input), dim, keepdim)
-
-
-def _floats(name: str, x: TracedTensor) -> TracedTensor:
-    if not dtype_of(x).is_float:
-        raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
-    return x
-
-
-def _numbers(name: str, x: TracedTensor) -> TracedTensor:
-    if dtype_of(x) is DType.BOOL:
-        raise TraceError(f"{name} of bool is not supported", mend="convert to an integer dtype first")
-    return x
+    return reduced(Op.LOGSUMEXP, input, dim, keepdim)

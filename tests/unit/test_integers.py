@@ -1,0 +1,88 @@
+"""What torch refuses of integers and bools a kernel refuses too; what it gives, a kernel gives in the same dtype."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import FusegenError
+from fusegen.lang.registry import known_functions, name_of
+
+FLOATS = (torch.arange(12.0).reshape(3, 4) + 1) / 16
+NOT_ASKED = {
+    "item", "tolist", "numpy",  # no tensors
+    "special_round",  # torch refuses what round itself takes
+}  # fmt: skip
+FURTHER: list[tuple[str, Callable[[Any], Any]]] = [
+    ("batch_norm", lambda x: torch.nn.functional.batch_norm(x, torch.ones(4), torch.ones(4))),
+    ("batch_norm", lambda x: torch.nn.BatchNorm1d(4).eval().requires_grad_(False)(x)),
+    ("instance_norm", lambda x: torch.nn.functional.instance_norm(x[None])),
+    ("group_norm", lambda x: torch.nn.functional.group_norm(x, 2)),
+    ("layer_norm", lambda x: torch.nn.functional.layer_norm(x, (4,))),
+    ("rms_norm", lambda x: torch.nn.functional.rms_norm(x, (4,))),
+    ("lerp", lambda x: torch.lerp(x, x, 0.5)),
+    ("round", lambda x: torch.round(x, decimals=1)),
+    ("softmax", lambda x: x.softmax(-1)),
+    ("threshold", lambda x: torch.nn.functional.threshold(x, 1, 0)),
+    ("attention", lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x)),
+]
+"""What takes more than one or two tensors."""
+
+
+def alone(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda x: function(x)
+
+
+def twice(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda x: function(x, x)
+
+
+def given(function: Callable[[Any], Any], x: Tensor) -> Any:
+    """What torch gives, or its error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return function(x)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            return error
+
+
+def calls() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Calls of all that can be traced with the same tensor once, twice, that torch takes for floats."""
+    for function in known_functions():
+        for call in (alone(function), twice(function)):
+            if name_of(function) not in NOT_ASKED and isinstance(given(call, FLOATS.clone()), (Tensor, tuple)):
+                yield name_of(function), call
+    yield from FURTHER
+
+
+def ours(function: Callable[[Any], Any], x: Tensor) -> Any:
+    """Dtypes of the kernel's results, or the error."""
+    try:
+        graph = fg.kernel(function).lower(x, target="sm_90a").traced
+    except FusegenError as error:
+        return error
+    return [graph.nodes[p].dtype.torch for p in graph.outputs]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
+    x = (FLOATS * 16).to(dtype)
+    wrong, seen, refused_by_torch = [], 0, 0
+    for name, call in calls():
+        theirs, mine = given(call, x.clone()), ours(call, x)
+        seen += 1
+        refused_by_torch += isinstance(theirs, Exception)
+        if isinstance(mine, FusegenError):
+            continue
+        wanted = [t.dtype for t in (theirs if isinstance(theirs, tuple) else (theirs,)) if isinstance(t, Tensor)]
+        if mine != wanted:
+            wrong.append(f"{name}: {mine}, torch gives {theirs if isinstance(theirs, Exception) else wanted}")
+    assert wrong == []
+    assert refused_by_torch > 20 and seen > 150
