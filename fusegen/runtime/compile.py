@@ -13,8 +13,8 @@ from fusegen.emit import emit
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
+from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
-from fusegen.lang.tracer import Structure, Trace
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
 from fusegen.runtime.signature import Sizes

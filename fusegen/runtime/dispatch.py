@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
+from fusegen.lang.run import is_tracing
 from fusegen.lang.scalars import NeedsSize, NeedsStatic
-from fusegen.lang.tracer import NeedsLiteral, is_tracing
+from fusegen.lang.tracer import NeedsLiteral
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
 from fusegen.runtime.backends import backend_of
 from fusegen.runtime.bound import NOTHING, Bound, Hidden

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from fusegen.errors import ArgumentError
-from fusegen.lang.tracer import Structure
+from fusegen.lang.run import Structure
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated

@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
-from fusegen.lang.tracer import Trace
+from fusegen.lang.run import Trace
 from fusegen.runtime.compile import Request, Variant, guards_of
 from fusegen.state import State, exact
 

@@ -16,8 +16,9 @@ from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
 from fusegen.lang.math_functions import traced_math
 from fusegen.lang.places import here
+from fusegen.lang.run import Trace, trace
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
-from fusegen.lang.tracer import NeedsLiteral, Trace, Tracer, trace
+from fusegen.lang.tracer import NeedsLiteral, Tracer
 from fusegen.runtime.arguments import check_derivatives, check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec

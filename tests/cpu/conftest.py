@@ -17,7 +17,8 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.reference import evaluate
 from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, size_symbol
-from fusegen.lang.tracer import Tracer, trace
+from fusegen.lang.run import trace
+from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import fuse
 from fusegen.passes.pipeline import run_passes

@@ -1,0 +1,166 @@
+"""Runs the user's function once on traced values; what comes back is the graph, and what was assumed on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import sympy
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import simplify_dim
+from fusegen.lang import registry
+from fusegen.lang.places import here, raised_at, returned_at
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.values import SymbolicSize, TracedTensor
+
+Structure: TypeAlias = TreeSpec
+"""How the results of a function are put together of tensors: tuples, lists, dicts and NamedTuples, one in another."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, and how
+    its results are put together."""
+
+    graph: Graph
+    guards: tuple[sympy.Basic, ...]
+    hidden: tuple[torch.Tensor, ...]
+    structure: Structure
+    conditions: ScalarProgram = NO_SCALARS
+
+
+class _Mode(TorchFunctionMode):
+    """Catches calls that have no traced operand while a trace is running: functions that make tensors of nothing, such as
+    torch.arange, and those of closed-over tensors alone, whose values may change from call to call."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        creator = registry.creator_of(func)
+        if creator is not None:
+            return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
+        twin = registry.twin_of_property(func)
+        if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
+            lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
+            return registry.call(twin, lifted, kwargs or {})
+        name = getattr(func, "__name__", "")
+        if _writes(name) and any(isinstance(a, torch.Tensor) for a in args[:1]):
+            what = f"{name} would write to a tensor that the kernel closes over"
+            raise UnsupportedError(what, where=here(), mend="write to it outside of the kernel, or return the new value")
+        if name in _DRAWING:
+            what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
+            raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
+        result = func(*args, **(kwargs or {}))
+        if not any(isinstance(a, TracedTensor) for a in (*args, *(kwargs or {}).values())):
+            self.tracer.outside.observe(func, args, kwargs or {}, result)
+        return result
+
+
+def _writes(name: str) -> bool:
+    """Whether a method of torch's tensors writes to its first argument."""
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (
+            name.startswith("__i") and name.removeprefix("__i").removesuffix("__") in _WRITING
+        )
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+
+
+_WRITING = frozenset(
+    {"__setitem__", "__set__"}
+    | {
+        f"__i{name}__"
+        for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+    }
+)
+_DRAWING = frozenset(
+    {
+        "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
+        "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
+    }
+)  # fmt: skip
+
+
+class _Running(threading.local):
+    """How many traces this thread is in."""
+
+    count = 0
+
+
+_RUNNING = _Running()
+_RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
+
+
+def is_tracing() -> bool:
+    """Whether this thread is running a user's function on traced values."""
+    return _RUNNING.count > 0
+
+
+def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    """Runs a function on traced values.
+
+    Args:
+        tracer: a fresh tracer, whose inputs have been made.
+        function: the user's function.
+        args: traced values and static values, as the function takes them.
+        kwargs: likewise.
+
+    Raises:
+        TraceError: when the function does something that no kernel can do.
+    """
+    try:
+        return _traced(tracer, function, args, kwargs)
+    finally:
+        tracer.finished = True
+
+
+def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    with _Mode(tracer):
+        _RUNNING.count += 1
+        try:
+            returned = function(*args, **kwargs)
+        except TypeError as error:
+            if not any(name in str(error) for name in ("SymbolicSize", "TracedScalar", "TracedTensor")):
+                raise
+            if "SymbolicSize" in str(error):
+                tracer.require_literal_features()
+            raise TraceError(
+                f"a function got a value of the trace that it cannot take: {error}",
+                where=raised_at(error),
+                mend="use torch's functions on tensors, and fg.arange(size) for a run-time size",
+            ) from error
+        finally:
+            _RUNNING.count -= 1
+    results, structure = tree_flatten(returned)
+    outputs = [_output(tracer, value, function)._position for value in results]
+    if tracer.needs is not None:
+        raise tracer.needs
+    graph = tracer.builder.build(outputs)
+    hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
+    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions())
+
+
+def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
+    if value is None:
+        raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
+    if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
+        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
+    result = tracer.lift(value)
+    shape = tuple(simplify_dim(d) for d in result._node.shape)
+    if result._node.weak:
+        what = "the kernel returns a number, not a tensor"
+        raise TraceError(what, where=returned_at(function), mend="return a tensor that depends on an input")
+    return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
