@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fusegen.settings import settings
 
 # Before fusegen reads its settings, which it does once. Kept between runs, since entries go by content.
 os.environ["FUSEGEN_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".cache" / "tests")
@@ -27,3 +30,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def accept(request: pytest.FixtureRequest) -> bool:
     """Whether stored texts are to be replaced."""
     return bool(request.config.getoption("--accept"))
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors go through the emulator."""
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_EMULATE", "1")
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+@pytest.fixture(params=["cpu", "emulator"])
+def either(request: pytest.FixtureRequest) -> None:
+    """CPU tensors go through the CPU target, and in another run of the test through the emulator."""
+    if request.param == "emulator":
+        request.getfixturevalue("emulated")

@@ -27,12 +27,13 @@ def check_spread(graph: Graph, elements: int) -> None:
         UnsupportedError: they are too many.
     """
     values = len(graph.nodes)
-    if elements > _MOST and elements > _MOST_A_VALUE * values:
-        raise UnsupportedError(
-            f"{graph.name} needs more than {elements - 1} elements of its {values} values at each point:"
-            " values that are read at several places are made of values that are read at several places",
-            mend="split it into several kernels, so that values in between lie in memory",
-        )
+    _refuse_above(
+        _MOST,
+        elements,
+        values,
+        f"{graph.name} needs more than {elements - 1} elements of its {values} values at each point:"
+        " values that are read at several places are made of values that are read at several places",
+    )
 
 
 def check_repetition(graph: Graph, computed: int) -> None:
@@ -46,9 +47,15 @@ def check_repetition(graph: Graph, computed: int) -> None:
         UnsupportedError: they are too many.
     """
     values = len(graph.nodes)
-    if computed > _MOST_IN_ALL and computed > _MOST_A_VALUE * values:
-        raise UnsupportedError(
-            f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel computes again"
-            " what those before it have computed",
-            mend="split it into several kernels, so that values in between lie in memory",
-        )
+    _refuse_above(
+        _MOST_IN_ALL,
+        computed,
+        values,
+        f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel computes again"
+        " what those before it have computed",
+    )
+
+
+def _refuse_above(most: int, count: int, values: int, what: str) -> None:
+    if count > most and count > _MOST_A_VALUE * values:
+        raise UnsupportedError(what, mend="split it into several kernels, so that values in between lie in memory")

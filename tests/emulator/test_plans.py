@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +16,18 @@ from fusegen import target as targets
 from fusegen.runtime import backends, dispatch
 from fusegen.schedule.kernel import RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.settings import settings
 from fusegen.target import Target
 from tests.unit.eager import agree, ints, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SMALL = replace(targets.target("sm_90a"), wgmma=False, processors=1)
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture(autouse=True)
-def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CPU tensors go through the emulator, as if the GPU had one multiprocessor."""
-    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated GPU has one multiprocessor."""
     monkeypatch.setattr(backends, "_emulated", lambda: SMALL)
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.fixture(params=["32-bit", "64-bit"])

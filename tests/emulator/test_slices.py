@@ -3,7 +3,7 @@ every layout of a row, LayerNorm backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,20 +16,10 @@ from fusegen.errors import EmulationError
 from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
 from fusegen.schedule.kernel import PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.settings import settings
 from tests.unit.eager import agree, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CPU tensors go through the emulator."""
-    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    monkeypatch.delenv("FUSEGEN_EMULATE")
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 def row_plan(kernel: fg.Kernel[..., Any], *arguments: Any) -> RowPlan:

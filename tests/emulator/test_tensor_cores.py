@@ -19,7 +19,6 @@ from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import Timing
 from fusegen.schedule.heuristics.attention import _PLANS
 from fusegen.schedule.program import TensorMapSpec
-from fusegen.settings import settings
 from tests.emulator.tensor_cores import EVERY_TIMING, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -248,17 +247,12 @@ def test_a_float32_result_of_attention() -> None:
     check(lambda q, k, v: plain(q, k, v).to(F32 if q.dtype is BF16 else q.dtype), *qkv(70, 90), unit=UNIT[BF16])
 
 
-def test_a_user_emulates_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings.cache_clear()
-    try:
-        x, w = randn(70, 64), randn(72, 64)
-        kernel = fg.kernel(lambda x, w: torch.relu(x @ w.T))
-        torch.testing.assert_close(kernel(x, w), torch.relu(x @ w.T), rtol=2e-2, atol=2e-2)
-        assert [group.kind.value for group in kernel.lower(x, w).groups] == ["product with epilogue"]
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
+@pytest.mark.usefixtures("emulated")
+def test_a_user_emulates_a_product() -> None:
+    x, w = randn(70, 64), randn(72, 64)
+    kernel = fg.kernel(lambda x, w: torch.relu(x @ w.T))
+    torch.testing.assert_close(kernel(x, w), torch.relu(x @ w.T), rtol=2e-2, atol=2e-2)
+    assert [group.kind.value for group in kernel.lower(x, w).groups] == ["product with epilogue"]
 
 
 def test_a_map_that_the_driver_would_refuse() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.passes.fuse import GroupKind
-from fusegen.settings import settings
 from tests.unit.eager import randn, same
 
 W = randn(6, 8)
@@ -45,15 +44,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.fixture(params=["cpu", "emulator"])
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FUSEGEN_EMULATE", str(int(request.param == "emulator")))
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
-
-
 def apart(function: Callable[..., Any], *args: Tensor, others: tuple[Tensor, ...] = ()) -> fg.Kernel[..., Any]:
     """Each result is contiguous memory of its own, in a first and a second call; nothing that goes in changes."""
     kernel, before = fg.kernel(function), [t.clone() for t in (*args, *others)]
@@ -72,13 +62,13 @@ def apart(function: Callable[..., Any], *args: Tensor, others: tuple[Tensor, ...
     return kernel
 
 
-@pytest.mark.usefixtures("target")
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_in_memory_of_their_own(name: str) -> None:
     apart(FUNCTIONS[name], randn(6, 8), others=(W,))
 
 
-@pytest.mark.usefixtures("target")
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("shape", [(0, 8), (6, 0)])
 def test_results_of_an_empty_argument(shape: tuple[int, int]) -> None:
     apart(lambda x, y: (y, y, y.view(-1), x, W, x.sum()), randn(*shape), randn(3), others=(W,))
@@ -109,20 +99,13 @@ GROUPS: dict[GroupKind, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...
 }
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("kind", GROUPS, ids=lambda kind: kind.name.lower())
-def test_equal_results_of_each_kind_of_group(kind: GroupKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_results_of_each_kind_of_group(kind: GroupKind) -> None:
     function, make = GROUPS[kind]
     args = make()
-    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings.cache_clear()
-    try:
-        kernel = apart(function, *args)
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
+    kernel = apart(function, *args)
     assert kind in [group.kind for group in kernel.lower(*args, target="sm_90a").groups]
-    if kind is GroupKind.LIBRARY:
-        apart(function, *args)
 
 
 def test_a_second_copy_is_explained() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen import settings as settings_
 from fusegen.errors import ArgumentError, TraceError
 
 WIDE = [2**63, -(2**63) - 1, 2**100]
@@ -24,18 +23,13 @@ def test_an_integer_beyond_64_bits_in_a_later_call(wide: int) -> None:
     assert torch.equal(kernel(x, -(2**63)), x * -(2**63)) and torch.equal(kernel(x, 2**63 - 1), x * (2**63 - 1))
 
 
-def test_an_integer_beyond_64_bits_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings_.settings.cache_clear()
-    try:
-        kernel = fg.kernel(lambda x, n: x + n)
-        x = torch.ones(4, dtype=torch.int64)
-        assert torch.equal(kernel(x, 2), x + 2)
-        with pytest.raises(ArgumentError, match="does not fit 64 bits"):
-            kernel(x, 2**64 + 2)  # which would be 2 in 64 bits
-    finally:
-        monkeypatch.delenv("FUSEGEN_EMULATE")
-        settings_.settings.cache_clear()
+@pytest.mark.usefixtures("emulated")
+def test_an_integer_beyond_64_bits_in_the_emulator() -> None:
+    kernel = fg.kernel(lambda x, n: x + n)
+    x = torch.ones(4, dtype=torch.int64)
+    assert torch.equal(kernel(x, 2), x + 2)
+    with pytest.raises(ArgumentError, match="does not fit 64 bits"):
+        kernel(x, 2**64 + 2)  # which would be 2 in 64 bits
 
 
 def none(x: Any) -> Any:

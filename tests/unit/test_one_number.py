@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,21 +9,10 @@ import fusegen as fg
 from fusegen.jit.host import ARITHMETIC
 from fusegen.runtime import emulator
 from fusegen.runtime.host_launch import host_flags
-from fusegen.settings import settings
 from tests.unit.one_number import PROGRAMS, Program, check, check_equal_squares, check_stored_maxima
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(params=["cpu", "emulator"], autouse=True)
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where kernels run."""
-    if request.param == "emulator":
-        monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("either")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

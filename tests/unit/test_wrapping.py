@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,21 +11,10 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.settings import settings
 from tests.unit.eager import agree
 
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-@pytest.fixture(params=["cpu", "emulator"], autouse=True)
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where kernels run."""
-    if request.param == "emulator":
-        monkeypatch.setenv("FUSEGEN_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("either")
 
 
 def edges(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
