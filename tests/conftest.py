@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusegen.settings import settings
 
@@ -24,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=200, help="tests/fuzz: how many random programs")
     parser.addoption("--seed", type=int, default=0, help="tests/fuzz: another seed draws other programs")
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="tests/fuzz: where the programs run")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A test draws the same numbers alone and among others."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

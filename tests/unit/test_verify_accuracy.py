@@ -72,8 +72,10 @@ def test_a_larger_mean_error_fails(exact: Tensor, dtype: torch.dtype, factor: fl
 
 
 def test_few_elements_have_no_root_mean_square() -> None:
-    exact = torch.randn(10, dtype=torch.float64)
-    assert not judge((exact * (1 + 2e-3)).half(), exact.half(), exact).failure
+    exact = 1 + torch.rand(10, dtype=torch.float64) / 4
+    assert not judge((exact * (1 + 1e-3)).half(), exact.half(), exact).failure
+    many = exact.repeat(10000)
+    assert "root mean square" in judge((many * (1 + 1e-3)).half(), many.half(), many).failure
 
 
 @pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(3, dtype=torch.float16)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
@@ -68,6 +68,7 @@ def layer_norm(
 ) -> TracedTensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dims."""
     count = _normalized("layer_norm", input, normalized_shape)
+    _require_one_dtype("layer_norm", input, (weight, bias))
     affine = [input._tracer.lift(a) for a in (weight, bias) if a is not None]
     return input._tracer.add(
         Op.LAYER_NORM, input, *affine, count=count, eps=_number(eps), has_weight=weight is not None, has_bias=bias is not None
@@ -90,6 +91,7 @@ def group_norm(
     """(x - mean) / sqrt(var + eps) over groups of channels (dim 1) and all dims behind them; weight and bias of a channel."""
     if input.ndim < 2:
         raise ShapeError(f"group_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1")
+    _require_one_dtype("group_norm", input, (weight, bias))
     return _affine(_normalized_parts(input, num_groups, eps), weight, bias)
 
 
@@ -111,7 +113,20 @@ def instance_norm(
         raise TraceError("instance_norm that updates running statistics is not supported", mend="pass None for them")
     if input.ndim < 3:
         raise ShapeError(f"instance_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1, and dims follow")
+    _require_one_dtype("instance_norm", input, (weight, bias))
     return _affine(_normalized_parts(input, input.shape[1], eps), weight, bias)
+
+
+def _require_one_dtype(name: str, x: TracedTensor, parameters: Sequence[Any]) -> None:
+    """Refuses parameters of other dtypes than torch takes: the input's, or float32 beside 16-bit floats.
+
+    Raises:
+        TraceError: they are of another dtype, or of several.
+    """
+    found = {x._tracer.lift(p).dtype for p in parameters if p is not None}
+    if len(found) > 1 or not found <= {x.dtype, *((torch.float32,) if dtype_of(x).is_half else ())}:
+        given = ", ".join(sorted(str(from_torch(dtype)) for dtype in found))
+        raise TraceError(f"{name} of {dtype_of(x)} with parameters of {given}", mend="convert them to the input's dtype")
 
 
 def _normalized_parts(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
@@ -136,6 +151,7 @@ def batch_norm(
         text = "batch_norm that takes statistics of the batch is not supported"
         raise TraceError(text, mend="pass training=False and running statistics")
     tracer = floats("batch_norm", input)._tracer
+    _require_one_dtype("batch_norm", input, (running_mean, running_var, weight, bias))
     mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
     rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(_number(eps))))
     normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)

@@ -1,9 +1,11 @@
-"""What torch refuses of integers and bools a kernel refuses too; what it gives, a kernel gives in the same dtype."""
+"""What torch refuses for its dtypes a kernel refuses too; what it gives, a kernel gives in the same dtype."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+import fusegen.lang.functions  # fills the registry
 from fusegen.errors import FusegenError
 from fusegen.lang.registry import known_functions, name_of
 
@@ -86,3 +89,27 @@ def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
             wrong.append(f"{name}: {mine}, torch gives {theirs if isinstance(theirs, Exception) else wanted}")
     assert wrong == []
     assert refused_by_torch > 20 and seen > 150
+
+
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+NORMS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "batch_norm": lambda x, w, s: torch.nn.functional.batch_norm(x, s, s, w, w),
+    "batch_norm of statistics": lambda x, w, s: torch.nn.functional.batch_norm(x, w, s),
+    "layer_norm": lambda x, w, s: torch.nn.functional.layer_norm(x, (4,), w, s),
+    "group_norm": lambda x, w, s: torch.nn.functional.group_norm(x, 2, w, s),
+    "instance_norm": lambda x, w, s: torch.nn.functional.instance_norm(x, weight=w, bias=s),
+    "rms_norm": lambda x, w, s: torch.nn.functional.rms_norm(x, (4,), w),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_mixed_dtypes(name: str) -> None:
+    taken = 0
+    for dtypes in itertools.product((HALF, BRAIN, SINGLE, DOUBLE), repeat=3):
+        x, w, s = (torch.rand(shape).to(dtype) for shape, dtype in zip(((2, 4, 4), (4,), (4,)), dtypes, strict=True))
+        call = partial(NORMS[name], w=w, s=s)
+        theirs, mine = given(call, x), ours(lambda x, call=call: call(x), x)
+        assert isinstance(theirs, Exception) == isinstance(mine, FusegenError), f"{dtypes}: {mine}, torch gives {theirs}"
+        assert isinstance(mine, FusegenError) or mine == [theirs.dtype]
+        taken += not isinstance(mine, FusegenError)
+    assert 4 <= taken < 64 or name == "rms_norm"
