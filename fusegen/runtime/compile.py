@@ -10,7 +10,7 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.emit import emit
-from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.errors import FusegenError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
 from fusegen.lang.run import Structure, Trace
@@ -91,14 +91,11 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
     """Fuses, schedules and emits what was traced.
 
     Raises:
-        UnsupportedError: a chain of operations is too long.
+        UnsupportedError: values multiply without end.
         NeedsStatic: ints that are used as sizes must be literal for it.
     """
     try:
         return _compiled(request, found, state)
-    except RecursionError:
-        what = f"{request.name} has {len(found.graph.nodes)} values that depend on each other in too long a chain"
-        raise UnsupportedError(what, mend="split it into several kernels; some 150 operations in a row fit one") from None
     except FusegenError:
         symbols = request.sizes.of_parameters
         if not symbols:

@@ -49,15 +49,16 @@ class _Narrower:
 
     def value(self, position: int) -> int:
         """The same value in the same type, made of narrower ones where possible."""
-        if position not in self._values:
-            self._values[position] = self._rebuilt(position)
+        for p in self.terms.below((position,)):  # operands come first
+            if p not in self._values:
+                self._values[p] = self._rebuilt(p)
         return self._values[position]
 
     def _rebuilt(self, position: int) -> int:
         term = self.terms.items[position]
         if not term.args:
             return position
-        args = tuple(self.value(a) for a in term.args)
+        args = tuple(self._values[a] for a in term.args)
         if term.op in _COMPARISONS or (term.op is Op.CAST and term.dtype.is_float):
             found = [self.narrow(a) for a in term.args]
             if all(n is not None for n in found):
@@ -66,8 +67,16 @@ class _Narrower:
 
     def narrow(self, position: int) -> _Narrow | None:
         """An integer term in 32 bits; None where it may not fit."""
-        if position not in self._narrow:
-            self._narrow[position] = self._narrowed(position)
+        stack = [position]
+        while stack:
+            p = stack[-1]
+            term = self.terms.items[p]
+            waiting = [a for a in term.args if a not in self._narrow] if term.dtype is DType.INT64 else []
+            if p not in self._narrow and not waiting:
+                self._narrow[p] = self._narrowed(p)
+            stack += waiting
+            if not waiting:
+                stack.pop()
         return self._narrow[position]
 
     def _narrowed(self, position: int) -> _Narrow | None:
@@ -77,7 +86,7 @@ class _Narrower:
         bounds = self._range(term)
         if bounds is None or bounds[0] < -SMALL or bounds[1] > SMALL:
             return None
-        args = tuple(n.position for n in map(self.narrow, term.args) if n is not None)
+        args = tuple(n.position for n in map(self._narrow.get, term.args) if n is not None)
         return _Narrow(self.terms.put(Term(term.op, args, DType.INT32, term.payload), self.terms.locations[position]), *bounds)
 
     def _range(self, term: Term) -> tuple[int, int] | None:
@@ -87,7 +96,7 @@ class _Narrower:
             return value, value
         if term.op is Leaf.COORDINATE:
             return self._coordinate_range(term.payload)
-        found = [self.narrow(a) for a in term.args]
+        found = [self._narrow[a] for a in term.args]
         if term.op not in (Op.ADD, Op.SUB, Op.MUL) or any(n is None for n in found):
             return None
         a, b = (n for n in found if n is not None)

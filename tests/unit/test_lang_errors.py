@@ -181,12 +181,3 @@ def test_what_is_no_function_cannot_be_declared(declared: Any) -> None:
 def test_parameters_without_names_cannot_be_declared(function: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match="cannot take"):
         fg.kernel(function)
-
-
-def test_a_chain_that_is_too_long_for_one_kernel() -> None:
-    def chain(x: Tensor) -> Tensor:
-        for _ in range(1000):
-            x = torch.sin(x) + 0.5
-        return x
-
-    refused(chain, X, error=UnsupportedError, says="in too long a chain")

@@ -85,8 +85,13 @@ class PhaseSplitter:
         self.row_axes, self.column_axes = frozenset(row_axes), frozenset(column_axes)
         self.statistics = statistics
         self.keep = keep
-        self._depth: dict[int, int] = {}
-        self._element: dict[int, bool] = {}
+        self._depths: list[int] = []
+        self._elements: list[bool] = []
+        self._costs: list[int] = []
+        for term in terms.items:  # operands come before their users
+            self._depths.append(self._depth(term))
+            self._elements.append(self._varies(term) or any(self._elements[a] for a in term.args))
+            self._costs.append(self._cost(term))
 
     def split(self, roots: Sequence[Root]) -> list[PhaseTerms]:
         """The phases, in order; a root is produced as early as what it depends on allows."""
@@ -107,20 +112,16 @@ class PhaseSplitter:
 
     def depth(self, position: int) -> int:
         """The first phase in which a term can be computed."""
-        if position not in self._depth:
-            term = self.terms.items[position]
-            if term.op is Leaf.STATISTIC:
-                self._depth[position] = self.depth(self.statistics[_node(term)]) + 1
-            else:
-                self._depth[position] = max((self.depth(a) for a in term.args), default=0)
-        return self._depth[position]
+        return self._depths[position]
+
+    def _depth(self, term: Term) -> int:
+        if term.op is Leaf.STATISTIC:
+            return self._depths[self.statistics[_node(term)]] + 1
+        return max((self._depths[a] for a in term.args), default=0)
 
     def is_element(self, position: int) -> bool:
         """Whether a term differs along the row."""
-        if position not in self._element:
-            term = self.terms.items[position]
-            self._element[position] = self._varies(term) or any(self.is_element(a) for a in term.args)
-        return self._element[position]
+        return self._elements[position]
 
     def _varies(self, term: Term) -> bool:
         if isinstance(term.payload, Read):
@@ -135,39 +136,44 @@ class PhaseSplitter:
 
     def _place(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
         """Puts a term and what it needs into a phase, unless an earlier phase holds it."""
-        phase = phases[number]
-        if not self.is_element(position):
-            self._place_row(position, number, phases)
-            return
-        known = first.get(position)
-        term = self.terms.items[position]
+        stack = [position]
+        while stack:
+            position = stack.pop()
+            if self.is_element(position):
+                stack += self._place_element(position, number, phases, first)
+            else:
+                self._place_row(position, number, phases)
+
+    def _place_element(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> tuple[int, ...]:
+        """Puts a term into a phase; gives what it needs there as well."""
+        phase, known, term = phases[number], first.get(position), self.terms.items[position]
         if known == number:
-            return
-        if known is not None and self._is_kept(term):
+            return ()
+        if known is not None and self._is_kept(position):
             phases[known].held.append(position)
             phase.given.append(position)
-            return
+            return ()
         if known is None or self.keep is Keep.NOTHING:
             first[position] = number
         if isinstance(term.payload, Read):
             phase.reads.append(position)
-        for a in term.args:
-            self._place(a, number, phases, first)
+        return term.args
 
-    def _is_kept(self, term: Term) -> bool:
+    def _is_kept(self, position: int) -> bool:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
+        term = self.terms.items[position]
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION):
             return False
         if self.keep is Keep.ROW:
             return isinstance(term.payload, Read) and _mention([term.payload.offset], self.row_axes)
-        return isinstance(term.payload, Read) or self._cost(term) > _CHEAP
+        return isinstance(term.payload, Read) or self._costs[position] > _CHEAP
 
     def _cost(self, term: Term) -> int:
-        """Additions and multiplications that a value takes along the row; a costly function counts for many."""
+        """Additions and multiplications that a value takes along the row, as far as it matters; costly functions count for many."""
         if isinstance(term.op, Leaf):
             return 0
         own = 1 if term.op in _SIMPLE else _CHEAP + 1
-        return own + sum(self._cost(self.terms.items[a]) for a in term.args if self.is_element(a))
+        return min(_CHEAP + 1, own + sum(self._costs[a] for a in term.args if self._elements[a]))
 
     def _place_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
         """A term of the row: computed at the start of the phase where it first can be."""
