@@ -165,6 +165,27 @@ class Graph:
                 users[a].append(position)
         return tuple(tuple(u) for u in users)
 
+    @cached_property
+    def post_dominators(self) -> tuple[int, ...]:
+        """For each node, the first one that every way from it to a result passes; the number of nodes where there is none.
+
+        Cooper, Harvey and Kennedy, A Simple, Fast Dominance Algorithm (2001), on a graph without cycles.
+        """
+        end = len(self.nodes)
+        found = [end] * end
+        results = frozenset(self.outputs)
+        for position in range(end - 1, -1, -1):
+            after = [end] if position in results else list(self.users[position])
+            meeting = after[0] if after else end
+            for other in after[1:]:
+                while meeting != other:
+                    if meeting < other:
+                        meeting = found[meeting]
+                    else:
+                        other = found[other]
+            found[position] = meeting
+        return tuple(found)
+
     def __str__(self) -> str:
         return graph_text(self)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import sympy
 
 from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.index_map import identity_axes, sources
+from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, Index, product, simplify_dim
+from fusegen.ir.symbolic import Dim, Index, product, recombined, simplify_dim
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,9 @@ class StridedView:
     shape: Shape
     strides: tuple[Dim, ...]
     offset: Dim
+
+
+_NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 
 def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -36,18 +39,19 @@ def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
     return contiguous_strides(node.shape)
 
 
-def strided_view(graph: Graph, position: int) -> StridedView | None:
-    """The node as a strided view of the nearest node below it that is no view; None where strides cannot say it."""
+def strided_view(graph: Graph, position: int) -> StridedView:
+    """The node as a strided view of another one's buffer: of the furthest below it, through views, for which strides can say it; of
+    its own at worst."""
     shape = graph.nodes[position].shape
     axes = identity_axes(shape)
-    base, index = position, axes.symbols
-    while graph.nodes[base].family is Family.VIEW:
-        found = sources(graph, base, index, axes)
-        if len(found) != 1:
-            return None
-        base, index = found[0].arg, found[0].index
-    strides = buffer_strides(graph, base)
-    return _affine(base, shape, flat_offset(index, strides), axes.symbols)
+    below: list[tuple[int, Position]] = [(position, axes.symbols)]
+    while graph.nodes[below[-1][0]].family is Family.VIEW:
+        found = sources(graph, *below[-1], axes)
+        if len(found) != 1 or graph.nodes[found[0].arg].op in _NOT_IN_MEMORY:
+            break
+        below.append((found[0].arg, found[0].index))
+    views = (_affine(base, shape, flat_offset(i, buffer_strides(graph, base)), axes.symbols) for base, i in reversed(below))
+    return next(view for view in views if view is not None)
 
 
 def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:
@@ -55,7 +59,7 @@ def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:
     total: Index = 0
     for i, stride in zip(index, strides, strict=True):
         total = total + i * stride
-    return simplify_dim(total)
+    return recombined(simplify_dim(total))
 
 
 def _affine(base: int, shape: Shape, offset: Index, symbols: Sequence[sympy.Symbol]) -> StridedView | None:

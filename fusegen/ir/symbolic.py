@@ -222,7 +222,22 @@ def linearize(index: Sequence[Index], shape: Sequence[Dim]) -> Index:
     position: Index = 0
     for i, extent in zip(index, shape, strict=True):
         position = position * extent + i
-    return simplify_dim(position)
+    return recombined(simplify_dim(position))
+
+
+def recombined(index: Index) -> Index:
+    """An index in which a quotient and a remainder by the same number have come together again: b * (a // b) + a % b is a."""
+    found = True
+    while found and not isinstance(index, int):
+        found = False
+        for rest in index.atoms(Modulo):
+            a, b = rest.args
+            factor = index.coeff(rest)
+            whole = sympy.expand(factor * b * FloorDiv(a, b))
+            if factor != 0 and set(sympy.Add.make_args(whole)) <= set(sympy.Add.make_args(index)):
+                index, found = simplify_dim(index - factor * rest - whole + factor * a), True
+                break
+    return index
 
 
 def delinearize(position: Index, shape: Sequence[Dim], axes: Axes) -> tuple[Index, ...]:

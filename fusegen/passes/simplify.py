@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 
 Rewrite: TypeAlias = Callable[[Value], Value | None]
@@ -111,7 +112,17 @@ def _reciprocal_sqrt(x: Value) -> Value | None:
     return None
 
 
+def _concat_of_nothing(x: Value) -> Value | None:
+    """Parts without elements leave a concatenation; one of a single part is that."""
+    dim = cast(int, x.node.attr("dim"))
+    parts = [x.arg(n) for n in range(len(x.node.args)) if not same(x.arg(n).node.shape[dim], 0)]
+    if len(parts) == len(x.node.args) > 1 or not parts or parts[0].dtype is not x.dtype:
+        return None
+    return parts[0] if len(parts) == 1 else parts[0].apply(Op.CONCAT, *parts[1:], dim=dim)
+
+
 RULES: tuple[Rule, ...] = (
+    Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
     Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),
     Rule("times-one", Op.MUL, _times_one),

@@ -52,7 +52,7 @@ class Bound:
         self._by_value = by_value
         self._parts = tuple(map(tensor_part, hidden))
         where = {name: place for place, name in enumerate((*parameters, *variant.state.names))}
-        self._order = tuple(where[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs)
+        self._order = tuple(where[name] for _, name in variant.program.inputs)
         self._in_order = self._order == tuple(range(len(where)))
 
     def find(self, values: Values) -> Hidden | None:

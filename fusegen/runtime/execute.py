@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,6 +29,7 @@ from fusegen.schedule.program import (
     StridedOperand,
     TensorMapSpec,
 )
+from fusegen.schedule.workspace import arrange
 from fusegen.source import Source
 
 Buffers: TypeAlias = dict[int, Tensor]
@@ -38,20 +38,8 @@ Step: TypeAlias = Callable[[Buffers, Scalars], None]
 Filler: TypeAlias = Callable[[Buffers, Scalars], list[Any]]
 MapOf: TypeAlias = Callable[[Buffers], Any]
 
-_ALIGNMENT = 256  # bytes between temporaries in the workspace; what torch's allocator gives
 _STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
 _OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """A temporary's place in the workspace."""
-
-    key: int
-    offset: int
-    size: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class BoundProgram:
@@ -67,9 +55,10 @@ class BoundProgram:
     def __init__(self, variant: Variant, sizes: Mapping[str, int], device: torch.device, backend: Backend) -> None:
         program = variant.program
         self.device = device
-        self.inputs = [spec.key for spec in program.buffers if spec.role is Role.INPUT]
+        self.inputs = [key for key, _ in program.inputs]
         self.outputs = [(s.key, self._allocation(s, sizes)) for s in program.buffers if s.role is Role.OUTPUT]
-        self.slots, self.workspace_bytes = _slots([s for s in program.buffers if s.role is Role.TEMPORARY], sizes)
+        slots, self.workspace_bytes = arrange(program, sizes)
+        self.slots = [(slot, program.buffers[slot.key].dtype.torch) for slot in slots]
         self.results = [view.buffer for view in program.results]
         self.single = self.results[0] if variant.structure.is_leaf() else None
         self.put_together = _builder(variant.structure)
@@ -102,9 +91,9 @@ class BoundProgram:
 
     def _place_temporaries(self, buffers: Buffers) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
-        for slot in self.slots:
+        for slot, dtype in self.slots:
             part = workspace[slot.offset : slot.offset + slot.size]
-            buffers[slot.key] = part.view(slot.dtype).view(slot.shape)
+            buffers[slot.key] = part.view(dtype).view(slot.shape)
 
 
 def _builder(structure: Structure) -> Callable[[list[Tensor]], Any]:
@@ -117,17 +106,6 @@ def _builder(structure: Structure) -> Callable[[list[Tensor]], Any]:
 
 def _shape(spec: BufferSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(formula(sizes) for formula in spec.shape)
-
-
-def _slots(specs: Sequence[BufferSpec], sizes: Mapping[str, int]) -> tuple[list[_Slot], int]:
-    slots: list[_Slot] = []
-    end = 0
-    for spec in specs:
-        shape = _shape(spec, sizes)
-        size = spec.dtype.itemsize * torch.Size(shape).numel()
-        slots.append(_Slot(spec.key, end, size, shape, spec.dtype.torch))
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return slots, end
 
 
 def _library_step(step: LibraryProduct, sizes: Mapping[str, int]) -> Step:
@@ -211,7 +189,7 @@ class CudaBackend(Backend):
 
         dtype = next(b.dtype for b in buffers if b.key == spec.buffer)
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
-        promote = spec.buffer in launch.group.inputs
+        promote = not spec.writable
         maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=promote)
         return lambda given: maps.at(given[spec.buffer])
 
@@ -289,7 +267,7 @@ class EmulatorBackend(Backend):
         names = {spec.key: spec.name for spec in buffers}
         touched = dict.fromkeys([*(p.buffer for p in launch.kernel.pointers), *(m.buffer for m in launch.tensor_maps)])
         written = {p.buffer for p in launch.kernel.pointers if p.writable}
-        written |= {m.buffer for m in launch.tensor_maps if m.buffer not in launch.group.inputs}
+        written |= {m.buffer for m in launch.tensor_maps if m.writable}
 
         def step(given: Buffers, scalars: Scalars) -> None:
             maps = [encode(spec, given[spec.buffer], sizes) for spec in launch.tensor_maps]

@@ -9,12 +9,10 @@ from typing import TypeAlias
 from fusegen.dtypes import DType
 from fusegen.ir.formula import Formula
 from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
 from fusegen.passes.fuse import Group
 from fusegen.schedule.kernel import Kernel
 from fusegen.target import Target
-
-WORKSPACE = -1
-"""Buffers below 0 are workspace: -1 is the first."""
 
 
 class Role(Enum):
@@ -30,10 +28,11 @@ class BufferSpec:
     """A buffer of a call: row-major unless it is an input.
 
     Attributes:
-        key: the node that it holds; negative for workspace.
+        key: its number.
         name: in emitted text and explanations.
         shape: sizes as formulas.
         role: an input's tensor, a result, or memory of the call's own.
+        node: the value that it holds, in the value's shape; None for what only one group knows.
     """
 
     key: int
@@ -41,6 +40,7 @@ class BufferSpec:
     dtype: DType
     shape: tuple[Formula, ...]
     role: Role
+    node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class TensorMapSpec:
         shape, strides: in elements.
         offset: of the first element from the buffer's, in elements.
         box: the tile.
+        writable: whether results leave by it.
     """
 
     buffer: int
@@ -59,6 +60,7 @@ class TensorMapSpec:
     strides: tuple[Formula, ...]
     offset: Formula
     box: tuple[int, ...]
+    writable: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,6 @@ class Program:
         buffers: all buffers.
         steps: in order.
         results: in order.
-        workspace: bytes of memory of the call's own.
     """
 
     graph: Graph
@@ -187,7 +188,12 @@ class Program:
     buffers: tuple[BufferSpec, ...]
     steps: tuple[Step, ...]
     results: tuple[ResultView, ...]
-    workspace: Formula
+
+    @property
+    def inputs(self) -> tuple[tuple[int, str], ...]:
+        """The buffers of the graph's inputs, with their names."""
+        named = {position: str(node.attr("name")) for position, node in self.graph if node.op is Op.INPUT}
+        return tuple((spec.key, named[spec.node]) for spec in self.buffers if spec.node in named and spec.role is Role.INPUT)
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -6,7 +6,7 @@ affine offsets, coordinates, results of reductions, lanes of an accumulator, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -38,7 +38,7 @@ class Leaf(Enum):
 
 @dataclass(frozen=True)
 class Read:
-    """A read of a node's buffer at an offset in elements, under conditions on indices."""
+    """A read of a buffer at an offset in elements, under conditions on indices."""
 
     buffer: int
     offset: Index
@@ -68,6 +68,9 @@ _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op
 _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 Context: TypeAlias = tuple[Bounds, ...]
+Element: TypeAlias = tuple[int, Position, Context]
+"""An element of a node: the node, the index, and under which conditions it is read."""
+
 LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
 
 
@@ -124,17 +127,21 @@ class Evaluator:
     Args:
         graph: the graph in primitives.
         axes: the iteration space that indices are over.
-        memory: nodes that are read from buffers.
+        memory: nodes that are read from buffers, with these.
         leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
+        rounded: values that other kernels read in 16 bits, and which are the same numbers here.
     """
 
-    def __init__(self, graph: Graph, axes: Axes, memory: frozenset[int], leaf_of: LeafOf, terms: Terms | None = None) -> None:
+    def __init__(
+        self, graph: Graph, axes: Axes, memory: Mapping[int, int], leaf_of: LeafOf, rounded: Collection[int] = frozenset()
+    ) -> None:
         self.graph = graph
         self.axes = axes
         self.memory = memory
         self.leaf_of = leaf_of
-        self.terms = terms or Terms()
-        self._memo: dict[tuple[int, Position, Context], int] = {}
+        self.rounded = rounded
+        self.terms = Terms()
+        self._memo: dict[Element, int] = {}
 
     def value(self, position: int, index: Position, context: Context = ()) -> int:
         """The term of a node's element, in the node's computing type.
@@ -142,31 +149,52 @@ class Evaluator:
         Raises:
             UnsupportedError: one point needs too many elements.
         """
-        key = (position, index, context)
-        if key not in self._memo:
-            self._memo[key] = self._evaluate(position, index, context)
-            check_spread(self.graph, len(self._memo))
-        return self._memo[key]
+        wanted = (position, index, context)
+        stack = [(wanted, False)]
+        below: dict[Element, tuple[Element, ...]] = {}
+        while stack:  # not by recursion, since chains may be long
+            element, ready = stack.pop()
+            if element in self._memo:
+                continue
+            if ready:
+                self._memo[element] = self._evaluate(element, [self._memo[e] for e in below[element]])
+                check_spread(self.graph, len(self._memo))
+            else:
+                below[element] = self._below(element)
+                stack.append((element, True))
+                stack += [(e, False) for e in reversed(below[element])]
+        return self._memo[wanted]
 
-    def _evaluate(self, position: int, index: Position, context: Context) -> int:
+    def _below(self, element: Element) -> tuple[Element, ...]:
+        """The elements that an element is made of."""
+        position, index, context = element
+        node = self.graph.nodes[position]
+        if position in self.memory or node.family not in (Family.VIEW, Family.POINTWISE):
+            return ()
+        if node.op is Op.CONCAT:
+            return tuple(part for part, _ in self._parts(element))
+        return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
+
+    def _evaluate(self, element: Element, args: list[int]) -> int:
+        """The term of an element, of the terms of what it is made of."""
+        position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory:
             return self._read(position, index, context)
         if node.family is Family.LEAF:
             return self._leaf(node, index)
         if node.op is Op.CONCAT:
-            return self._concat(position, index, context)
+            return self._concat(element, args)
         if node.family is Family.VIEW:
-            (source,) = sources(self.graph, position, index, self.axes)
-            return self.value(source.arg, source.index, context)
+            return args[0]
         if node.family is Family.POINTWISE:
-            return self._pointwise(position, index, context)
+            return self._pointwise(position, args)
         return self._anchor(position, index)
 
     def _read(self, position: int, index: Position, context: Context) -> int:
         node = self.graph.nodes[position]
         offset = flat_offset(index, buffer_strides(self.graph, position))
-        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, Read(position, offset, context)))
+        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, Read(self.memory[position], offset, context)))
 
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
@@ -187,10 +215,8 @@ class Evaluator:
         kind = Leaf.ACCUMULATOR if node.family is Family.CONTRACTION else Leaf.STATISTIC
         return self.terms.put(Term(kind, (), node.dtype.compute, payload))
 
-    def _pointwise(self, position: int, index: Position, context: Context) -> int:
+    def _pointwise(self, position: int, args: list[int]) -> int:
         node = self.graph.nodes[position]
-        found = sources(self.graph, position, index, self.axes)
-        args = [self.value(s.arg, s.index, context) for s in found]
         location = self.graph.locations[position]
         if node.op is Op.CAST:
             return self._cast(node, args[0], location)
@@ -199,7 +225,7 @@ class Evaluator:
         computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
-        return computed
+        return self._rounded(computed, node.dtype) if position in self.rounded else computed
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
         """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that
@@ -240,17 +266,26 @@ class Evaluator:
             return arg
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
 
-    def _concat(self, position: int, index: Position, context: Context) -> int:
-        """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
-        chosen: int | None = None
+    def _parts(self, element: Element) -> tuple[tuple[Element, Bounds | None], ...]:
+        """The parts of a concatenation that may hold an element, the last first, with the bounds that decide; None where it is
+        known to."""
+        position, index, context = element
+        found: list[tuple[Element, Bounds | None]] = []
         for source in reversed(sources(self.graph, position, index, self.axes)):
             bounds = source.bounds
             assert bounds is not None
             holds = self._holds(bounds)
-            if holds is False:
-                continue
-            value = self.value(source.arg, source.index, context if holds else (*context, bounds))
-            if holds or chosen is None:
+            if holds:
+                found.append(((source.arg, source.index, context), None))
+            elif holds is None:
+                found.append(((source.arg, source.index, (*context, bounds)), bounds))
+        return tuple(found)
+
+    def _concat(self, element: Element, values: list[int]) -> int:
+        """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
+        chosen: int | None = None
+        for value, (_, bounds) in zip(values, self._parts(element), strict=True):
+            if bounds is None or chosen is None:
                 chosen = value
             else:
                 condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))

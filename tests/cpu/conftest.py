@@ -101,7 +101,7 @@ class Runner:
     def buffer(self, spec: BufferSpec, inputs: Mapping[str, Tensor]) -> Tensor:
         """An input, or fresh memory."""
         if spec.role is Role.INPUT:
-            return inputs[str(self.program.graph.nodes[spec.key].attr("name"))]
+            return inputs[str(self.program.graph.nodes[spec.node].attr("name"))]
         return torch.empty([f(self.sizes) for f in spec.shape], dtype=spec.dtype.torch)
 
     def arguments(self, launch: Launch, buffers: Mapping[int, Tensor]) -> list[int | float]:

@@ -16,7 +16,7 @@ from fusegen.errors import FusegenError
 from fusegen.ir.reference import evaluate, widen
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.names import identifier
-from fusegen.schedule.program import Role
+from fusegen.schedule.program import LibraryProduct, Role
 from tests.fuzz.bound import Bound, Value
 from tests.fuzz.enclosure import Exact, Float
 from tests.fuzz.program import tensors_of
@@ -163,7 +163,8 @@ def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ..
     scalars |= {identifier(n): v for n, v in scalars.items()}
     device = next(iter(inputs.values())).device.type
     exact = evaluate(low.traced, inputs, scalars)
-    stored = any(s.dtype.is_half and s.role is not Role.INPUT and _is_read(low, s.key) for s in low.program.buffers)
+    read = read_by(low)
+    stored = any(s.dtype.is_half and s.role is not Role.INPUT and s.key in read for s in low.program.buffers)
     streamed = any(group.kind is GroupKind.ATTENTION for group in low.groups)
     bound = Bound(
         low.traced,
@@ -183,9 +184,11 @@ def _is_input(low: Lowered, name: str) -> bool:
     return any(spec.name == name for spec in low.traced.inputs)
 
 
-def _is_read(low: Lowered, buffer: int) -> bool:
-    """Whether a group reads a value that another one wrote."""
-    return any(buffer in group.inputs for group in low.groups)
+def read_by(low: Lowered) -> set[int]:
+    """The buffers that some step reads."""
+    products = {view.buffer for step in low.program.steps if isinstance(step, LibraryProduct) for view in (step.a, step.b)}
+    pointers = {p.buffer for step in low.program.launches for p in step.kernel.pointers if not p.writable}
+    return products | pointers | {m.buffer for step in low.program.launches for m in step.tensor_maps if not m.writable}
 
 
 def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import pytest
 import torch
 
 import fusegen as fg
-from fusegen.dtypes import DType
-from fusegen.ir.formula import Formula
-from fusegen.runtime.execute import _slots, argument_filler
-from fusegen.schedule.program import BufferSpec, Role
+from fusegen.runtime.execute import argument_filler
 from tests.unit.eager import agree, randn
-
-
-def temporary(key: int, count: int, dtype: DType) -> BufferSpec:
-    return BufferSpec(key, f"t{key}", dtype, (Formula("n"), Formula(str(count))), Role.TEMPORARY)
-
-
-@pytest.mark.parametrize("n", [1, 3, 128])
-def test_temporaries_are_aligned_and_apart(n: int) -> None:
-    kinds = [(1, DType.BOOL), (64, DType.FLOAT32), (7, DType.FLOAT64)]
-    specs = [temporary(-k, count, dtype) for k, (count, dtype) in enumerate(kinds, 1)]
-    slots, total = _slots(specs, {"n": n})
-    assert [s.size for s in slots] == [n, n * 64 * 4, n * 7 * 8] and [s.dtype for s in slots] == [s.dtype.torch for s in specs]
-    assert all(s.offset % 256 == 0 for s in slots)
-    assert all(a.offset + a.size <= b.offset for a, b in pairwise(slots))
-    assert slots[-1].offset + slots[-1].size <= total
 
 
 def test_the_arguments_of_a_launch_in_the_order_of_its_parameters() -> None:

@@ -74,6 +74,7 @@ def test_passes_change_nothing_when_they_run_again() -> None:
 
 
 RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
+    "concat-of-nothing": (lambda x: torch.cat((x.exp(), x[:, :0]), -1), Op.CONCAT, 0),
     "pow-of-literal": (lambda x: x**3, Op.POW, 0),
     "one-plus-tanh": (lambda x: 1 + torch.tanh(x), Op.TANH, 0),
     "times-one": (lambda x: x * 1.0 + x, Op.MUL, 0),

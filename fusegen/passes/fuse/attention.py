@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family
-from fusegen.ir.strided import StridedView
+from fusegen.ir.strided import StridedView, strided_view
 from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
-from fusegen.passes.fuse.contraction import is_computed_once, is_tma_view, operand_base, operand_view, products_below
-from fusegen.passes.fuse.groups import Domain, Group, GroupKind
+from fusegen.passes.fuse.contraction import is_computed_once, is_tma_view, operand_base
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.passes.fuse.recurrence import Recurrence, derive
 from fusegen.target import Target
 
@@ -29,15 +30,19 @@ class AttentionOperands:
     v: StridedView
 
 
-def attention_group(graph: Graph, root: int, target: Target) -> Group | None:
-    """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it."""
+def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int] = frozenset()) -> Group | None:
+    """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it.
+
+    Args:
+        kept: values that lie in memory.
+    """
     if not target.wgmma:
         return None
     for values in _products_at(graph, root):
         recurrence = derive(graph, values)
         if recurrence is None or unserved(graph, recurrence, root) is not None:
             continue
-        inputs = _inputs(graph, recurrence, root)
+        inputs = _inputs(graph, recurrence, root, kept)
         if inputs is not None:
             anchors = (recurrence.score_product, recurrence.first, recurrence.second, values)
             return Group(GroupKind.ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), tuple(sorted(anchors)))
@@ -83,8 +88,8 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
     """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
-    q, kt = (operand_view(graph, p) for p in graph.nodes[recurrence.score_product].args)
-    v = operand_view(graph, graph.nodes[recurrence.values].args[1])
+    q, kt = (strided_view(graph, p) for p in graph.nodes[recurrence.score_product].args)
+    v = strided_view(graph, graph.nodes[recurrence.values].args[1])
     if len(kt.shape) != 4 or len(v.shape) != 4 or len(q.shape) != 4:
         return None
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
@@ -98,11 +103,11 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-def _inputs(graph: Graph, recurrence: Recurrence, root: int) -> tuple[int, ...] | None:
+def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
     """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
     cone = Cone()
-    _walk(graph, recurrence.scores, recurrence.score_product, cone)
-    _walk(graph, root, recurrence.values, cone)
+    _walk(graph, recurrence.scores, recurrence.score_product, cone, kept)
+    _walk(graph, root, recurrence.values, cone, kept)
     needed = {recurrence.score_product, recurrence.values}
     if not needed <= set(cone.anchors) or needed & set(cone.inputs):
         return None
@@ -112,10 +117,10 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int) -> tuple[int, ...] 
     return tuple(sorted({*cone.inputs, *(operand_base(graph, p) for p in operands)}))
 
 
-def _walk(graph: Graph, root: int, product: int, cone: Cone) -> None:
+def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), cone)
+    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), cone, kept)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:

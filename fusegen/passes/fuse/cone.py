@@ -6,7 +6,7 @@ when it is read exactly at the row that is being computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -28,27 +28,32 @@ class Cone:
     anchors: dict[int, None] = field(default_factory=dict)
 
 
-def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, cone: Cone) -> None:
+def walk(
+    graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, cone: Cone, kept: Collection[int] = frozenset()
+) -> None:
     """Adds to a cone what ``root`` at ``index`` needs.
 
     Args:
         accepts: whether a reduction or product may be computed inside, read at that index.
+        kept: values that are read from memory, though they could be computed inside.
         cone: gets what is found.
 
     Raises:
         UnsupportedError: that is too much for a kernel.
     """
     seen: set[tuple[int, Position]] = set()
-
-    def visit(position: int, at: Position) -> None:
+    stack = [(root, index)]
+    while stack:
+        position, at = stack.pop()
         if (position, at) in seen:
-            return
+            continue
         seen.add((position, at))
         check_spread(graph, len(seen))
         family = graph.nodes[position].family
-        if family in (Family.POINTWISE, Family.VIEW):
-            for source in sources(graph, position, at, axes):
-                visit(source.arg, source.index)
+        if position in kept and position != root:
+            cone.inputs[position] = None
+        elif family in (Family.POINTWISE, Family.VIEW):
+            stack += [(source.arg, source.index) for source in sources(graph, position, at, axes)]
         elif family is Family.LEAF:
             if graph.nodes[position].op is Op.INPUT:
                 cone.inputs[position] = None
@@ -57,9 +62,7 @@ def walk(graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts,
         else:
             cone.anchors[position] = None
             if family is Family.REDUCTION:
-                visit(graph.nodes[position].args[0], operand_index(graph, position, at, axes))
-
-    visit(root, index)
+                stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes)))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:

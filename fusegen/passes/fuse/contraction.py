@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import StridedView, buffer_strides, strided_view
-from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Modulo, Stride, literal, product, same, simplify_dim
+from fusegen.ir.strided import StridedView, strided_view
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Modulo, Stride, delinearize, linearize, literal, product, same, simplify_dim
 from fusegen.passes.fuse.cone import Accepts, Cone, domain_axes, walk
-from fusegen.passes.fuse.groups import Domain, Group, GroupKind
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.target import Target
 
 LANES = 2
@@ -49,39 +49,41 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
 
 
 def operand_base(graph: Graph, position: int) -> int:
-    """The node whose buffer a product reads: below the views where strides can say them, else the view itself."""
-    view = _memory_view(graph, position)
-    return position if view is None else view.base
+    """The node whose buffer a product reads: below the views where strides can say them."""
+    return strided_view(graph, position).base
 
 
-def operand_view(graph: Graph, position: int) -> StridedView:
-    """How a product reads an operand's buffer."""
-    view = _memory_view(graph, position)
-    return view or StridedView(position, graph.nodes[position].shape, buffer_strides(graph, position), 0)
+def epilogue_group(graph: Graph, root: int, target: Target, kept: Collection[int] = frozenset()) -> Group | None:
+    """The group of a product and the pointwise work on its result, or None when tensor cores cannot serve it.
 
-
-def _memory_view(graph: Graph, position: int) -> StridedView | None:
-    view = strided_view(graph, position)
-    if view is None or graph.nodes[view.base].op in (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE):
-        return None
-    return view
-
-
-def epilogue_group(graph: Graph, root: int, target: Target) -> Group | None:
-    """The group of a product and the pointwise work on its result, or None when tensor cores cannot serve it."""
+    Args:
+        kept: values that lie in memory.
+    """
     if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW) or not target.wgmma:
         return None
-    domain = Domain(graph.nodes[root].shape)
-    axes = domain_axes(domain)
     for matmul in products_below(graph, root):
+        domain = Domain(_epilogue_shape(graph, matmul, root))
+        axes = domain_axes(domain)
         cone = Cone()
-        walk(graph, root, axes.symbols, axes, _accepts_lanes_of(graph, matmul, axes), cone)
+        at = rearranged(axes.symbols, domain.shape, graph.nodes[root].shape, axes)
+        walk(graph, root, at, axes, _accepts_lanes_of(graph, matmul, axes), cone, kept)
         found = matmul in cone.anchors and matmul not in cone.inputs
         if found and is_computed_once(graph, matmul, root, cone.inputs) and unserved(graph, matmul, root) is None:
             operands = {operand_base(graph, a) for a in graph.nodes[matmul].args}
             inputs = tuple(sorted({*cone.inputs, *operands}))
             return Group(GroupKind.CONTRACTION, (root,), inputs, domain, (matmul,))
     return None
+
+
+def _epilogue_shape(graph: Graph, matmul: int, root: int) -> Shape:
+    """The shape over which an epilogue is computed: the result's own where its columns are those of the product."""
+    product, result = graph.nodes[matmul].shape, graph.nodes[root].shape
+    return result if result and same(product[-1], result[-1]) else product
+
+
+def rearranged(index: Position, shape: Shape, other: Shape, axes: Axes) -> Position:
+    """The index in another shape of as many elements, in the same order."""
+    return index if shape == other else delinearize(linearize(index, shape), other, axes)
 
 
 def is_computed_once(graph: Graph, matmul: int, root: int, inputs: Iterable[int]) -> bool:
@@ -102,30 +104,24 @@ def _accepts_lanes_of(graph: Graph, matmul: int, axes: Axes) -> Accepts:
     return lambda position, at: position == matmul and _in_lanes(graph, position, at, axes)
 
 
-def products_below(graph: Graph, root: int) -> list[int]:
-    """Products that the root reaches through pointwise nodes and views, the latest first."""
-    found: set[int] = set()
-    stack = list(graph.nodes[root].args)
-    seen: set[int] = set()
-    while stack:
-        position = stack.pop()
-        if position in seen:
-            continue
-        seen.add(position)
-        node = graph.nodes[position]
-        if node.family is Family.CONTRACTION:
-            found.add(position)
-        elif node.family in (Family.POINTWISE, Family.VIEW):
-            stack += node.args
-    return sorted(found, reverse=True)
-
-
 def _in_lanes(graph: Graph, matmul: int, at: Position, axes: Axes) -> bool:
     """Whether a product is read at the epilogue's own row, and at a column of the same pair."""
-    if not all(map(same, graph.nodes[matmul].shape, axes.extents)) or len(at) != len(axes.symbols):
-        return False
-    rows_match = all(i == (0 if same(e, 1) else s) for i, s, e in zip(at[:-1], axes.symbols[:-1], axes.extents[:-1], strict=True))
-    return rows_match and all(lane_of(at[-1], axes.symbols[-1], lane) is not None for lane in range(LANES))
+    shape = graph.nodes[matmul].shape
+    rows = same(shape[-1], axes.extents[-1]) and is_same_row(shape[:-1], at[:-1], axes.symbols[:-1], axes.extents[:-1])
+    return rows and all(lane_of(at[-1], axes.symbols[-1], lane) is not None for lane in range(LANES))
+
+
+def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
+    """Whether a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
+
+    Args:
+        shape: the dims that number the product's rows.
+        at: the row.
+        symbols, extents: of the epilogue's rows.
+    """
+    single = {s: 0 for s, e in zip(symbols, extents, strict=True) if same(e, 1)}
+    rows = [sympy.sympify(row).subs(single) for row in (linearize(at, shape), linearize(symbols, extents))]
+    return same(product(shape), product(extents)) and same(*rows)
 
 
 def lane_of(index: object, column: sympy.Symbol, lane: int) -> int | None:
@@ -169,7 +165,7 @@ def unserved(graph: Graph, matmul: int, root: int) -> str | None:
 
 def product_operands(graph: Graph, matmul: int) -> ProductOperands | None:
     """The operands as the tensor memory accelerator reads them, or None when it cannot."""
-    left, right = (operand_view(graph, p) for p in graph.nodes[matmul].args)
+    left, right = (strided_view(graph, p) for p in graph.nodes[matmul].args)
     itemsize = graph.nodes[matmul].dtype.itemsize
     rows = _as_matrix(left)
     if rows is None or len(right.shape) != 2:

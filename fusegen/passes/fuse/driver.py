@@ -1,7 +1,8 @@
-"""The fuser: from the results back to the inputs, as much as possible in one kernel.
+"""The fuser: first what lies in memory, then which kernel computes it.
 
-Values that must lie in memory are taken from the last to the first. Each becomes a group with everything that its cone can
-hold; what the cone cannot hold must lie in memory in turn. Then groups over the same iteration space are merged.
+`decide` says which values are kept. From the results back to the inputs, each value that must lie in memory becomes a group with
+everything that its cone can hold; what the cone cannot hold must lie in memory in turn. Groups over the same iteration space are
+merged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fusegen.ir.symbolic import literal, product, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
 from fusegen.passes.fuse.contraction import epilogue_group, library_group
+from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
 from fusegen.target import Target
 
@@ -36,67 +38,87 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
     """
     groups: list[Group] = []
     count = 0
-    wanted = {strip_views(graph, o) for o in graph.outputs}
+    decision = decide(graph, target)
+    wanted = set(decision.stored.union(strip_views(graph, o) for o in graph.outputs))
     done: set[int] = set()
     while pending := wanted - done:
         root = max(pending)
-        group = _grow(graph, root, target)
-        group = _absorb(graph, group, sorted(pending - {root}, reverse=True))
+        group = _grow(graph, root, target, decision)
+        others = pending - {root} - decision.ends
+        group = _absorb(graph, group, sorted(others, reverse=True), decision.kept)
         groups.append(group)
         count += len(computed(graph, group))
         check_repetition(graph, count)
         done |= {root, *group.outputs}
-        wanted |= {p for p in group.inputs if not is_stored_elsewhere(graph, p)}
-    return _in_order(graph, groups)
+        wanted |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
+    return _in_order(graph, _read(graph, groups))
 
 
-def _grow(graph: Graph, root: int, target: Target) -> Group:
-    for result in (root, *(o for o in graph.outputs if o != root and strip_views(graph, o) == root)):
-        special = attention_group(graph, result, target) or epilogue_group(graph, result, target)
+def _read(graph: Graph, groups: list[Group]) -> list[Group]:
+    """The groups without what nobody reads: a value that was kept for several kernels which became one."""
+    needed = {strip_views(graph, p) for p in (*graph.outputs, *(p for group in groups for p in group.inputs))}
+    found = [replace(group, outputs=tuple(o for o in group.outputs if o in needed)) for group in groups]
+    return groups if found == groups else _read(graph, [group for group in found if group.outputs])
+
+
+def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
+    kept = decision.kept
+    if root in decision.ends:
+        special = attention_group(graph, root, target, kept) or epilogue_group(graph, root, target, kept)
         if special is not None:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:
-        return library_group(graph, root)
-    return _reduction_group(graph, root) or _pointwise_group(graph, root)
+        return library_group(graph, root, decision.refusals.get(root, ""))
+    return _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
 
 
-def _pointwise_group(graph: Graph, root: int) -> Group:
+def _pointwise_group(graph: Graph, root: int, kept: Kept) -> Group:
     domain = Domain(graph.nodes[root].shape)
     cone = Cone()
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda position, at: False, cone)
+    walk(graph, root, axes.symbols, axes, lambda position, at: False, cone, kept)
     return Group(GroupKind.POINTWISE, (root,), tuple(sorted(cone.inputs)), domain)
 
 
-def _reduction_group(graph: Graph, root: int) -> Group | None:
+def _reduction_group(graph: Graph, root: int, kept: Kept) -> Group | None:
     """The group around the last reduction that the root can hold, or None when it can hold none."""
-    for reduction in _reductions_below(graph, root):
-        for group in _candidates(graph, root, reduction):
+    for reduction in _reductions_below(graph, root, kept):
+        for group in _candidates(graph, root, reduction, kept):
             if reduction in group.anchors:
                 return group
     return None
 
 
-def _reductions_below(graph: Graph, root: int) -> list[int]:
-    """Reductions that the root reaches, the latest first."""
-    below = graph.ancestors[root] | {root}
-    return sorted((p for p in below if graph.nodes[p].family is Family.REDUCTION), reverse=True)
+def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
+    """Reductions that the root reaches through what is not in memory, the latest first."""
+    found: list[int] = []
+    stack, seen = [root], set[int]()
+    while stack:
+        position = stack.pop()
+        family = graph.nodes[position].family
+        if position in seen or family is Family.CONTRACTION or (position in kept and position != root):
+            continue
+        seen.add(position)
+        if family is Family.REDUCTION:
+            found.append(position)
+        stack += graph.nodes[position].args
+    return sorted(found, reverse=True)
 
 
-def _candidates(graph: Graph, root: int, reduction: int) -> list[Group]:
+def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Group]:
     """The ways to see a reduction: its dims as columns of a row kernel, or as rows whose columns are summed."""
     shape = graph.nodes[graph.nodes[reduction].args[0]].shape
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
     leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
-    found = [_row_group(graph, (root,), by_row)]
+    found = [_row_group(graph, (root,), by_row, kept)]
     if leading and root == reduction:
         by_column = Domain(shape, tuple(range(len(dims), len(shape))))
-        found.insert(0, _column_group(graph, (root,), by_column))
+        found.insert(0, _column_group(graph, (root,), by_column, kept))
     return [g for g in found if g is not None]
 
 
-def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | None:
+def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
     """A row kernel that writes some values: each over the whole domain, or one a row."""
     axes = domain_axes(domain)
     cone = Cone()
@@ -105,7 +127,7 @@ def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | 
         if not _is_over(shape, domain):
             return None
         index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
-        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), cone)
+        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
@@ -124,7 +146,7 @@ def _is_over(shape: Shape, domain: Domain) -> bool:
     return whole or per_row
 
 
-def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group | None:
+def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
     """A kernel that sums columns over all rows; what it sums may need reductions along the row."""
     axes = domain_axes(domain)
     cone = Cone()
@@ -139,7 +161,11 @@ def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain) -> Group
         if not is_column_aligned(graph, root, broadcast_index(node.shape, axes.symbols), domain, axes):
             return None
         operand = graph.nodes[root].args[0]
-        walk(graph, operand, broadcast_index(graph.nodes[operand].shape, axes.symbols), axes, accepts, cone)
+        at = broadcast_index(graph.nodes[operand].shape, axes.symbols)
+        if operand in kept:
+            cone.inputs[operand] = None
+        else:
+            walk(graph, operand, at, axes, accepts, cone, kept)
     rows = tuple(sorted(cone.anchors))
     kind = GroupKind.ROW_COLUMN if rows else GroupKind.COLUMN
     return Group(kind, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted({*rows, *roots})))
@@ -153,35 +179,42 @@ def _fits_beside_sums(domain: Domain) -> bool:
 # Merging.
 
 
-def _absorb(graph: Graph, group: Group, others: list[int]) -> Group:
-    """The group with every other wanted value that it can write as well."""
+def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept) -> Group:
+    """The group with every other wanted value that it can write as well.
+
+    Args:
+        others: the latest first, so that none depends on what the group has.
+    """
     for other in others:
-        merged = _merge(graph, group, other)
-        if merged is not None and not _makes_circle(graph, merged):
+        if any(other in graph.ancestors[p] for p in group.inputs):
+            continue  # a kernel comes between
+        merged = _merge(graph, group, other, kept)
+        if merged is not None and not _reads_itself(graph, merged):
             group = merged
     return group
 
 
-def _merge(graph: Graph, group: Group, other: int) -> Group | None:
+def _merge(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
     if group.kind is GroupKind.POINTWISE:
-        return _merge_pointwise(graph, group, other)
+        return _merge_pointwise(graph, group, other, kept)
     if group.kind in (GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN):
-        return _merge_rows(graph, group, other)
+        return _merge_rows(graph, group, other, kept)
     return None
 
 
-def _merge_pointwise(graph: Graph, group: Group, other: int) -> Group | None:
+def _merge_pointwise(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
     """Together over one shape; or, when the other is a row reduction over that shape, as a row kernel."""
-    grown = _reduction_group(graph, other)
+    grown = _reduction_group(graph, other, kept)
     if grown is not None and grown.kind is not GroupKind.POINTWISE:
-        return _merge_rows(graph, grown, group.outputs[0]) if len(group.outputs) == 1 else None
-    single = _pointwise_group(graph, other) if graph.nodes[other].family is Family.POINTWISE else None
-    if single is None or single.domain != group.domain:
+        return _merge_rows(graph, grown, group.outputs[0], kept) if len(group.outputs) == 1 else None
+    if graph.nodes[other].family is not Family.POINTWISE or Domain(graph.nodes[other].shape) != group.domain:
         return None
-    return replace(group, outputs=(*group.outputs, other), inputs=_union(group.inputs, single.inputs))
+    outputs = (*group.outputs, other)
+    parts = [_pointwise_group(graph, output, kept.difference(outputs)) for output in outputs]
+    return replace(group, outputs=outputs, inputs=_union(*(part.inputs for part in parts)))
 
 
-def _merge_rows(graph: Graph, group: Group, other: int) -> Group | None:
+def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
     columns = [p for p in group.outputs if _is_column_output(graph, p, group)]
     rows = [p for p in group.outputs if p not in columns]
     domain = group.domain
@@ -191,7 +224,7 @@ def _merge_rows(graph: Graph, group: Group, other: int) -> Group | None:
         rows.append(other)
     else:
         return None
-    return _combined(graph, tuple(rows), tuple(columns), domain)
+    return _combined(graph, tuple(rows), tuple(columns), domain, kept)
 
 
 def _is_column_output(graph: Graph, position: int, group: Group) -> bool:
@@ -199,15 +232,15 @@ def _is_column_output(graph: Graph, position: int, group: Group) -> bool:
     return node.family is Family.REDUCTION and reduced_dims(graph, position) == group.domain.rows
 
 
-def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain) -> Group | None:
+def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
     if rows and columns and not (trailing and _fits_beside_sums(domain)):  # better two kernels
         return None
     parts = []
     if rows:
-        parts.append(_row_group(graph, rows, domain))
+        parts.append(_row_group(graph, rows, domain, kept))
     if columns:
-        parts.append(_column_group(graph, columns, domain))
+        parts.append(_column_group(graph, columns, domain, kept.difference(rows)))
     if any(part is None for part in parts):
         return None
     found = [part for part in parts if part is not None]
@@ -216,10 +249,14 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
     return Group(kind, (*rows, *columns), _union(*(p.inputs for p in found)), domain, anchors)
 
 
-def _makes_circle(graph: Graph, group: Group) -> bool:
-    """Whether the group would need something in memory that depends on what it writes itself."""
-    written = set(group.outputs)
-    return any(p in written or graph.ancestors[p] & written for p in group.inputs)
+def _reads_itself(graph: Graph, group: Group) -> bool:
+    """Whether the group would need something in memory that it writes itself."""
+    return any(strip_views(graph, p) in group.outputs for p in group.inputs)
+
+
+def _made(graph: Graph, group: Group) -> list[int]:
+    """What a group reads that other groups compute."""
+    return [p for p in group.inputs if not is_stored_elsewhere(graph, p)]
 
 
 def _union(*parts: tuple[int, ...]) -> tuple[int, ...]:
@@ -232,7 +269,7 @@ def _in_order(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
     written: set[int] = set()
     waiting = list(reversed(groups))
     while waiting:
-        ready = next((g for g in waiting if all(p in written or is_stored_elsewhere(graph, p) for p in g.inputs)), None)
+        ready = next((g for g in waiting if all(strip_views(graph, p) in written for p in _made(graph, g))), None)
         if ready is None:
             raise UnsupportedError("the fuser found a circle between kernels", mend="please report the graph")
         waiting.remove(ready)

@@ -82,3 +82,21 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
             found.add(position)
             stack += graph.nodes[position].args
     return frozenset(found)
+
+
+def products_below(graph: Graph, root: int) -> list[int]:
+    """Products that the root reaches through pointwise nodes and views, the latest first."""
+    found: set[int] = set()
+    stack = list(graph.nodes[root].args)
+    seen: set[int] = set()
+    while stack:
+        position = stack.pop()
+        if position in seen:
+            continue
+        seen.add(position)
+        node = graph.nodes[position]
+        if node.family is Family.CONTRACTION:
+            found.add(position)
+        elif node.family in (Family.POINTWISE, Family.VIEW):
+            stack += node.args
+    return sorted(found, reverse=True)

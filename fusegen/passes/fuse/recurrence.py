@@ -14,6 +14,7 @@ from typing import cast
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.passes.fuse.groups import products_below
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,6 @@ def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
 
 
 def _single_product(graph: Graph, scores: int) -> int | None:
-    """The one product among what the scores are made of."""
-    products = [p for p in graph.ancestors[scores] | {scores} if graph.nodes[p].op is Op.MATMUL]
+    """The one product that the scores reach through pointwise operations and views."""
+    products = [scores] if graph.nodes[scores].op is Op.MATMUL else products_below(graph, scores)
     return products[0] if len(products) == 1 else None

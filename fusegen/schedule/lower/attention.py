@@ -35,7 +35,7 @@ from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import place
 from fusegen.schedule.lower.weights import common_factor, weight_functions
 from fusegen.schedule.plan import AttentionPlan
-from fusegen.schedule.program import BufferSpec, Launch, Step
+from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.terms import Evaluator, Leaf, Term
 
 WORDS = ("batch", "head", "query")
@@ -46,7 +46,7 @@ _OCTET = 8  # channels that are stored at once
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 
 
-def lower_attention(context: Context) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+def lower_attention(context: Context) -> Sequence[Step]:
     """The launch of attention, and a copy where its result is wanted as another view."""
     (root,) = context.group.outputs
     recurrence = recurrence_of(context.graph, context.group)
@@ -72,7 +72,7 @@ def lower_attention(context: Context) -> tuple[Sequence[Step], Sequence[BufferSp
         scalars=lane_scalars(context, functions),
         body=AttentionBody(
             input_dtype=context.graph.nodes[recurrence.values].dtype,
-            output_dtype=context.dtype(root),
+            output_dtype=context.dtype(placement.buffer),
             score=score,
             finish=finish,
             weights=weights,
@@ -83,13 +83,13 @@ def lower_attention(context: Context) -> tuple[Sequence[Step], Sequence[BufferSp
         ),
         wide=context.wide,
     )
-    return [_launch(context, kernel, operands, plan), *placement.copies], placement.added
+    return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, tuple[Function, ...]]:
     """What a query and two keys score, in units that the weights know."""
     graph = context.graph
-    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(recurrence.score_product, axes))
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -103,7 +103,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
     """What becomes of the weighted sum of two channels."""
-    accumulator = accumulator_of(recurrence.values, axes)
+    accumulator = accumulator_of(context.graph, recurrence.values, axes)
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator, guarded=recurrence.guarded)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
@@ -163,9 +163,9 @@ def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan:
         kernel=kernel,
         group=context.group,
         tensor_maps=(
-            tensor_map(operands.q, (1, 1, plan.tile_q, _LINE)),
-            tensor_map(operands.k, (1, 1, plan.tile_k, _LINE)),
-            tensor_map(operands.v, (1, 1, plan.tile_k, _LINE)),
+            tensor_map(context.reads[operands.q.base], operands.q, (1, 1, plan.tile_q, _LINE)),
+            tensor_map(context.reads[operands.k.base], operands.k, (1, 1, plan.tile_k, _LINE)),
+            tensor_map(context.reads[operands.v.base], operands.v, (1, 1, plan.tile_k, _LINE)),
         ),
         grid=_grid(batches, heads, queries, plan, context.target.processors),
         block=plan.threads,

@@ -12,22 +12,22 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
-from fusegen.schedule.program import BufferSpec, Launch, Role, Traffic
+from fusegen.schedule.program import Launch, Traffic
 
 PARTIAL = axis_symbol("part")
 """The number of a partial row."""
 
 
-def partials_buffer(context: Context, node: int, plan: RowPlan, column_axes: Axes, key: int) -> BufferSpec:
+def partials_buffer(context: Context, node: int, plan: RowPlan, column_axes: Axes) -> int:
     """The workspace of a column sum: a row for each block that shares the rows."""
     shape = (Formula(str(plan.resident)), formula(product(column_axes.extents)))
-    return BufferSpec(key, f"partial_{node}", context.graph.nodes[node].dtype.compute, shape, Role.TEMPORARY)
+    return context.memory.add(f"partial_{node}", context.graph.nodes[node].dtype.compute, shape)
 
 
 def combine_partials(
     context: Context,
     nodes: Sequence[int],
-    workspace: Sequence[BufferSpec],
+    workspace: Sequence[int],
     stores: Sequence[Store],
     column_axes: Axes,
     plan: RowPlan,
@@ -50,7 +50,7 @@ def combine_partials(
     position: Index = PARTIAL
     for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
         position = position * extent + symbol
-    partials = tuple(context.access(r.name, w.key, position, lane, 1) for r, w in zip(reductions, workspace, strict=True))
+    partials = tuple(context.access(r.name, w, position, lane, 1) for r, w in zip(reductions, workspace, strict=True))
     writes = tuple(context.access(r.name, s.buffer, s.offset, lane, 1) for r, s in zip(reductions, stores, strict=True))
     plan_of_columns = column_plan(context.target)
     expressions = [*(a.offset for a in (*partials, *writes)), *column_axes.extents]
@@ -68,7 +68,8 @@ def combine_partials(
     return Launch(kernel, context.group, (), grid, threads, shared, _traffic(workspace, nodes, context))
 
 
-def _traffic(workspace: Sequence[BufferSpec], nodes: Sequence[int], context: Context) -> Traffic:
-    read = " + ".join(" * ".join([*(f"({f})" for f in w.shape), str(w.dtype.itemsize)]) for w in workspace)
+def _traffic(workspace: Sequence[int], nodes: Sequence[int], context: Context) -> Traffic:
+    partials = map(context.memory.spec, workspace)
+    read = " + ".join(" * ".join([*(f"({f})" for f in w.shape), str(w.dtype.itemsize)]) for w in partials)
     written = " + ".join(f"({formula(product(context.graph.nodes[n].shape))}) * {context.memory.dtype(n).itemsize}" for n in nodes)
     return Traffic(Formula(read), Formula(written))

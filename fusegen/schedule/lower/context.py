@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -10,15 +10,15 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.ir.formula import Formula
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds
-from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Index, product
+from fusegen.ir.index_map import Bounds, Position
+from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
+from fusegen.passes.fuse.groups import computed
 from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size_names, vector_width
 from fusegen.schedule.kernel import Parameter, Pointer
-from fusegen.schedule.lower.memory import Memory, total_bytes
+from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
-from fusegen.schedule.program import Traffic
+from fusegen.schedule.program import Role, Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
 
@@ -32,8 +32,8 @@ class Context:
         wide: whether indices need 64 bits.
         fast: whether approximate functions may be used.
         name: the kernel's name.
-        buffer_names: names of buffers, by key.
-        extra_dtypes: element types of workspace buffers.
+        reads: for each node that the kernel reads from memory, the buffer.
+        written: a buffer that holds the kernel's value already.
         names: identifiers that are taken in the kernel's text.
     """
 
@@ -44,8 +44,8 @@ class Context:
     wide: bool
     fast: bool
     name: str
-    buffer_names: dict[int, str]
-    extra_dtypes: dict[int, DType] = field(default_factory=dict)
+    reads: Mapping[int, int]
+    written: int | None = None
     names: Namer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,9 +53,20 @@ class Context:
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
 
     @property
-    def stored(self) -> frozenset[int]:
-        """Nodes that the kernel reads from memory."""
-        return frozenset(self.group.inputs)
+    def stored(self) -> Mapping[int, int]:
+        """The nodes that the kernel reads from memory, with their buffers."""
+        return {p: self.reads[p] for p in self.group.inputs}
+
+    def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
+        """All places where the kernel must store a value that it computes at an index."""
+        return tuple(s for s in self.memory.stores(position, index, axes) if s.buffer != self.written)
+
+    @property
+    def rounded(self) -> frozenset[int]:
+        """Values that the kernel computes and uses, and that others read in 16 bits."""
+        inside = computed(self.graph, self.group)
+        others = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_half]
+        return frozenset(p for p in others if not inside.isdisjoint(self.graph.users[p]))
 
     @property
     def multiples(self) -> Multiples:
@@ -64,22 +75,20 @@ class Context:
 
     def dtype(self, buffer: int) -> DType:
         """The element type of a buffer."""
-        if buffer in self.extra_dtypes:
-            return self.extra_dtypes[buffer]
-        count = len(self.graph.nodes)
-        return self.graph.nodes[buffer % count].dtype if buffer >= count else self.memory.dtype(buffer)
+        return self.memory.spec(buffer).dtype
 
     def alignment(self, buffer: int) -> int:
         """Bytes that divide a buffer's address and its own strides; what the allocator gives is aligned."""
-        if 0 <= buffer < len(self.graph.nodes) and self.graph.nodes[buffer].op is Op.INPUT:
-            return self.graph.input_spec(str(self.graph.nodes[buffer].attr("name"))).alignment
-        return 16
+        spec = self.memory.spec(buffer)
+        if spec.role is not Role.INPUT or spec.node is None:
+            return 16
+        return self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name"))).alignment
 
     def pointers(self, reads: Iterable[int], writes: Iterable[int]) -> tuple[Pointer, ...]:
         """The kernel's pointer parameters: what it reads, then what it writes."""
         written = dict.fromkeys(writes)
         read = [b for b in dict.fromkeys(reads) if b not in written]
-        return tuple(Pointer(b, plain(f"{self.buffer_names[b]}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
+        return tuple(Pointer(b, plain(f"{self.memory.spec(b).name}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
@@ -97,7 +106,7 @@ class Context:
 
     def read_name(self, read: Read) -> str:
         """A fresh name for what is read from a buffer."""
-        return self.names.take(self.buffer_names[read.buffer])
+        return self.names.take(self.memory.spec(read.buffer).name)
 
     def sizes(self, expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
         """Names of the size parameters."""

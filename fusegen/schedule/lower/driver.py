@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from fusegen.errors import VerificationError
-from fusegen.ir.formula import Formula, formula
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.schedule.lower.attention import lower_attention
@@ -18,24 +16,17 @@ from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximating
 from fusegen.schedule.lower.rows import lower_rows
 from fusegen.schedule.names import identifier
-from fusegen.schedule.program import WORKSPACE, BufferSpec, Launch, Program, Role, Step
+from fusegen.schedule.program import Launch, Program, Step
 from fusegen.target import Backend, Target
 
-Lowered: TypeAlias = tuple[Sequence[Step], Sequence[BufferSpec]]
-
-
-def _pointwise(context: Context, first_workspace: int) -> Lowered:
-    return [lower_pointwise(context)], []
-
-
-_KINDS: dict[GroupKind, Callable[[Context, int], Lowered]] = {
-    GroupKind.POINTWISE: _pointwise,
+_KINDS: dict[GroupKind, Callable[[Context], Sequence[Step]]] = {
+    GroupKind.POINTWISE: lambda context: [lower_pointwise(context)],
     GroupKind.ROW: lower_rows,
     GroupKind.COLUMN: lower_rows,
     GroupKind.ROW_COLUMN: lower_rows,
-    GroupKind.CONTRACTION: lambda context, _: lower_contraction(context),
-    GroupKind.ATTENTION: lambda context, _: lower_attention(context),
-    GroupKind.LIBRARY: lambda context, _: lower_library(context),
+    GroupKind.CONTRACTION: lower_contraction,
+    GroupKind.ATTENTION: lower_attention,
+    GroupKind.LIBRARY: lower_library,
 }
 
 
@@ -50,19 +41,14 @@ def lower(graph: Graph, groups: tuple[Group, ...], target: Target, *, wide: bool
     """
     memory = Memory(graph, groups)
     fast = approximating(graph, groups, memory)
-    buffers = list(memory.buffers())
     steps: list[Step] = []
-    workspace = 0
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
-        names = {spec.key: spec.name for spec in buffers}
-        context = Context(graph, group, memory, target, wide, group in fast, name, names)
-        new_steps, added = _KINDS[group.kind](context, WORKSPACE - workspace)
-        _check_shared(new_steps, target)
-        steps += new_steps
-        buffers += added
-        workspace += len(added)
-    return Program(graph, target, tuple(buffers), tuple(steps), memory.result_views(), _workspace(graph, memory, buffers))
+        context = Context(graph, group, memory, target, wide, group in fast, name, memory.reads)
+        found = _KINDS[group.kind](context)
+        _check_shared(found, target)
+        steps += found
+    return Program(graph, target, memory.specs, tuple(steps), memory.result_views())
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:
@@ -75,12 +61,3 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
         if isinstance(step, Launch) and target.backend is Backend.CUDA and step.shared_bytes > target.shared_bytes:
             what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
-
-
-def _workspace(graph: Graph, memory: Memory, buffers: list[BufferSpec]) -> Formula:
-    parts = [_bytes(spec) for spec in buffers if spec.role is Role.TEMPORARY]
-    return Formula(" + ".join(parts)) if parts else formula(0)
-
-
-def _bytes(spec: BufferSpec) -> str:
-    return " * ".join([f"({f})" for f in spec.shape] + [str(spec.dtype.itemsize)])

@@ -15,10 +15,10 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Shape
+from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
-from fusegen.passes.fuse.contraction import LANES
+from fusegen.passes.fuse.contraction import LANES, is_same_row
 from fusegen.schedule.access import divisor
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
@@ -44,17 +44,17 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def accumulator_of(product: int, axes: Axes) -> LeafOf:
+def accumulator_of(graph: Graph, product: int, axes: Axes) -> LeafOf:
     """The lane of the accumulator that holds an element of a product: for `Evaluator`."""
+    shape = graph.nodes[product].shape
 
     single = same(axes.extents[-1] * LANES, 1)  # read at 0 by both lanes, of which only the first exists
 
     def lane(position: int, at: Position) -> object | None:
-        if position != product or len(at) != len(axes.symbols):
+        if position != product or not is_same_row(shape[:-1], at[:-1], axes.symbols[:-1], axes.extents[:-1]):
             return None
-        rows = all(i == s or (i == 0 and same(e, 1)) for i, s, e in zip(at[:-1], axes.symbols[:-1], axes.extents[:-1], strict=True))
         number = 0 if single else sympy.expand(at[-1] - LANES * PAIR)
-        return int(number) if rows and number in range(LANES) else None
+        return int(number) if number in range(LANES) else None
 
     return lane
 
@@ -280,18 +280,24 @@ class _Partners:
 
     def of(self, first: int, second: int) -> Mapping[int, int] | None:
         """The partners, or None when the lanes are not the same function of their own operands."""
-        return self.found if self._match(first, second) else None
+        pairs = [(first, second)]
+        while pairs:
+            a, b = pairs.pop()
+            if a not in self.found:
+                if not self._match(a, b):
+                    return None
+                self.found[a] = b
+                pairs += zip(self.terms.items[a].args, self.terms.items[b].args, strict=True)
+            elif self.found[a] != b:
+                return None
+        return self.found
 
     def _match(self, a: int, b: int) -> bool:
-        if a in self.found:
-            return self.found[a] == b
+        """Whether two terms are of one kind, whatever their operands."""
         left, right = self.terms.items[a], self.terms.items[b]
         if left.op is not right.op or left.dtype is not right.dtype or len(left.args) != len(right.args):
             return False
-        self.found[a] = b
-        if not left.args:
-            return self._match_leaves(a, b)
-        return left.payload == right.payload and all(map(self._match, left.args, right.args))
+        return left.payload == right.payload if left.args else self._match_leaves(a, b)
 
     def _match_leaves(self, a: int, b: int) -> bool:
         if a in self.lanes or b in self.lanes:

@@ -6,29 +6,30 @@ from collections.abc import Sequence
 
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
-from fusegen.ir.strided import StridedView, contiguous_strides
+from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
 from fusegen.ir.symbolic import linearize, same
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.passes.fuse.contraction import operand_view, unserved
+from fusegen.passes.fuse.contraction import unserved
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.placement import place
-from fusegen.schedule.program import BufferSpec, LibraryProduct, Step, StridedOperand
+from fusegen.schedule.program import LibraryProduct, Step, StridedOperand
 
 
-def lower_library(context: Context) -> tuple[Sequence[Step], Sequence[BufferSpec]]:
+def lower_library(context: Context) -> Sequence[Step]:
     """The library's product, and a copy where its result is wanted as another view."""
     (product,) = context.group.anchors
     shape = context.graph.nodes[product].shape
     axes = domain_axes(context.group.domain)
     placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, linearize(axes.symbols, shape)))
-    a, b = (_operand(operand_view(context.graph, p)) for p in context.graph.nodes[product].args)
-    out = _operand(StridedView(placement.buffer, shape, contiguous_strides(shape), 0))
+    views = [strided_view(context.graph, p) for p in context.graph.nodes[product].args]
+    a, b = (_operand(context.reads[view.base], view) for view in views)
+    out = _operand(placement.buffer, StridedView(product, shape, contiguous_strides(shape), 0))
     step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, context.graph, product))
-    return [step, *placement.copies], placement.added
+    return [step, *placement.copies]
 
 
-def _operand(view: StridedView) -> StridedOperand:
-    return StridedOperand(view.base, tuple(map(formula, view.shape)), tuple(map(formula, view.strides)), formula(view.offset))
+def _operand(buffer: int, view: StridedView) -> StridedOperand:
+    return StridedOperand(buffer, tuple(map(formula, view.shape)), tuple(map(formula, view.strides)), formula(view.offset))
 
 
 def _reason(context: Context, graph: Graph, product: int) -> str:

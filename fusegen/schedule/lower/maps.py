@@ -8,9 +8,10 @@ from fusegen.ir.symbolic import Dim, literal
 from fusegen.schedule.program import TensorMapSpec
 
 
-def tensor_map(view: StridedView, box: tuple[int, ...]) -> TensorMapSpec:
-    """The map of a view whose last dim is contiguous."""
-    return TensorMapSpec(view.base, tuple(map(formula, view.shape)), tuple(map(formula, _strides(view))), formula(view.offset), box)
+def tensor_map(buffer: int, view: StridedView, box: tuple[int, ...], *, writable: bool = False) -> TensorMapSpec:
+    """The map of a view of a buffer, whose last dim is contiguous."""
+    shape, strides = tuple(map(formula, view.shape)), tuple(map(formula, _strides(view)))
+    return TensorMapSpec(buffer, shape, strides, formula(view.offset), box, writable)
 
 
 def _strides(view: StridedView) -> list[Dim]:

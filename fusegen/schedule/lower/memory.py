@@ -1,21 +1,24 @@
-"""Which buffers a program has, and where a kernel stores a value."""
+"""Which buffers a program has, what each holds, and where a kernel stores a value."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from fusegen.dtypes import DType
 from fusegen.ir.formula import Formula, formula
-from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import Position, identity_axes
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides, flat_offset
-from fusegen.ir.symbolic import Axes, Index, delinearize, linearize
+from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import strip_views
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec, ResultView, Role
+
+_PRODUCTS = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -27,65 +30,46 @@ class Store:
 
 
 class Memory:
-    """The buffers of a program: one a graph input, a result, and a value that one group leaves for another."""
+    """The buffers of a program: one a graph input, a result, and a value that one group leaves for another.
+
+    A buffer holds a node, in that node's shape. What a group computes may be stored as a view of it, where that is what is read.
+
+    Attributes:
+        reads: for each node that lies in memory, the buffer that readers take it from.
+    """
 
     def __init__(self, graph: Graph, groups: tuple[Group, ...]) -> None:
         self.graph = graph
         self.groups = groups
+        self.reads: dict[int, int] = {}
+        self._specs: list[BufferSpec] = []
+        self._writes: dict[int, list[tuple[int, int]]] = {}  # for each value, the buffers that take it, and as which node
+        self._results: list[int] = []
+        self._names = Namer(reserved=False)
+        for position, node in graph:
+            if node.op is Op.INPUT:
+                self.reads[position] = self._hold(position, str(node.attr("name")), node.dtype, Role.INPUT)
+        self._add_results()
+        for position in sorted(self.read_later):
+            self._add_temporary(position)
 
-    @cached_property
-    def read_later(self) -> frozenset[int]:
-        """Values that some group reads from memory."""
-        return frozenset(p for group in self.groups for p in group.inputs if not self.is_input(p))
+    @property
+    def specs(self) -> tuple[BufferSpec, ...]:
+        """All buffers, by key."""
+        return tuple(self._specs)
 
-    @cached_property
-    def read_by_products(self) -> frozenset[int]:
-        """Values that a matrix product reads, in their logical dtype."""
-        kinds = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
-        return frozenset(p for group in self.groups if group.kind in kinds for p in group.inputs)
+    def spec(self, key: int) -> BufferSpec:
+        """A buffer."""
+        return self._specs[key]
 
-    @cached_property
-    def results(self) -> tuple[tuple[int, int], ...]:
-        """Each result's node with the key of its own buffer: equal results never share memory, nor does one with an input, nor one
-        with a value that is kept in another dtype."""
-        found: list[tuple[int, int]] = []
-        for position in self.graph.outputs:
-            before = sum(p == position for p, _ in found)
-            elsewhere = before + (self.is_input(position) or self._is_kept_wide(position))
-            found.append((position, position + elsewhere * len(self.graph.nodes)))
-        return tuple(found)
-
-    def _is_stored_as_result(self, position: int) -> bool:
-        """Whether the only buffer of a value is a result's; what is read later has one of its own beside that of a view of it."""
-        if position in self.graph.outputs:
-            return True
-        return position not in self.read_later and position in {strip_views(self.graph, r) for r in self.graph.outputs}
-
-    def is_input(self, position: int) -> bool:
-        """Whether a node is an input of the graph."""
-        return self.graph.nodes[position].op is Op.INPUT
-
-    @cached_property
-    def _library_products(self) -> frozenset[int]:
-        """Products of 16-bit floats that the library computes."""
-        products = (p for group in self.groups if group.kind is GroupKind.LIBRARY for p in group.outputs)
-        return frozenset(p for p in products if self.graph.nodes[p].dtype.is_half)
+    def add(self, name: str, dtype: DType, shape: Sequence[Formula]) -> int:
+        """A further temporary buffer; gives its key."""
+        return self._add(name, dtype, tuple(shape), Role.TEMPORARY, None)
 
     def dtype(self, position: int) -> DType:
-        """The element type of a value that groups leave for others: statistics and products stay as wide as they were computed."""
-        node = self.graph.nodes[position]
-        wide = node.family is Family.REDUCTION or position in self._library_products
-        if self._is_kept_wide(position):
-            return node.dtype.compute
-        if wide and not self._is_stored_as_result(position) and position not in self.read_by_products:
-            return node.dtype.compute
-        return node.dtype
-
-    def _is_kept_wide(self, position: int) -> bool:
-        """Whether a result is stored twice: a statistic that a later group compares with what it computes again, unrounded."""
-        node = self.graph.nodes[position]
-        is_statistic = node.family is Family.REDUCTION and node.dtype.is_half
-        return is_statistic and position in self.graph.outputs and position in self.read_later - self.read_by_products
+        """The element type in which a node lies in memory."""
+        key = self.reads[position] if position in self.reads else self._writes[position][0][0]
+        return self._specs[key].dtype
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
         """All places where a group must store a value that it computes at an index.
@@ -94,21 +78,85 @@ class Memory:
             position: an output of the group.
             index: the element's index in the value's shape, over the axes.
         """
-        found: list[Store] = []
-        for result, key in self.results:
-            if result == position or strip_views(self.graph, result) == position:
-                moved = self._through_views(result, position, index, axes)
-                shape = self.graph.nodes[result].shape
-                found.append(Store(key, flat_offset(moved, contiguous_strides(shape))))
-        if position in self.read_later and all(s.buffer != position for s in found):
-            found.append(Store(position, flat_offset(index, contiguous_strides(self.graph.nodes[position].shape))))
-        return tuple(found)
+        return tuple(Store(key, self._offset(node, position, index, axes)) for key, node in self._writes.get(position, ()))
 
-    def _through_views(self, result: int, position: int, index: Position, axes: Axes) -> Position:
-        """The index in a result's shape of an element of the value that it is a view of."""
-        if result == position:
+    def result_views(self) -> tuple[ResultView, ...]:
+        """The results as the caller gets them."""
+        return tuple(ResultView(key, self._specs[key].shape) for key in self._results)
+
+    # What lies in memory.
+
+    @cached_property
+    def read_later(self) -> frozenset[int]:
+        """Nodes that some group reads from memory."""
+        return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op is not Op.INPUT)
+
+    @cached_property
+    def _read_by_products(self) -> frozenset[int]:
+        """Nodes that a matrix product reads, in their logical dtype."""
+        return frozenset(p for group in self.groups if group.kind in _PRODUCTS for p in group.inputs)
+
+    @cached_property
+    def _wide(self) -> frozenset[int]:
+        """Values that stay as wide as they were computed until they are read: statistics, and products of 16-bit floats by the
+        library."""
+        products = {p for group in self.groups if group.kind is GroupKind.LIBRARY for p in group.outputs}
+        halves = {p for p in products if self.graph.nodes[p].dtype.is_half}
+        return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
+
+    def _temporary_dtype(self, position: int) -> DType:
+        node = self.graph.nodes[position]
+        is_wide = strip_views(self.graph, position) in self._wide and position not in self._read_by_products
+        return node.dtype.compute if is_wide else node.dtype
+
+    def _add_results(self) -> None:
+        """A buffer for each result: equal ones never share memory, nor does one with an input."""
+        single = len(self.graph.outputs) == 1
+        for number, result in enumerate(self.graph.outputs):
+            dtype = self.graph.nodes[result].dtype
+            self._results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
+            self._written(self._results[-1], result)
+
+    def _add_temporary(self, position: int) -> None:
+        """A place from which a node is read later: one that holds the same elements in the same order, or one of its own."""
+        dtype = self._temporary_dtype(position)
+        value = strip_views(self.graph, position)
+        is_statistic = self.graph.nodes[value].family is Family.REDUCTION
+        for key, node in self._writes.get(value, ()):
+            # A product that is a result is read as that; a statistic would be compared with what is computed again, unrounded.
+            kept = self._specs[key].dtype is dtype or (self._specs[key].role is Role.OUTPUT and not is_statistic)
+            if kept and self._is_arranged_alike(node, position, value):
+                self.reads[position] = key
+                return
+        self.reads[position] = self._hold(position, f"value_{position}", dtype, Role.TEMPORARY)
+        self._written(self.reads[position], position)
+
+    def _is_arranged_alike(self, one: int, other: int, value: int) -> bool:
+        axes = identity_axes(self.graph.nodes[value].shape)
+        return same(*(self._offset(node, value, axes.symbols, axes) for node in (one, other)))
+
+    def _written(self, key: int, node: int) -> None:
+        self._writes.setdefault(strip_views(self.graph, node), []).append((key, node))
+
+    def _hold(self, position: int, name: str, dtype: DType, role: Role) -> int:
+        return self._add(name, dtype, formulas(self.graph.nodes[position].shape), role, position)
+
+    def _add(self, name: str, dtype: DType, shape: tuple[Formula, ...], role: Role, node: int | None) -> int:
+        self._specs.append(BufferSpec(len(self._specs), self._names.take(name), dtype, shape, role, node))
+        return len(self._specs) - 1
+
+    # Offsets.
+
+    def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
+        """Where in the buffer of a node lies an element of the value that it is a view of."""
+        moved = self._through_views(node, position, index, axes)
+        return flat_offset(moved, contiguous_strides(self.graph.nodes[node].shape))
+
+    def _through_views(self, view: int, position: int, index: Position, axes: Axes) -> Position:
+        """The index in a view's shape of an element of the value that it is a view of."""
+        if view == position:
             return index
-        node = self.graph.nodes[result]
+        node = self.graph.nodes[view]
         inner = self._through_views(node.args[0], position, index, axes)
         if node.op is Op.PERMUTE:
             dims = node.attr("dims")
@@ -116,25 +164,10 @@ class Memory:
             return tuple(inner[d] for d in dims)
         return delinearize(linearize(inner, self.graph.nodes[node.args[0]].shape), node.shape, axes)
 
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        """All buffers but workspace."""
-        names = Namer(reserved=False)
-        specs = [self._spec(p, names.take(str(n.attr("name"))), Role.INPUT) for p, n in self.graph if n.op is Op.INPUT]
-        single = len(self.results) == 1
-        for number, (result, key) in enumerate(self.results):
-            spec = self._spec(result, names.take("out" if single else f"out_{number}"), Role.OUTPUT)
-            specs.append(replace(spec, key=key, dtype=self.graph.nodes[result].dtype))
-        for position in sorted(self.read_later - {key for _, key in self.results}):
-            specs.append(self._spec(position, names.take(f"value_{position}"), Role.TEMPORARY))
-        return tuple(specs)
 
-    def _spec(self, position: int, name: str, role: Role) -> BufferSpec:
-        shape = tuple(formula(d) for d in self.graph.nodes[position].shape)
-        return BufferSpec(position, name, self.dtype(position), shape, role)
-
-    def result_views(self) -> tuple[ResultView, ...]:
-        """The results as the caller gets them."""
-        return tuple(ResultView(key, tuple(formula(d) for d in self.graph.nodes[o].shape)) for o, key in self.results)
+def formulas(shape: Shape) -> tuple[Formula, ...]:
+    """Sizes as formulas."""
+    return tuple(map(formula, shape))
 
 
 def total_bytes(parts: list[tuple[Index, int]]) -> Formula:

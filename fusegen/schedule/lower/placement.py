@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.symbolic import Axes, Index, linearize
 from fusegen.passes.fuse import Domain, Group, GroupKind
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.memory import Memory, Store
+from fusegen.schedule.lower.memory import Store, formulas
 from fusegen.schedule.lower.pointwise import lower_pointwise
-from fusegen.schedule.program import BufferSpec, Launch, Role
+from fusegen.schedule.program import Launch
 
 
 @dataclass(frozen=True)
@@ -20,24 +19,14 @@ class Placement:
     """Where the value goes.
 
     Attributes:
-        buffer: the key of the buffer that the kernel writes.
+        buffer: that the kernel writes.
         offset: of the element.
-        added: the buffer, when the program would not have it otherwise.
         copies: launches that bring the value to all other places.
     """
 
     buffer: int
     offset: Index
-    added: tuple[BufferSpec, ...] = ()
     copies: tuple[Launch, ...] = ()
-
-
-class _Elsewhere(Memory):
-    """The buffers of a program for the copy of a value: every place but its own."""
-
-    def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
-        """All other places where the value is wanted."""
-        return tuple(s for s in super().stores(position, index, axes) if s.buffer != position)
 
 
 def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
@@ -48,23 +37,18 @@ def place(context: Context, node: int, index: Position, axes: Axes, fits: Callab
         index: the element, over the axes.
         fits: whether the kernel can write to an offset.
     """
-    stores = context.memory.stores(node, index, axes)
-    if len(stores) == 1 and fits(stores[0].offset):
-        return Placement(stores[0].buffer, stores[0].offset)
-    own = next((s for s in stores if s.buffer == node), None)
-    added = () if own else (_own_buffer(context, node),)
-    context.buffer_names.update({spec.key: spec.name for spec in added})
-    return Placement(node, linearize(index, context.graph.nodes[node].shape), added, (_copy(context, node),))
+    stores = context.stores(node, index, axes)
+    first = next((s for s in stores if fits(s.offset)), None)
+    if first is None:
+        shape = context.graph.nodes[node].shape
+        dtype = context.memory.spec(stores[0].buffer).dtype
+        first = Store(context.memory.add(f"value_{node}", dtype, formulas(shape)), linearize(index, shape))
+    others = tuple(s for s in stores if s.buffer != first.buffer)
+    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
 
 
-def _own_buffer(context: Context, node: int) -> BufferSpec:
-    shape = tuple(formula(d) for d in context.graph.nodes[node].shape)
-    return BufferSpec(node, f"value_{node}", context.dtype(node), shape, Role.TEMPORARY)
-
-
-def _copy(context: Context, node: int) -> Launch:
+def _copy(context: Context, node: int, source: int) -> Launch:
     """The launch that reads the value and writes it to the other places."""
     domain = Domain(context.graph.nodes[node].shape)
     group = Group(GroupKind.POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
-    memory = _Elsewhere(context.graph, context.memory.groups)
-    return lower_pointwise(replace(context, group=group, memory=memory, name=f"{context.name}_copy"))
+    return lower_pointwise(replace(context, group=group, name=f"{context.name}_copy", reads={node: source}, written=source))

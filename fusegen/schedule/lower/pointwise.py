@@ -18,12 +18,12 @@ from fusegen.schedule.terms import Evaluator, substitute
 def lower_pointwise(context: Context) -> Launch:
     """The launch of a pointwise group."""
     axes = domain_axes(context.group.domain)
-    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None)
+    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded)
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output in context.group.outputs:
         root = evaluator.value(output, axes.symbols)
-        for store in context.memory.stores(output, axes.symbols, axes):
+        for store in context.stores(output, axes.symbols, axes):
             roots.append(root)
             stores.append((store.buffer, store.offset))
     leaves = leaves_of(evaluator.terms, roots)

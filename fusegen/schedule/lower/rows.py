@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, same
@@ -17,7 +18,7 @@ from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.schedule.program import BufferSpec, Launch
+from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Evaluator, Terms, substitute
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
@@ -27,33 +28,27 @@ _SMALLEST_COPY = 4
 """Bytes of the smallest asynchronous copy."""
 
 
-def lower_rows(context: Context, first_workspace: int) -> tuple[list[Launch], list[BufferSpec]]:
-    """The launches of a row, column or row-and-column group: one, and one more that combines column sums.
-
-    Args:
-        first_workspace: the key of the first workspace buffer that is free; further ones count down.
-    """
+def lower_rows(context: Context) -> list[Launch]:
+    """The launches of a row, column or row-and-column group: one, and one more that combines column sums."""
     math = _evaluate(context)
     plan, phases = _plan(context, math)
     columns = [root for root in math.roots if root.kind == "column"]
-    workspace = [partials_buffer(context, root.key, plan, math.column_axes, first_workspace - k) for k, root in enumerate(columns)]
-    context.extra_dtypes.update({spec.key: spec.dtype for spec in workspace})
-    context.buffer_names.update({spec.key: spec.name for spec in workspace})
-    builder = RowKernelBuilder(context, math, plan, phases, {r.key: w.key for r, w in zip(columns, workspace, strict=True)})
+    workspace = [partials_buffer(context, root.key, plan, math.column_axes) for root in columns]
+    builder = RowKernelBuilder(context, math, plan, phases, {r.key: w for r, w in zip(columns, workspace, strict=True)})
     launches = [builder.launch()]
     if columns:
         moves = dict(math.moves)
         sums = [(r.key, w, s) for r, w in zip(columns, workspace, strict=True) for s in _column_stores(context, r.key, moves)]
         nodes, partials, stores = zip(*sums, strict=True)
         launches.append(combine_partials(context, nodes, partials, stores, math.column_axes, plan))
-    return launches, workspace
+    return launches
 
 
 def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: p if graph.nodes[p].family is Family.REDUCTION else None)
+    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded)
     statistics: dict[int, int] = {}
     roots: list[Root] = []
     for node in context.group.anchors:
@@ -66,11 +61,16 @@ def _evaluate(context: Context) -> RowMath:
         if not _is_column_sum(context, output):
             index = _own_index(context, output, axes)
             term = evaluator.value(output, index)
-            found = context.memory.stores(output, index, axes)
+            found = context.stores(output, index, axes)
             kind = "row_write" if _is_per_row(context, output) else "write"
             roots += [Root(kind, len(stores) + k, term) for k in range(len(found))]
             stores += found
     return _merged(context, evaluator.terms, roots, statistics, stores, axes)
+
+
+def _reduction(graph: Graph, position: int) -> int | None:
+    """What a reduction is known by in the kernel that computes it."""
+    return position if graph.nodes[position].family is Family.REDUCTION else None
 
 
 def _own_index(context: Context, node: int, axes: Axes) -> Position:
@@ -174,5 +174,5 @@ def _along(offset: Index, axes: Axes) -> bool:
 def _column_stores(context: Context, node: int, moves: dict[object, Index]) -> list[Store]:
     """Where a column sum goes, over the merged column axes."""
     axes = domain_axes(context.group.domain)
-    found = context.memory.stores(node, _own_index(context, node, axes), axes)
+    found = context.stores(node, _own_index(context, node, axes), axes)
     return [Store(store.buffer, substitute(store.offset, moves)) for store in found]

@@ -1,0 +1,153 @@
+"""Which values lie in memory though a kernel could compute them again: what a product ends in, and what several kernels need, where
+that moves fewer bytes.
+
+Symbolic sizes count as large. What is decided here costs or saves bytes, and changes no result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import TypeAlias
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim, product, same
+from fusegen.passes.fuse.groups import strip_views
+
+_NOMINAL = 1024  # what a symbolic size counts as
+_MOST_READERS = 4  # kernels from which on it does not matter how many more there are
+
+Key: TypeAlias = tuple[object, ...]
+"""A kernel to come: values of one key will be computed together."""
+
+
+def ends_of(graph: Graph, value: int) -> list[int]:
+    """Values, the furthest first, that are computed point by point of a value, and through which alone it is used: each could be
+    kept in its place.
+
+    They have as many elements, arranged in other dims perhaps.
+    """
+    found: list[int] = []
+    position = value
+    while (following := graph.post_dominators[position]) < len(graph.nodes):
+        if not _only_pointwise(graph, position, following) or not _is_as_large(graph, value, following):
+            break
+        position = following
+        if strip_views(graph, position) == position:
+            found.append(position)
+    return found[::-1]
+
+
+def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
+    """Whether nothing but pointwise operations and views lies between a value and where all its uses come together."""
+    stack, seen = list(graph.users[start]), {end}
+    while stack:
+        position = stack.pop()
+        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW):
+            return False
+        if position not in seen:
+            seen.add(position)
+            stack += graph.users[position]
+    return True
+
+
+def _is_as_large(graph: Graph, value: int, other: int) -> bool:
+    return same(product(graph.nodes[value].shape), product(graph.nodes[other].shape))
+
+
+def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int], streamed: Collection[int]) -> frozenset[int]:
+    """Values that kernels read rather than compute them again: some that lie in memory anyway, and some that are kept for it.
+
+    Args:
+        stored: computed values that lie in memory anyway.
+        alone: those of them whose kernel computes nothing else.
+        streamed: products whose first operand is computed as it is needed, and never lies in memory.
+    """
+    sharing = _Sharing(graph, set(stored), frozenset(alone), frozenset(streamed))
+    kept: set[int] = set()
+    for position, node in graph:
+        shareable = node.family in (Family.POINTWISE, Family.REDUCTION) and position not in sharing.alone
+        if shareable and sharing.pays(position):
+            sharing.stored.add(position)
+            kept.add(position)
+    return frozenset(kept)
+
+
+class _Sharing:
+    """What is known of the kernels to come.
+
+    Attributes:
+        stored: computed values that lie in memory; grows.
+        alone: those of them whose kernel computes nothing else.
+    """
+
+    def __init__(self, graph: Graph, stored: set[int], alone: frozenset[int], streamed: frozenset[int]) -> None:
+        self.graph, self.stored, self.alone, self._streamed = graph, stored, alone, streamed
+        self._generation: list[int] = []  # how many kernels run one after the other before a value
+        for _, node in graph:
+            self._generation.append(max((self._generation[a] + (a in stored) for a in node.args), default=0))
+
+    def pays(self, value: int) -> bool:
+        """Whether reading a value moves fewer bytes than computing it in each kernel that needs it."""
+        readers = self._readers(value)
+        is_stored = value in self.stored  # its kernel writes it in any case
+        if len(readers) + is_stored < 2:
+            return False
+        own = self._inputs([value])
+        others = {key: self._inputs(roots, value) for key, roots in readers.items()}
+        again = sum(self._bytes(reads | own) for reads in others.values())
+        writer = others.pop(self._key(value), frozenset())  # which needs it too, or is a kernel of its own
+        read = sum(self._bytes(reads | {value}) for reads in others.values())
+        if is_stored:
+            return read + self._bytes(writer | own) * bool(writer) < again
+        return read + self._bytes(writer | own) + self._bytes({value}) < again
+
+    def _readers(self, value: int) -> dict[Key, list[int]]:
+        """The kernels that need a value, as far as they matter, with what they compute of it."""
+        found: dict[Key, list[int]] = {}
+        queue, seen = deque([value]), {value}
+        while queue and len(found) < _MOST_READERS:
+            position = queue.popleft()
+            for user in self.graph.users[position]:
+                node = self.graph.nodes[user]
+                if user in self.stored and node.family is not Family.CONTRACTION:
+                    found.setdefault(self._key(user), []).append(user)
+                elif user not in seen and (node.family is not Family.CONTRACTION or self._is_streamed(position, user)):
+                    seen.add(user)
+                    queue.append(user)
+        return found
+
+    def _is_streamed(self, operand: int, product: int) -> bool:
+        return product in self._streamed and self.graph.nodes[product].args[0] == operand
+
+    def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
+        """What computing some values reads from memory, but for another value and what that is made of."""
+        found: set[int] = set()
+        stack = [a for root in roots for a in self.graph.nodes[root].args]
+        seen = set() if other is None else {other}
+        while stack:
+            position = stack.pop()
+            if position not in seen:
+                seen.add(position)
+                if self.graph.nodes[position].op is Op.INPUT or position in self.stored:
+                    found.add(position)
+                else:
+                    stack += self.graph.nodes[position].args
+        return frozenset(found)
+
+    def _bytes(self, positions: Iterable[int]) -> int:
+        nodes = (self.graph.nodes[p] for p in positions)
+        return sum(_nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
+
+    def _key(self, value: int) -> Key:
+        """Values over one iteration space that no other kernel has to come between are computed together."""
+        if value in self.alone:
+            return (value,)
+        node = self.graph.nodes[value]
+        over = self.graph.nodes[node.args[0]].shape if node.family is Family.REDUCTION else node.shape
+        return (self._generation[value], *map(str, over))
+
+
+def _nominal(size: Dim) -> int:
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, _NOMINAL)))

@@ -1,0 +1,74 @@
+"""The workspace of a call: one piece of memory in which values lie that only its steps know, each as long as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusegen.schedule.program import BufferSpec, Launch, Program, Role, Step
+
+_ALIGNMENT = 256  # bytes between values; what torch's allocator gives
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value's place.
+
+    Attributes:
+        key: of the buffer.
+        offset, size: in bytes.
+        shape: in elements.
+        first, last: the steps between which it is needed.
+    """
+
+    key: int
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+    def meets(self, other: Slot) -> bool:
+        """Whether both are needed in one step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def arrange(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
+    """The places of a program's temporaries, and the bytes that they take together."""
+    touched = [touched_by(step) for step in program.steps]
+    return packed(_slot(spec, touched, sizes) for spec in program.buffers if spec.role is Role.TEMPORARY)
+
+
+def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
+    """Values in places of their own as long as they are needed, and the bytes that they take together.
+
+    The largest come first, each as far in front as those that are needed at the same time let it. That is near the largest sum of
+    values that are needed at once, which no arrangement is below.
+    """
+    placed: list[Slot] = []
+    for slot in sorted(slots, key=lambda s: (-s.size, s.first, s.key)):
+        offset = 0
+        for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
+            if offset + slot.size <= other.offset:
+                break
+            offset = max(offset, _aligned(other.offset + other.size))
+        placed.append(replace(slot, offset=offset))
+    return tuple(sorted(placed, key=lambda s: s.key)), max((_aligned(s.offset + s.size) for s in placed), default=0)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _slot(spec: BufferSpec, touched: Sequence[frozenset[int]], sizes: Mapping[str, int]) -> Slot:
+    steps = [number for number, keys in enumerate(touched) if spec.key in keys]
+    shape = tuple(extent(sizes) for extent in spec.shape)
+    return Slot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, steps[0], steps[-1])
+
+
+def touched_by(step: Step) -> frozenset[int]:
+    """The buffers that a step reads or writes."""
+    if isinstance(step, Launch):
+        return frozenset((*(p.buffer for p in step.kernel.pointers), *(m.buffer for m in step.tensor_maps)))
+    return frozenset((step.a.buffer, step.b.buffer, step.out.buffer))

@@ -1,0 +1,100 @@
+"""Blocks of well-known models, written as models write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def _weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape) / shape[-1] ** 0.5, requires_grad=False)
+
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer: the rows as one dim around the product."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.outputs = _weight(inputs, outputs), _weight(outputs), outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return flat.view(*x.size()[:-1], self.outputs)
+
+
+class GPT2Block(nn.Module):
+    """Radford et al., Language Models are Unsupervised Multitask Learners (2019)."""
+
+    steps = 7
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+        self.qkv, self.out = Conv1D(width, 3 * width), Conv1D(width, width)
+        self.up, self.down = Conv1D(width, 4 * width), Conv1D(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], -1).contiguous()
+        x = self.out(attended) + x
+        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+
+
+class BertLayer(nn.Module):
+    """Devlin et al., BERT (arXiv 1810.04805)."""
+
+    steps = 9
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width).requires_grad_(False) for _ in range(4))
+        self.up, self.down = (nn.Linear(*s).requires_grad_(False) for s in ((width, 4 * width), (4 * width, width)))
+        self.norm_1, self.norm_2 = (nn.LayerNorm(width, eps=1e-12).requires_grad_(False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (proj(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for proj in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        x = self.norm_1(self.out(attended) + x)
+        return self.norm_2(self.down(F.gelu(self.up(x))) + x)
+
+
+class LlamaLayer(nn.Module):
+    """Touvron et al., LLaMA (arXiv 2302.13971)."""
+
+    steps = 11
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.inner = heads, 2 * width
+        self.norm_1, self.norm_2 = _weight(width), _weight(width)
+        self.q, self.k, self.v, self.out = (_weight(width, width) for _ in range(4))
+        self.gate, self.up, self.down = _weight(self.inner, width), _weight(self.inner, width), _weight(width, self.inner)
+        angles = torch.outer(torch.arange(4096.0), 10000 ** -torch.arange(0, 1, 2 * heads / width)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        count = x.shape[-2]
+        return x * self.cos[:count] + torch.cat((-second, first), -1) * self.sin[:count]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.rms_norm(x, x.shape[-1:], self.norm_1, 1e-6)
+        q, k, v = (F.linear(hidden, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(self.rotated(q), self.rotated(k), v, is_causal=True)
+        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
+        hidden = F.rms_norm(x, x.shape[-1:], self.norm_2, 1e-6)
+        return x + F.linear(F.silu(F.linear(hidden, self.gate)) * F.linear(hidden, self.up), self.down)
+
+
+BLOCKS = (GPT2Block, BertLayer, LlamaLayer)
+
+
+def stacked(make: Callable[[int, int], nn.Module], count: int, width: int, heads: int) -> nn.Sequential:
+    """Several blocks, one after the other."""
+    return nn.Sequential(*(make(width, heads) for _ in range(count)))

@@ -1,0 +1,151 @@
+"""Whole blocks of transformers in one declaration: their launches, their bytes, their workspace, their values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.program import LibraryProduct, Role, Step
+from fusegen.schedule.workspace import arrange, touched_by
+from tests.unit.blocks import BLOCKS, BertLayer, GPT2Block, LlamaLayer, stacked
+
+WIDTH, HEADS = 512, 8
+MAKES = pytest.mark.parametrize("make", BLOCKS, ids=lambda make: make.__name__)
+
+
+def lowered(module: Callable[[Tensor], Tensor], *shape: int, target: str = "sm_90a") -> Lowered:
+    return fg.kernel(lambda x: module(x)).lower(torch.empty(shape, dtype=torch.bfloat16, device="meta"), target=target)
+
+
+def moved(low: Lowered) -> int:
+    return sum(step.traffic.read(low.sizes) + step.traffic.written(low.sizes) for step in low.program.steps)
+
+
+def written_by(step: Step) -> set[int]:
+    if isinstance(step, LibraryProduct):
+        return {step.out.buffer}
+    return {p.buffer for p in step.kernel.pointers if p.writable} | {m.buffer for m in step.tensor_maps if m.writable}
+
+
+def half(module: nn.Module) -> nn.Module:
+    return module.to(torch.bfloat16).to("meta")
+
+
+@MAKES
+def test_a_block_is_few_steps(make: type[GPT2Block | BertLayer | LlamaLayer]) -> None:
+    low = lowered(half(make(WIDTH, HEADS)), 8, 256, WIDTH)
+    kinds = [group.kind for group in low.groups]
+    assert len(low.program.steps) == make.steps and kinds.count(GroupKind.ATTENTION) == 1
+    assert sum(kind is GroupKind.CONTRACTION for kind in kinds) >= 4 or make is LlamaLayer
+
+
+def test_why_attention_is_refused_is_explained() -> None:
+    q, k, v = (torch.empty(2, 4, 64, 96, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    text = fg.kernel(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)).lower(q, k, v, target="sm_90a").explain()
+    assert text.count("no attention kernel: the head dim is 96") == 2
+
+
+def test_what_several_kernels_need_is_written_by_one_of_them() -> None:
+    def function(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = x.sin() * y + z
+        first, second = (h.softmax(-1) @ w).softmax(-1), (h.amax(-1, keepdim=True) - h) @ w
+        return first + h, second.exp() * h, h.sum(0)
+
+    args = (*(torch.randn(33, 64) for _ in range(3)), torch.randn(64, 64))
+    low = fg.kernel(function).lower(*args, target="cpu")
+    assert sum(bool({0, 1, 2} & touched_by(step)) for step in low.program.launches) == 1
+    for got, wanted in zip(fg.kernel(function)(*args), function(*args), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_epilogue_that_reads_another_row_is_a_kernel_of_its_own() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).unflatten(0, (4, -1)).transpose(0, 1).exp()
+
+    low = fg.kernel(function).lower(
+        torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),
+        torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),
+        target="sm_90a",
+    )
+    assert [group.kind for group in low.groups] == [GroupKind.LIBRARY, GroupKind.POINTWISE]
+
+
+@pytest.mark.usefixtures("either")
+def test_a_kept_value_is_one_number() -> None:
+    """What several kernels need is rounded where it is written, and nobody sees more of it."""
+
+    def function(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+        h = x.sin() * y + z
+        product = (h >= 0.5).to(w.dtype) @ w
+        return product - (h >= 0.5).to(w.dtype) + h * 0
+
+    x, y, z = (torch.randn(64, 256).bfloat16() for _ in range(3))
+    assert fg.kernel(function)(x, y, z, torch.eye(256).bfloat16()).count_nonzero() == 0
+
+
+@MAKES
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_the_workspace_holds_what_lives_at_once(make: type[nn.Module], target: str) -> None:
+    low = lowered(half(stacked(make, 3, WIDTH, HEADS)), 8, 256, WIDTH, target=target)
+    slots, total = arrange(low.program, low.sizes)
+    steps = range(len(low.program.steps))
+    most = max(sum(s.size for s in slots if s.first <= step <= s.last) for step in steps)
+    assert most <= total <= 1.1 * most
+    for one, other in itertools.combinations(slots, 2):
+        apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
+        assert apart or not one.meets(other)
+
+
+@MAKES
+def test_a_temporary_is_written_before_it_is_read(make: type[nn.Module]) -> None:
+    low = lowered(half(stacked(make, 2, WIDTH, HEADS)), 4, 128, WIDTH)
+    written = {spec.key for spec in low.program.buffers if spec.role is Role.INPUT}
+    for step in low.program.steps:
+        writes = written_by(step)
+        assert touched_by(step) - writes <= written
+        written |= writes
+
+
+@MAKES
+@pytest.mark.parametrize("target", ["sm_90a", "cpu"])
+def test_launches_and_bytes_grow_with_depth(make: type[nn.Module], target: str) -> None:
+    lows = [lowered(half(stacked(make, count, WIDTH, HEADS)), 8, 256, WIDTH, target=target) for count in (1, 2, 4)]
+    steps = [len(low.program.steps) for low in lows]
+    assert steps[2] - steps[1] == 2 * (steps[1] - steps[0])
+    bytes_ = [moved(low) for low in lows]
+    assert bytes_[2] - bytes_[1] == 2 * (bytes_[1] - bytes_[0])
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "cpu"])
+def test_a_residual_stream_is_read_once_a_branch(target: str) -> None:
+    def network(depth: int) -> Callable[[Tensor], Tensor]:
+        weights = [torch.empty(512, 512, dtype=torch.bfloat16, device="meta") for _ in range(depth)]
+
+        def function(x: Tensor) -> Tensor:
+            for weight in weights:
+                x = x + F.gelu(F.linear(F.rms_norm(x, (512,)), weight))
+            return x
+
+        return function
+
+    bytes_ = {depth: moved(lowered(network(depth), 8192, 512, target=target)) for depth in (2, 4, 12, 24)}
+    a_layer = (bytes_[4] - bytes_[2]) / 2
+    assert bytes_[12] - bytes_[4] == 8 * a_layer and bytes_[24] - bytes_[12] == 12 * a_layer
+
+
+@MAKES
+def test_blocks_are_right(make: Callable[[int, int], nn.Module]) -> None:
+    torch.manual_seed(1)
+    blocks = stacked(make, 2, 64, 4)
+    x = torch.randn(2, 10, 64)
+    kernel = fg.kernel(lambda x: blocks(x))
+    torch.testing.assert_close(kernel(x), blocks(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kernel(x[:1, :7]), blocks(x[:1, :7]), rtol=1e-4, atol=1e-4)
