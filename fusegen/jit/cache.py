@@ -25,14 +25,12 @@ class Kind:
     Attributes:
         name: of the folder.
         holds: what, in words.
-        globs: where its files lie.
         entry: what the path of a finished file looks like, relative to the folder.
         unfinished: what that of a half-written one looks like.
     """
 
     name: str
     holds: str
-    globs: tuple[str, ...]
     entry: re.Pattern[str]
     unfinished: re.Pattern[str]
 
@@ -41,11 +39,11 @@ _LIBRARY = re.compile(r"[0-9a-f]{64}\.(so|cpp)")
 _BUILDING = re.compile(r"building-\w+/[0-9a-f]{64}\.(so|cpp)")
 
 KINDS = (
-    Kind("cubin", "machine code for GPUs", ("entries/*/*", "tmp/*"), re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
+    Kind("cubin", "machine code for GPUs", re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
          re.compile(r"tmp/entry-\w+")),
-    Kind("cuda", "its CUDA text", ("*", ".*"), re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
-    Kind("cpu", "libraries of the CPU target, with their C++", ("*", "building-*/*"), _LIBRARY, _BUILDING),
-    Kind("emulator", "libraries of the emulator, with their C++", ("*", "building-*/*"), _LIBRARY, _BUILDING),
+    Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
+    Kind("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
+    Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
 )  # fmt: skip
 """All folders of the cache."""
 
@@ -125,7 +123,7 @@ def _ours(root: Path, kind: Kind) -> dict[Path, int]:
 
 def _files(folder: Path, kind: Kind) -> Iterator[tuple[Path, int]]:
     now = time.time()
-    for path in (path for glob in kind.globs for path in folder.glob(glob)):
+    for path in _all_files(folder):
         name = path.relative_to(folder).as_posix()
         is_entry, is_unfinished = kind.entry.fullmatch(name), kind.unfinished.fullmatch(name)
         if not (is_entry or is_unfinished) or path.is_symlink():
@@ -136,3 +134,14 @@ def _files(folder: Path, kind: Kind) -> Iterator[tuple[Path, int]]:
             continue
         if is_entry or now - state.st_mtime > _STALE_SECONDS:
             yield path, state.st_size
+
+
+def _all_files(folder: Path) -> Iterator[Path]:
+    """Everything in a folder that is no folder; what goes away meanwhile is not there."""
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=failed):
+        yield from (Path(parent, name) for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -159,3 +160,17 @@ def test_clearing_while_others_write(tmp_path: Path) -> None:
     assert worker.stderr is not None
     assert worker.returncode == 0, worker.stderr.read()
     assert removed, "nothing was cleared meanwhile"
+
+
+def test_a_folder_that_goes_away_while_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu" / "building-gone").mkdir(parents=True)
+    (tmp_path / "cpu" / f"{'0' * 64}.so").write_bytes(b"1234")
+    scandir = os.scandir
+
+    def vanishing(folder: str | Path) -> object:
+        if str(folder).endswith("building-gone"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert {each.name: (each.entries, each.bytes) for each in cache.usage(tmp_path)}["cpu"] == (1, 4)
