@@ -101,6 +101,24 @@ def test_a_chain_may_be_of_any_length(target: str) -> None:
     assert len(rows.program.steps) == 1 and len(product.program.steps) == (1 if target == "sm_90a" else 2)
 
 
+def test_views_and_masks_may_be_of_any_number() -> None:
+    def views(x: Tensor) -> Tensor:
+        x = x.exp()
+        for _ in range(200):
+            x = x.reshape(2, 2, 8).permute(1, 0, 2).permute(1, 0, 2).reshape(4, 8)
+        return x
+
+    def masked(q: Tensor, m: Tensor) -> Tensor:
+        scores = q @ q.mT
+        for _ in range(500):
+            scores = torch.where(m, scores, -torch.inf) * 1.5
+        return scores.softmax(-1) @ q
+
+    assert len(fg.kernel(views).lower(torch.empty(4, 8, device="meta"), target="sm_90a").program.steps) == 1
+    q, m = torch.empty(1, 1, 64, 64, dtype=torch.bfloat16, device="meta"), torch.empty(64, 64, dtype=torch.bool, device="meta")
+    assert len(fg.kernel(masked).lower(q, m, target="sm_90a").program.steps) == 1
+
+
 def test_less_of_it_compiles() -> None:
     agree(chain(400), (randn(8, 64),))
     agree(stencil(2), (randn(8, 64),))

@@ -154,15 +154,18 @@ class Memory:
 
     def _through_views(self, view: int, position: int, index: Position, axes: Axes) -> Position:
         """The index in a view's shape of an element of the value that it is a view of."""
-        if view == position:
-            return index
-        node = self.graph.nodes[view]
-        inner = self._through_views(node.args[0], position, index, axes)
-        if node.op is Op.PERMUTE:
-            dims = node.attr("dims")
-            assert isinstance(dims, tuple)
-            return tuple(inner[d] for d in dims)
-        return delinearize(linearize(inner, self.graph.nodes[node.args[0]].shape), node.shape, axes)
+        views = []
+        while view != position:
+            views.append(self.graph.nodes[view])
+            view = views[-1].args[0]
+        for node in reversed(views):
+            if node.op is Op.PERMUTE:
+                dims = node.attr("dims")
+                assert isinstance(dims, tuple)
+                index = tuple(index[d] for d in dims)
+            else:
+                index = delinearize(linearize(index, self.graph.nodes[node.args[0]].shape), node.shape, axes)
+        return index
 
 
 def formulas(shape: Shape) -> tuple[Formula, ...]:

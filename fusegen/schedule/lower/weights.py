@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
@@ -34,38 +34,45 @@ def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int,
     return factors.pop(), tuple(rest for _, rest in found)
 
 
-def _factored(terms: Terms, position: int) -> tuple[float, int]:
+def _factored(terms: Terms, root: int) -> tuple[float, int]:
+    """A positive constant that a term has as a factor, and the term without it."""
+    parts: dict[int, tuple[int, ...]] = {}
+    stack = [root]
+    while stack:
+        position = stack.pop()
+        if position not in parts:
+            parts[position] = _with_its_factor(terms, position)
+            stack += parts[position]
+    found: dict[int, tuple[float, int]] = {}
+    for position in sorted(parts):  # operands come first
+        found[position] = _taken_out(terms, position, parts[position], found)
+    return found[root]
+
+
+def _with_its_factor(terms: Terms, position: int) -> tuple[int, ...]:
+    """The operands whose common factor a term has too: none where it is no product, quotient or choice."""
     term = terms.items[position]
     if term.op is Op.MUL:
-        return _of_product(terms, position, term)
+        return next(((other,) for constant, other in (term.args, term.args[::-1]) if _positive(terms, constant) is not None), ())
     if term.op is Op.DIV:
-        divisor = _positive(terms, term.args[1])
-        if divisor is not None:
-            factor, rest = _factored(terms, term.args[0])
-            return factor / divisor, rest
-    if term.op is Op.WHERE:
-        return _of_choice(terms, position, term)
-    return 1.0, position
+        return term.args[:1] if _positive(terms, term.args[1]) is not None else ()
+    return tuple(c for c in term.args[1:] if not _is_infinite(terms, c)) if term.op is Op.WHERE else ()
 
 
-def _of_product(terms: Terms, position: int, term: Term) -> tuple[float, int]:
-    for constant, other in (term.args, term.args[::-1]):
-        value = _positive(terms, constant)
-        if value is not None:
-            factor, rest = _factored(terms, other)
-            return factor * value, rest
-    return 1.0, position
-
-
-def _of_choice(terms: Terms, position: int, term: Term) -> tuple[float, int]:
-    """Of a choice between values with one factor; an infinity has any."""
-    condition, *choices = term.args
-    found = [None if _is_infinite(terms, c) else _factored(terms, c) for c in choices]
-    factors = {f[0] for f in found if f is not None}
+def _taken_out(terms: Terms, position: int, parts: tuple[int, ...], found: Mapping[int, tuple[float, int]]) -> tuple[float, int]:
+    """A term's factor and the rest, of those of its operands."""
+    term = terms.items[position]
+    factors = {found[p][0] for p in parts}
     if len(factors) != 1:
         return 1.0, position
-    rest = tuple(c if f is None else f[1] for c, f in zip(choices, found, strict=True))
-    return factors.pop(), terms.put(Term(Op.WHERE, (condition, *rest), term.dtype), terms.locations[position])
+    factor = factors.pop()
+    if term.op is Op.WHERE:  # an infinity has any factor
+        rest = tuple(found[c][1] if c in parts else c for c in term.args[1:])
+        return factor, terms.put(Term(Op.WHERE, (term.args[0], *rest), term.dtype), terms.locations[position])
+    if term.op is Op.DIV:
+        return factor / (_positive(terms, term.args[1]) or 1.0), found[parts[0]][1]
+    constant = term.args[0] if term.args[1] == parts[0] else term.args[1]
+    return factor * (_positive(terms, constant) or 1.0), found[parts[0]][1]
 
 
 def _constant(terms: Terms, position: int) -> float | None:
