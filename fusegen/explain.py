@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.ir.formula import Formula
-from fusegen.schedule.kernel import ColumnBody, PointwiseBody, RowBody
+from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.schedule.workspace import arrange
@@ -57,7 +57,17 @@ def _kind(step: Launch) -> str:
         return f"{kind}, {body.plan.lanes} elements a thread at a time"
     if isinstance(body, RowBody):
         return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
+    if isinstance(body, ContractionBody):
+        return _products(kind, body)
     return kind
+
+
+def _products(kind: str, body: ContractionBody) -> str:
+    """What a launch of products computes at once, if that is more than one."""
+    columns = " + ".join(str(part.columns) for part in body.parts)
+    results = sum(len(part.results) for part in body.parts)
+    several = {f"{columns} columns": len(body.parts), "two products at a time": body.plan.products, f"{results} results": results}
+    return ", ".join([kind, *(words for words, count in several.items() if count > 1)])
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

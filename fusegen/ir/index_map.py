@@ -93,13 +93,16 @@ def _concat(graph: Graph, node: Node, index: Position, axes: Axes) -> tuple[Elem
 
 def _reshape(graph: Graph, node: Node, index: Position, axes: Axes) -> tuple[ElementSource, ...]:
     (a,) = node.args
-    source = graph.nodes[a].shape
+    return (ElementSource(a, reshaped(index, node.shape, graph.nodes[a].shape, axes)),)
+
+
+def reshaped(index: Position, shape: Shape, other: Shape, axes: Axes) -> Position:
+    """The index in another shape of as many elements in the same order."""
     moved: list[Index] = []
-    for source_dims, result_dims in reshape_blocks(source, node.shape):
-        block = tuple(source[d] for d in source_dims)
-        linear = linearize([index[d] for d in result_dims], [node.shape[d] for d in result_dims])
-        moved += delinearize(linear, block, axes)
-    return (ElementSource(a, tuple(moved)),)
+    for other_dims, own_dims in reshape_blocks(other, shape):
+        block = tuple(other[d] for d in other_dims)
+        moved += delinearize(linearize([index[d] for d in own_dims], [shape[d] for d in own_dims]), block, axes)
+    return tuple(moved)
 
 
 def reshape_blocks(source: Shape, result: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:

@@ -17,6 +17,7 @@ from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
+from fusegen.passes.split import split_products
 from fusegen.runtime.signature import Sizes
 from fusegen.schedule.lower import lower
 from fusegen.schedule.program import Program
@@ -106,6 +107,8 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
     """Everything after the trace."""
     graph = run_passes(found.graph)
+    if request.target.wgmma:
+        graph = split_products(graph)
     groups = fuse(graph, request.target)
     program = lower(graph, groups, request.target, wide=request.wide)
     return Variant(

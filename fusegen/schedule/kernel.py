@@ -231,7 +231,8 @@ class LaneFunction:
     """Math on two neighbouring lanes of an accumulator, and what its call reads by the lanes' coordinates.
 
     Attributes:
-        function: the math: of one lane when the lanes do not mix, else of both.
+        function: the math: of one lane when the lanes do not mix, else of both; its results are those of the first lane, or of both
+            lanes in turn.
         lanewise: whether it is of one lane.
         arguments: one a parameter.
         reads: what must be read for them.
@@ -246,17 +247,68 @@ class LaneFunction:
 
 
 @dataclass(frozen=True)
-class ContractionBody:
-    """A product with its epilogue.
+class Accumulated:
+    """Two neighbouring columns of a product, as an epilogue takes them.
 
     Attributes:
-        input_dtype, output_dtype: element types.
-        epilogue: math on two neighbouring columns; its axes are those of a row, merged, and the pairs.
+        name: of the array of two.
+        product: the number of the matrix, among those of the part that meet the first operand.
+        shift: how many columns they lie to the right of the epilogue's own.
+    """
+
+    name: str
+    product: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """Where a result of an epilogue goes.
+
+    Attributes:
+        buffer: the key.
+        offset: of an element, over the epilogue's axes; None when whole tiles leave by a tensor map.
+    """
+
+    buffer: int
+    dtype: DType
+    offset: Index | None
+
+
+@dataclass(frozen=True)
+class ProductPart:
+    """Columns of a launch's results that have an epilogue.
+
+    Attributes:
+        columns: how many.
+        head: columns of a head, by which the epilogue numbers them; all columns where it does not.
+        rows: how many of the epilogue's axes number rows; those that follow number heads, the last one pairs of columns.
+        products: matrices that meet the first operand.
+        accumulated: what the epilogue takes.
+        epilogue: math on two neighbouring columns.
+        results: one a result of the epilogue.
+    """
+
+    columns: int
+    head: int
+    rows: int
+    products: int
+    accumulated: tuple[Accumulated, ...]
+    epilogue: LaneFunction
+    results: tuple[PartResult, ...]
+
+
+@dataclass(frozen=True)
+class ContractionBody:
+    """Products of one first operand, each with an epilogue; the parts lie side by side.
+
+    Attributes:
+        input_dtype: the element type of the operands.
+        parts: at least one.
     """
 
     input_dtype: DType
-    output_dtype: DType
-    epilogue: LaneFunction
+    parts: tuple[ProductPart, ...]
     plan: ContractionPlan
 
 

@@ -50,7 +50,7 @@ _PRIMITIVES = """
 """Names of the primitives of all languages; a test compares them with the templates."""
 
 _MATH = """
-    result product s total mass key channel query head batch pair coordinate condition row_value value
+    result product second s total mass key channel query head batch pair coordinate condition row_value value
 """
 """Names that math functions and their wrappers give to what they compute."""
 
@@ -61,6 +61,7 @@ _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 _MADE = re.compile(
     r"(i|row_|column_)\d+|\w+_(raw|ptr|kept|outer|shared|(dim|stride)\d+)"  # names that the compiler makes of others
     r"|(row_)?(sum|amax|amin)_[fiub]\w*"  # functions of reductions
+    r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's
     r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros

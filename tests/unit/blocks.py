@@ -47,7 +47,7 @@ class GPT2Block(nn.Module):
 class BertLayer(nn.Module):
     """Devlin et al., BERT (arXiv 1810.04805)."""
 
-    steps = 9
+    steps = 7
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class BertLayer(nn.Module):
 class LlamaLayer(nn.Module):
     """Touvron et al., LLaMA (arXiv 2302.13971)."""
 
-    steps = 11
+    steps = 7
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

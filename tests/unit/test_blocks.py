@@ -44,7 +44,7 @@ def test_a_block_is_few_steps(make: type[GPT2Block | BertLayer | LlamaLayer]) ->
     low = lowered(half(make(WIDTH, HEADS)), 8, 256, WIDTH)
     kinds = [group.kind for group in low.groups]
     assert len(low.program.steps) == make.steps and kinds.count(GroupKind.ATTENTION) == 1
-    assert sum(kind is GroupKind.CONTRACTION for kind in kinds) >= 4 or make is LlamaLayer
+    assert kinds.count(GroupKind.CONTRACTION) == 4
 
 
 def test_why_attention_is_refused_is_explained() -> None:
@@ -68,7 +68,8 @@ def test_what_several_kernels_need_is_written_by_one_of_them() -> None:
 
 def test_an_epilogue_that_reads_another_row_is_a_kernel_of_its_own() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
-        return (x @ w).unflatten(0, (4, -1)).transpose(0, 1).exp()
+        y = x @ w
+        return torch.cat((y[1:], y[:1])).exp()
 
     low = fg.kernel(function).lower(
         torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),

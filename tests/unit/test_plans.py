@@ -12,7 +12,7 @@ import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
 from fusegen.schedule.heuristics.attention import attention_plan
-from fusegen.schedule.heuristics.contraction import contraction_plan
+from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plan
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
 from fusegen.schedule.kernel import RowBody
@@ -91,10 +91,13 @@ def of_launch(plan: ContractionPlan | AttentionPlan) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 1, 64, 65, 500, 8192])
-@pytest.mark.parametrize("columns", [8, 64, 200, 256, 384, 4096])
-def test_plans_of_products_fit_the_machine(rows: int | None, columns: int) -> None:
+@pytest.mark.parametrize("columns", [[8], [64], [200], [256, 64, 64], [384], [4096]], ids=str)
+@pytest.mark.parametrize("products, head, words", [(1, 1, 1), (2, 1, 1), (1, 192, 2), (2, 128, 6), (1, 256, 4)])
+def test_plans_of_products_fit_the_machine(rows: int | None, columns: list[int], products: int, head: int, words: int) -> None:
     machine = target("sm_90a")
-    plan = contraction_plan(size_symbol("rows") if rows is None else rows, columns, "k", "k", machine)
+    wanted = ProductShape(size_symbol("rows") if rows is None else rows, columns, products=products, head=head, words=words)
+    plan = contraction_plan(wanted, machine)
+    assert plan.products == products and plan.tile_n % head == 0
     of_launch(plan)
     assert 2 <= plan.stages <= 8 and plan.shared_bytes <= machine.shared_bytes
     tiles = plan.stages * (plan.tile_m + plan.tile_n * plan.products) * 64 * 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusegen.emit.cuda.assemble import assemble, math_text
-from fusegen.emit.cuda.lanes import Place, Wrapper, coordinate_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.environment import render
 from fusegen.emit.math import function_text
@@ -20,7 +20,9 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 _INLINE = "__device__ __forceinline__"
-_COORDINATES = ("batch", "head", "query")
+_COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
+
+_OFFSET = "Of a query's first channel in the output."
 
 # Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
 _WEIGHTS = replace(CUDA, fast={**CUDA.fast, Op.EXP2: function("fast_exp2")})
@@ -48,13 +50,13 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
 def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
     index = "i64" if kernel.wide else "i32"
     keys, channels = Place(_COORDINATES, "key", index), Place(_COORDINATES, "channel", index)
-    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, ("s", "float"))
+    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
     finish = Wrapper(
         "finish",
         "Finishes two neighbouring channels of a query.",
         ("const float (&total)[2]", "float mass"),
         channels,
-        ("out", body.output_dtype.spelling),
+        (("out", body.output_dtype.spelling),),
     )
     return [
         operands_text(fields),
@@ -64,7 +66,7 @@ def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[st
         _weights_text(body.weights),
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
-        _out_offset(body, channels),
+        offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
     ]
 
 
@@ -78,15 +80,3 @@ def _reductions(body: AttentionBody) -> list[Function]:
 
 def _weights_text(functions: Sequence[Function]) -> str:
     return "\n".join(function_text(f, _WEIGHTS, _INLINE) for f in functions)
-
-
-def _out_offset(body: AttentionBody, place: Place) -> str:
-    """Where the pipeline stores a query's channels."""
-    coordinates = ", ".join(f"{place.index} {c}" for c in _COORDINATES)
-    offset = coordinate_text(body.out_offset, body.finish.axes, place)
-    return (
-        "// Of a query's first channel in the output.\n"
-        f"{_INLINE} i64 out_offset(const Operands& operands, {coordinates}) {{\n"
-        f"    return {offset};\n"
-        "}\n"
-    )

@@ -1,36 +1,146 @@
-"""Products with an epilogue in CUDA, for tensor cores of Hopper."""
+"""Products with epilogues in CUDA, for tensor cores of Hopper."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fusegen.emit.cuda.assemble import assemble, math_text
-from fusegen.emit.cuda.lanes import Place, Wrapper, operand_parts, operands_text, wrapper_text
+from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.environment import render
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import ContractionBody, Kernel
+from fusegen.schedule.kernel import ContractionBody, Kernel, PartResult, ProductPart
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
 _DOC = "Finishes two neighbouring columns of a row."
+_OFFSET = "Of eight columns of a row in the result."
+
+
+@dataclass(frozen=True)
+class ResultView:
+    """A result as the template sees it.
+
+    Attributes:
+        name: of the words that a thread holds of it.
+        type: of an element.
+        words: registers of a pair of columns.
+        map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
+    """
+
+    name: str
+    type: str
+    words: int
+    map: str
+    pointer: str
+    offset: str
+
+    @property
+    def place(self) -> str:
+        """The parameter that says where it goes."""
+        return self.map or self.pointer
+
+    @property
+    def declaration(self) -> str:
+        """Its declaration."""
+        return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
+
+
+@dataclass(frozen=True)
+class PartView:
+    """A part as the template sees it.
+
+    Attributes:
+        suffix: of the names of its functions.
+        first: the column of tiles in which it begins.
+        columns: how many columns it has.
+        head: columns of a head, where its epilogue numbers heads; else 0.
+        maps: of the matrices that meet the first operand.
+        accumulated: what the epilogue takes: name, matrix, and the distance in what a thread holds.
+        results: what it gives.
+    """
+
+    suffix: str
+    first: int
+    columns: int
+    head: int
+    maps: tuple[str, ...]
+    accumulated: tuple[tuple[str, int, int], ...]
+    results: tuple[ResultView, ...]
 
 
 def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
-    """The source of a product with its epilogue."""
+    """The source of products with their epilogues."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
     fields, parameters, values = operand_parts(kernel, "i64")
-    output = body.output_dtype.spelling
-    rows = tuple(symbol.name for symbol in body.epilogue.axes.symbols[:-1])
-    place = Place(rows, "col", "i64", merged="row")
-    wrapper = Wrapper("epilogue", _DOC, ("const float (&product)[2]",), place, ("out", output))
-    math = [operands_text(fields), math_text([body.epilogue.function]), wrapper_text(kernel, body.epilogue, wrapper)]
+    views = _views(kernel, body)
+    math = [operands_text(fields)]
+    for part, view in zip(body.parts, views, strict=True):
+        math += _part_math(kernel, part, view)
     pipeline = render(
         "cuda/contraction.cu.jinja",
         entry=entry(kernel),
         input_type=body.input_dtype.spelling,
-        output_type=output,
+        parts=views,
+        all_maps=["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))],
+        width=views[-1].first + -(-body.parts[-1].columns // body.plan.tile_n),
+        outputs=[f"{p.dtype.spelling}* {p.name}" for p in kernel.pointers if p.writable],
         operand_parameters=parameters,
         operand_arguments=values,
         plan=body.plan,
     )
     return assemble(kernel, target, launch.group.kind.value, "\n".join(math), pipeline)
+
+
+def _views(kernel: Kernel, body: ContractionBody) -> list[PartView]:
+    views: list[PartView] = []
+    first = 0
+    for number, part in enumerate(body.parts):
+        suffix = f"_{number}" if len(body.parts) > 1 else ""
+        names = ("b_map", "second_b_map")[: part.products]
+        accumulated = tuple((a.name, a.product, a.shift // 2) for a in part.accumulated)
+        head = part.head if _tells_heads(part) else 0
+        maps = tuple(f"{name}{suffix}" for name in names)
+        views.append(PartView(suffix, first, part.columns, head, maps, accumulated, _results(kernel, part, suffix)))
+        first += -(-part.columns // body.plan.tile_n)
+    return views
+
+
+def _results(kernel: Kernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
+    several = len(part.results) > 1
+    ends = [f"{suffix}_{number}" if several else suffix for number in range(len(part.results))]
+    return tuple(_result(kernel, result, end) for result, end in zip(part.results, ends, strict=True))
+
+
+def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
+    words = result.dtype.itemsize // 2
+    if result.offset is None:
+        return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
+    pointer = next(p.name for p in kernel.pointers if p.writable and p.buffer == result.buffer)
+    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}")
+
+
+def _tells_heads(part: ProductPart) -> bool:
+    return len(part.epilogue.axes.symbols) > part.rows + 1
+
+
+def _part_math(kernel: Kernel, part: ProductPart, view: PartView) -> list[str]:
+    place = _place(part)
+    several = len(part.results) > 1
+    outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
+    inputs = tuple(f"const float (&{a.name})[2]" for a in part.accumulated)
+    wrapper = Wrapper(f"epilogue{view.suffix}", _DOC, inputs, place, outs)
+    offsets = [
+        offset_text(shown.offset, _OFFSET, result.offset, part.epilogue.axes, place, last=True)
+        for result, shown in zip(part.results, view.results, strict=True)
+        if result.offset is not None
+    ]
+    return [math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+
+
+def _place(part: ProductPart) -> Place:
+    heads = len(part.epilogue.axes.symbols) - part.rows - 1
+    if heads:
+        return Place((("row", part.rows), ("head", heads)), "channel", "i64")
+    return Place((("row", part.rows),), "col", "i64")

@@ -24,16 +24,20 @@ class Place:
     """How a pipeline names the coordinates of a pair of lanes.
 
     Attributes:
-        leading: the coordinates before the lanes', as parameters of the wrapper.
+        leading: the coordinates before the lanes', as parameters of the wrapper, and how many of the function's axes each numbers
+            through.
         lane: of the first lane, which is even.
         index: their type, and that of offsets.
-        merged: what the leading axes are found from when there is one parameter for several axes; else empty.
     """
 
-    leading: tuple[str, ...]
+    leading: tuple[tuple[str, int], ...]
     lane: str
     index: str
-    merged: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The coordinates as parameters."""
+        return tuple(f"{self.index} {name}" for name in (*(name for name, _ in self.leading), self.lane))
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,19 @@ class ReadView:
 
 
 @dataclass(frozen=True)
+class ResultView:
+    """A result of a wrapper: the array that it fills, and the one that the math writes, which is of a wider type perhaps."""
+
+    out: str
+    target: str
+
+    @property
+    def narrow(self) -> bool:
+        """Whether results are computed in a wider type than they are stored in."""
+        return self.out != self.target
+
+
+@dataclass(frozen=True)
 class WrapperView:
     """A wrapper as the template sees it.
 
@@ -57,8 +74,7 @@ class WrapperView:
         signature: the head of the definition.
         decode: statements that find the axes.
         call: the math function; with its arguments.
-        target: the array of results.
-        narrow: whether results are computed in a wider type than they are stored in.
+        results: what it gives.
     """
 
     doc: str
@@ -68,8 +84,7 @@ class WrapperView:
     lanewise: bool
     call: str
     arguments: list[str]
-    target: str
-    narrow: bool
+    results: tuple[ResultView, ...]
 
 
 @dataclass(frozen=True)
@@ -80,14 +95,14 @@ class Wrapper:
         name, doc: of the function.
         inputs: declarations of what the pipeline hands it besides operands and coordinates.
         place: the coordinates.
-        out: the array of results, and its element type.
+        outs: the arrays of results, and their element types.
     """
 
     name: str
     doc: str
     inputs: tuple[str, ...]
     place: Place
-    out: tuple[str, str]
+    outs: tuple[tuple[str, str], ...]
 
 
 def operand_parts(kernel: Kernel, index: str) -> tuple[list[str], list[str], list[str]]:
@@ -119,9 +134,17 @@ def wrapper_text(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> st
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def coordinate_text(index: Index, axes: Axes, place: Place) -> str:
-    """An index over a lane function's axes in C."""
-    return c_text(_renamed(index, axes, place))
+def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: Place, last: bool) -> str:
+    """A function that says where in a result an element lies.
+
+    Args:
+        offset: over the axes.
+        last: whether it takes the lane's coordinate, too.
+    """
+    parameters = ["const Operands& operands", *place.parameters[: None if last else -1]]
+    lines = [*_decode(axes, place), f"return {c_text(_renamed(offset, axes, place))};"]
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
 
 def _macro(name: str) -> Callable[[Any], str]:
@@ -131,33 +154,22 @@ def _macro(name: str) -> Callable[[Any], str]:
 def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
     place = wrapper.place
     pointers = {p.buffer: p for p in kernel.pointers}
-    out, type_ = wrapper.out
-    narrow = type_ != "float"
-    coordinates = [place.merged] if place.merged else list(place.leading)
+    outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     return WrapperView(
         doc=wrapper.doc,
-        signature=_signature(
-            wrapper.name,
-            [
-                "const Operands& operands",
-                *wrapper.inputs,
-                *(f"{place.index} {c}" for c in (*coordinates, place.lane)),
-                f"{type_} (&{out})[{_LANES}]",
-            ],
-        ),
+        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *place.parameters, *outs]),
         decode=tuple(_decode(function.axes, place)),
         reads=tuple(_read_view(r, pointers[r.buffer], function.axes, place) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
         arguments=[_argument(a, function, place) for a in function.arguments],
-        target="result" if narrow else out,
-        narrow=narrow,
+        results=tuple(ResultView(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
     )
 
 
-def _signature(name: str, parameters: Sequence[str]) -> str:
+def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
     """A head, on as many lines as it needs."""
-    head = f"{_INLINE} void {name}("
+    head = f"{_INLINE} {returned} {name}("
     lines = [head + parameters[0]]
     for parameter in parameters[1:]:
         if len(lines[-1]) + len(parameter) > _WIDEST:
@@ -169,16 +181,20 @@ def _signature(name: str, parameters: Sequence[str]) -> str:
 
 
 def _decode(axes: Axes, place: Place) -> list[str]:
-    """Where a row lies, when the pipeline numbers rows through."""
-    if not place.merged:
-        return []
-    rows = Axes(axes.symbols[:-1], tuple(_renamed(e, axes, place) for e in axes.extents[:-1]))
-    return decode(rows, place.merged, place.index)
+    """Where an element lies along axes that the pipeline numbers through."""
+    lines: list[str] = []
+    first = 0
+    for name, count in place.leading:
+        numbered = slice(first, first + count)
+        extents = tuple(_renamed(e, axes, place) for e in axes.extents[numbered])
+        lines += decode(Axes(axes.symbols[numbered], extents), name, place.index)
+        first += count
+    return lines
 
 
 def _read_view(read: LaneRead, pointer: Pointer, axes: Axes, place: Place) -> ReadView:
     wide = pointer.dtype.compute.spelling
-    offsets = [coordinate_text(o, axes, place) for o in read.offsets]
+    offsets = [c_text(_renamed(o, axes, place)) for o in read.offsets]
     conditions = [_conditions(c, axes, place) for c in read.conditions]
     base = f"operands.{pointer.name}"
     values = [f"widen(load_once({base}, {offset}))" for offset in offsets]
@@ -212,11 +228,21 @@ def _renamed_bounds(bounds: Bounds, axes: Axes, place: Place) -> Bounds:
 
 def _renamed(index: Index, axes: Axes, place: Place) -> sympy.Expr:
     """An index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
-    *leading, pair = axes.symbols
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
-    names = dict(zip(leading, map(_variable, place.leading), strict=False)) if not place.merged else {}
-    return _in_lanes(expression.subs({**sizes, **names}, simultaneous=True), pair, _variable(place.lane))
+    moved = expression.subs({**sizes, **_names(axes, place)}, simultaneous=True)
+    return _in_lanes(moved, axes.symbols[-1], _variable(place.lane))
+
+
+def _names(axes: Axes, place: Place) -> dict[sympy.Symbol, sympy.Symbol]:
+    """What axes are called that have a coordinate for themselves."""
+    names: dict[sympy.Symbol, sympy.Symbol] = {}
+    first = 0
+    for name, count in place.leading:
+        if count == 1:
+            names[axes.symbols[first]] = _variable(name)
+        first += count
+    return names
 
 
 def _in_lanes(expression: sympy.Expr, pair: sympy.Symbol, lane: sympy.Symbol) -> sympy.Expr:

@@ -12,7 +12,8 @@ from fusegen.ir.ops import Family
 from fusegen.ir.strided import StridedView, strided_view
 from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
-from fusegen.passes.fuse.contraction import is_computed_once, is_tma_view, operand_base
+from fusegen.passes.fuse.contraction import is_tma_view, operand_base
+from fusegen.passes.fuse.epilogue import is_computed_once
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.passes.fuse.recurrence import Recurrence, derive
 from fusegen.target import Target
@@ -30,7 +31,7 @@ class AttentionOperands:
     v: StridedView
 
 
-def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int] = frozenset()) -> Group | None:
+def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
     """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it.
 
     Args:
@@ -111,7 +112,7 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[in
     needed = {recurrence.score_product, recurrence.values}
     if not needed <= set(cone.anchors) or needed & set(cone.inputs):
         return None
-    if not is_computed_once(graph, recurrence.values, root, cone.inputs):
+    if not is_computed_once(graph, recurrence.values, (root,), cone.inputs):
         return None
     operands = (*graph.nodes[recurrence.score_product].args, graph.nodes[recurrence.values].args[1])
     return tuple(sorted({*cone.inputs, *(operand_base(graph, p) for p in operands)}))
@@ -120,7 +121,7 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[in
 def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at: p == product and _is_identity(at, axes), cone, kept)
+    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), cone, kept)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, identity_axes, sources
+from fusegen.ir.index_map import Bounds, Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import Domain
 
-Accepts: TypeAlias = Callable[[int, Position], bool]
+Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
+"""Whether a reduction or product may be computed inside, read at an index under some conditions."""
 
 
 @dataclass
@@ -34,35 +35,36 @@ def walk(
     """Adds to a cone what ``root`` at ``index`` needs.
 
     Args:
-        accepts: whether a reduction or product may be computed inside, read at that index.
+        accepts: says what may be computed inside.
         kept: values that are read from memory, though they could be computed inside.
         cone: gets what is found.
 
     Raises:
         UnsupportedError: that is too much for a kernel.
     """
-    seen: set[tuple[int, Position]] = set()
-    stack = [(root, index)]
+    seen: set[tuple[int, Position, tuple[Bounds, ...]]] = set()
+    stack: list[tuple[int, Position, tuple[Bounds, ...]]] = [(root, index, ())]
     while stack:
-        position, at = stack.pop()
-        if (position, at) in seen:
+        element = position, at, bounds = stack.pop()
+        if element in seen:
             continue
-        seen.add((position, at))
+        seen.add(element)
         check_spread(graph, len(seen))
         family = graph.nodes[position].family
         if position in kept and position != root:
             cone.inputs[position] = None
         elif family in (Family.POINTWISE, Family.VIEW):
-            stack += [(source.arg, source.index) for source in sources(graph, position, at, axes)]
+            for source in sources(graph, position, at, axes):
+                stack.append((source.arg, source.index, bounds if source.bounds is None else (*bounds, source.bounds)))
         elif family is Family.LEAF:
             if graph.nodes[position].op is Op.INPUT:
                 cone.inputs[position] = None
-        elif not accepts(position, at):
+        elif not accepts(position, at, bounds):
             cone.inputs[position] = None
         else:
             cone.anchors[position] = None
             if family is Family.REDUCTION:
-                stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes)))
+                stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes), bounds))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:

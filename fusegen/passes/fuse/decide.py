@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import Family, Op
 from fusegen.passes.fuse.attention import attention_group, unserved
-from fusegen.passes.fuse.contraction import epilogue_group, operand_base
-from fusegen.passes.fuse.groups import is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.contraction import operand_base
+from fusegen.passes.fuse.epilogue import ending, extended
+from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
 from fusegen.passes.fuse.recurrence import derive
 from fusegen.target import Target
@@ -25,12 +26,14 @@ class Decision:
 
     Attributes:
         ends: values in which a product or attention ends, each with a kernel of its own.
+        beside: values that the epilogue of a product computes besides the one in which it ends, with that one.
         stored: all computed values that lie in memory, as far as is known before there are kernels.
         kept: those of them that kernels read, though they could compute them.
         refusals: for a product that looked like attention's, why no kernel of ours takes it.
     """
 
     ends: Kept
+    beside: Mapping[int, int]
     stored: Kept
     kept: Kept
     refusals: Mapping[int, str]
@@ -42,12 +45,14 @@ class _Products:
 
     Attributes:
         ends: values in which those end that a kernel of ours computes.
+        epilogues: those of them in which no attention ends.
         inside: products that are computed on the way, which never lie in memory.
         streamed: those among them whose first operand does not either.
         refusals: as in `Decision`.
     """
 
     ends: set[int] = field(default_factory=set)
+    epilogues: set[int] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
     refusals: dict[int, str] = field(default_factory=dict)
@@ -69,7 +74,8 @@ def decide(graph: Graph, target: Target) -> Decision:
             _take_epilogue(graph, product, target, taken)
     stored = _stored(graph, products, taken)
     shared = shared_values(graph, stored, taken.ends.union(products), taken.streamed)
-    return Decision(frozenset(taken.ends), stored | shared, shared.union(taken.ends), taken.refusals)
+    beside = _beside(graph, target, products, taken, stored | shared)
+    return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals)
 
 
 def _take_attention(graph: Graph, product: int, target: Target, taken: _Products) -> None:
@@ -88,12 +94,78 @@ def _take_attention(graph: Graph, product: int, target: Target, taken: _Products
 
 
 def _take_epilogue(graph: Graph, product: int, target: Target, taken: _Products) -> None:
-    for end in ends_of(graph, product):
-        group = epilogue_group(graph, end, target, taken.ends)
+    for end in (*ends_of(graph, product), *([product] if _is_wanted_in_other_order(graph, product) else [])):
+        group = ending(graph, end, target, taken.ends)
         if group is not None and product in group.anchors:
             taken.ends.add(end)
-            taken.inside.add(product)
+            taken.epilogues.add(end)
+            taken.inside.update(group.anchors)
             return
+
+
+def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:
+    """Whether the caller gets a product in dims of another order, which a library's result would have to be copied to."""
+    for position in graph.outputs:
+        permuted = False
+        while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
+            permuted |= graph.nodes[position].op is Op.PERMUTE
+            (position,) = graph.nodes[position].args
+        if permuted and position == product:
+            return True
+    return False
+
+
+def _beside(graph: Graph, target: Target, products: list[int], taken: _Products, stored: Kept) -> dict[int, int]:
+    """Values in memory that are computed point by point of what a product ends in: its epilogue gives both."""
+    found: dict[int, int] = {}
+    ends = sorted(taken.epilogues.union(p for p in products if p not in taken.inside))
+    for end in ends:
+        candidates = [] if end in found else sorted(_made_of(graph, end) & (stored - taken.ends).difference(ends))
+        for value in (v for v in candidates if v not in found):
+            read = _read_by(graph, value, end, stored)
+            if any(end in graph.ancestors[p] for p in read):
+                continue  # a kernel comes between
+            others = [p for p in read if p in ends and p not in found and p not in found.values()]
+            group = _with(graph, end, [v for v, e in found.items() if e == end], target, taken.ends)
+            for more in (*([other, value] for other in others), [value]):  # with a product that ends in the other value
+                if group is not None and extended(graph, group, more, taken.ends) is not None:
+                    found.update(dict.fromkeys(more, end))
+                    break
+    taken.ends.update(found, found.values())
+    return found
+
+
+def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Collection[int]) -> Group | None:
+    """The group of products that end in a value, with further ones that their epilogue gives."""
+    group = ending(graph, end, target, kept)
+    return group if group is None or not values else extended(graph, group, values, kept)
+
+
+def _made_of(graph: Graph, value: int) -> set[int]:
+    """Everything that is computed of a value point by point, alone or with others."""
+    found: set[int] = set()
+    stack = [value]
+    while stack:
+        near = (user for user in graph.users[stack.pop()] if graph.nodes[user].family in (Family.POINTWISE, Family.VIEW))
+        new = [user for user in near if user not in found]
+        found.update(new)
+        stack += new
+    return found
+
+
+def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
+    """What computing a value takes besides the one in which a product ends: values in memory, reductions, products."""
+    found: set[int] = set()
+    stack, seen = [*graph.nodes[value].args], {end}
+    while stack:
+        position = stack.pop()
+        if position not in seen:
+            seen.add(position)
+            if position in stored or graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW):
+                found.add(position)
+            else:
+                stack += graph.nodes[position].args
+    return found
 
 
 def _stored(graph: Graph, products: list[int], taken: _Products) -> frozenset[int]:

@@ -11,15 +11,17 @@ from dataclasses import replace
 
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.index_map import Position, broadcast_index
+from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.spread import check_repetition
 from fusegen.ir.symbolic import literal, product, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
-from fusegen.passes.fuse.contraction import epilogue_group, library_group
+from fusegen.passes.fuse.contraction import library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
+from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.together import together
 from fusegen.target import Target
 
 _LONGEST_SUMMED_ROW = 16384
@@ -43,28 +45,30 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
     done: set[int] = set()
     while pending := wanted - done:
         root = max(pending)
+        end = decision.beside.get(root, root)
+        root = root if end in done else end
         group = _grow(graph, root, target, decision)
-        others = pending - {root} - decision.ends
+        others = pending - {root} - decision.ends - set(decision.beside)
         group = _absorb(graph, group, sorted(others, reverse=True), decision.kept)
         groups.append(group)
         count += len(computed(graph, group))
         check_repetition(graph, count)
         done |= {root, *group.outputs}
         wanted |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
-    return _in_order(graph, _read(graph, groups))
+    return _in_order(graph, together(graph, _read(graph, groups)) if target.wgmma else _read(graph, groups))
 
 
 def _read(graph: Graph, groups: list[Group]) -> list[Group]:
     """The groups without what nobody reads: a value that was kept for several kernels which became one."""
     needed = {strip_views(graph, p) for p in (*graph.outputs, *(p for group in groups for p in group.inputs))}
-    found = [replace(group, outputs=tuple(o for o in group.outputs if o in needed)) for group in groups]
+    found = [limited(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
     return groups if found == groups else _read(graph, [group for group in found if group.outputs])
 
 
 def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
     kept = decision.kept
     if root in decision.ends:
-        special = attention_group(graph, root, target, kept) or epilogue_group(graph, root, target, kept)
+        special = attention_group(graph, root, target, kept) or _products_group(graph, root, target, decision)
         if special is not None:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:
@@ -72,11 +76,18 @@ def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
     return _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
 
 
+def _products_group(graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
+    """The group of products that end in a value, with everything else that their epilogue gives."""
+    group = ending(graph, root, target, decision.kept)
+    others = [other for other, end in decision.beside.items() if end == root]
+    return group if group is None or not others else extended(graph, group, others, decision.kept) or group
+
+
 def _pointwise_group(graph: Graph, root: int, kept: Kept) -> Group:
     domain = Domain(graph.nodes[root].shape)
     cone = Cone()
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda position, at: False, cone, kept)
+    walk(graph, root, axes.symbols, axes, lambda position, at, _bounds: False, cone, kept)
     return Group(GroupKind.POINTWISE, (root,), tuple(sorted(cone.inputs)), domain)
 
 
@@ -127,7 +138,7 @@ def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept)
         if not _is_over(shape, domain):
             return None
         index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
-        walk(graph, root, index, axes, lambda p, at: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
+        walk(graph, root, index, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
@@ -151,7 +162,7 @@ def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Ke
     axes = domain_axes(domain)
     cone = Cone()
 
-    def accepts(position: int, at: Position) -> bool:
+    def accepts(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
         return _fits_beside_sums(domain) and _is_row_reduction(graph, position, at, domain)
 
     for root in roots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,6 +41,25 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Columns of a launch of products that end in an epilogue.
+
+    Attributes:
+        outputs: what the epilogue gives.
+        orders: of each, its dims in the order of the domain.
+        products: products of one first operand that it takes.
+        domain: rows and columns, in the order of the products' elements.
+        head: columns that one tile must hold together, since the epilogue combines them.
+    """
+
+    outputs: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    products: tuple[int, ...]
+    domain: Domain
+    head: int = 1
+
+
+@dataclass(frozen=True)
 class Group:
     """The nodes of one step.
 
@@ -50,6 +70,7 @@ class Group:
         domain: its iteration space.
         anchors: reductions or products that it computes on the way.
         reason: why the group is what it is, for `explain`; empty where the kind says it all.
+        parts: of a launch of products, its epilogues; the domain is that of the first.
     """
 
     kind: GroupKind
@@ -58,6 +79,7 @@ class Group:
     domain: Domain
     anchors: tuple[int, ...] = ()
     reason: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 def strip_views(graph: Graph, position: int) -> int:
@@ -84,8 +106,8 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
     return frozenset(found)
 
 
-def products_below(graph: Graph, root: int) -> list[int]:
-    """Products that the root reaches through pointwise nodes and views, the latest first."""
+def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[int]:
+    """Products that the root reaches through pointwise nodes and views, but for what lies in memory; the latest first."""
     found: set[int] = set()
     stack = list(graph.nodes[root].args)
     seen: set[int] = set()
@@ -97,6 +119,6 @@ def products_below(graph: Graph, root: int) -> list[int]:
         node = graph.nodes[position]
         if node.family is Family.CONTRACTION:
             found.add(position)
-        elif node.family in (Family.POINTWISE, Family.VIEW):
+        elif position not in kept and node.family in (Family.POINTWISE, Family.VIEW):
             stack += node.args
     return sorted(found, reverse=True)

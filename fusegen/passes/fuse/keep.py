@@ -26,16 +26,18 @@ def ends_of(graph: Graph, value: int) -> list[int]:
     """Values, the furthest first, that are computed point by point of a value, and through which alone it is used: each could be
     kept in its place.
 
-    They have as many elements, arranged in other dims perhaps.
+    They have as many elements, arranged in other dims perhaps, and none takes more bytes than one before it, unless it is a result.
     """
     found: list[int] = []
-    position = value
+    position, narrowest = value, graph.nodes[value].dtype.itemsize
     while (following := graph.post_dominators[position]) < len(graph.nodes):
         if not _only_pointwise(graph, position, following) or not _is_as_large(graph, value, following):
             break
         position = following
-        if strip_views(graph, position) == position:
+        itemsize = graph.nodes[position].dtype.itemsize
+        if strip_views(graph, position) == position and (itemsize <= narrowest or position in graph.outputs):
             found.append(position)
+            narrowest = min(narrowest, itemsize)
     return found[::-1]
 
 

@@ -2,41 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fusegen.ir.symbolic import Dim, literal
+from fusegen.passes.fuse.epilogue import tile_widths
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
 
 _EFFICIENCY = {256: 1.0, 192: 0.95, 128: 0.85, 64: 0.6}
-"""Share of the speed of the widest tile: a narrow tile reads its rows of A more often for each column."""
+"""Share of the speed of the widest product: a narrow one reads its rows of A more often for each column."""
 _LAUNCH = 0.1  # of a full tile's time: what starting and ending a tile costs whatever its size
 _MANY_ROWS = 4096
 _MOST_STAGES = 8
 _GROUP = 8
+_MOST_WORDS = 128  # registers of a thread for the results of a tile, beside those that accumulate
 
 
-def contraction_plan(rows: Dim, columns: int, a_major: str, b_major: str, target: Target) -> ContractionPlan:
-    """The plan of a product.
+@dataclass(frozen=True)
+class ProductShape:
+    """What a plan goes by.
 
-    Args:
-        rows, columns: of the result; rows may be unknown, and are taken as a few thousand then.
+    Attributes:
+        rows: of all results; they may be unknown, and are taken as a few thousand then.
+        columns: of each part's results.
         a_major, b_major: which index of an operand is contiguous.
+        products: matrices that meet the first operand at once.
+        head: columns that a tile must hold together.
+        words: registers that the results of a pair of columns take.
     """
-    known = literal(rows)
+
+    rows: Dim
+    columns: Sequence[int]
+    a_major: str = "k"
+    b_major: str = "k"
+    products: int = 1
+    head: int = 1
+    words: int = 1
+
+
+def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
+    """The plan of products of one first operand."""
+    known = literal(shape.rows)
     consumers = 1 if known is not None and known <= 64 else 2
-    tile_n = min(_EFFICIENCY, key=lambda width: _time(known, columns, consumers, width, target.processors))
-    return replace(ContractionPlan(consumers, tile_n, _stages(consumers, tile_n, target), _GROUP), a_major=a_major, b_major=b_major)
+    allowed = tile_widths(shape.head, shape.products)
+    widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
+    tile_n = min(widths, key=lambda width: _time(shape, consumers, width, target.processors))
+    plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
+    return replace(plan, stages=_stages(plan, target))
 
 
-def _stages(consumers: int, tile_n: int, target: Target) -> int:
+def _stages(plan: ContractionPlan, target: Target) -> int:
     """As many as shared memory holds."""
-    one, two = (ContractionPlan(consumers, tile_n, stages, _GROUP).shared_bytes for stages in (1, 2))
+    one, two = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
     return min(_MOST_STAGES, 1 + (target.shared_bytes - one) // (two - one))
 
 
-def _time(rows: int | None, columns: int, consumers: int, tile_n: int, processors: int) -> float:
+def _time(shape: ProductShape, consumers: int, tile_n: int, processors: int) -> float:
     """Time of the busiest multiprocessor, in full tiles of one consumer."""
-    work = consumers * (tile_n / 256 / _EFFICIENCY[tile_n] + _LAUNCH)
-    tiles = -(-columns // tile_n) * -(-(rows or _MANY_ROWS) // (64 * consumers))
+    width = tile_n * shape.products
+    work = consumers * (width / 256 / _EFFICIENCY[width] + _LAUNCH)
+    tiles = sum(-(-columns // tile_n) for columns in shape.columns) * -(-(literal(shape.rows) or _MANY_ROWS) // (64 * consumers))
     return -(-tiles // processors) * work

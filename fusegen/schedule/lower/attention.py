@@ -14,7 +14,7 @@ from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, literal, product
 from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
-from fusegen.passes.fuse.contraction import LANES
+from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
 from fusegen.schedule.access import divisor
 from fusegen.schedule.heuristics.attention import attention_plan
@@ -89,7 +89,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, tuple[Function, ...]]:
     """What a query and two keys score, in units that the weights know."""
     graph = context.graph
-    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes))
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -97,17 +97,17 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     words = _words(axes, "key")
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, SMALL // plan.head_dim)
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
-    score = lane_function(context, math, f"{context.name}_score", "product", fast=True)
+    score = lane_function(context, math, f"{context.name}_score", fast=True)
     return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
     """What becomes of the weighted sum of two channels."""
-    accumulator = accumulator_of(context.graph, recurrence.values, axes)
+    accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator, guarded=recurrence.guarded)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
-    return lane_function(context, math, f"{context.name}_finish", "total", fast=context.fast)
+    return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
 
 
 class _Normalised(Evaluator):

@@ -1,111 +1,248 @@
-"""Products with an epilogue: operands as tensor maps, the epilogue as math on two neighbouring columns."""
+"""Products with epilogues: operands as tensor maps, each epilogue as math on two neighbouring columns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sympy
 
 from fusegen.errors import VerificationError
 from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Position
 from fusegen.ir.strided import StridedView, contiguous_strides
-from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, same
-from fusegen.passes.fuse.contraction import LANES, ProductOperands, product_operands, rearranged
-from fusegen.schedule.access import merge_axes
-from fusegen.schedule.heuristics.contraction import contraction_plan
-from fusegen.schedule.kernel import ContractionBody, Kernel, LaneFunction
+from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
+from fusegen.passes.fuse.contraction import ProductOperands, product_operands
+from fusegen.passes.fuse.epilogue import OCTET, position_of
+from fusegen.passes.fuse.groups import Part
+from fusegen.passes.fuse.pairs import LANES, is_same_row
+from fusegen.schedule.access import divisor, merge_axes
+from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
+from fusegen.schedule.kernel import Accumulated, ContractionBody, Kernel, LaneFunction, PartResult, ProductPart
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.lanes import (
-    PAIR,
-    LaneMath,
-    accumulator_of,
-    lane_function,
-    lane_position,
-    lane_scalars,
-    lane_sizes,
-    pair_axes,
-)
+from fusegen.schedule.lower.lanes import PAIR, LaneMath, lane_function, lane_position, lane_scalars, lane_sizes, pair_axes
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.maps import tensor_map
-from fusegen.schedule.lower.placement import place
+from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Launch, Step, TensorMapSpec
-from fusegen.schedule.terms import Evaluator
+from fusegen.schedule.terms import Evaluator, substitute
 
-ROW, COLUMN = "row", "col"
-"""What the epilogue calls its place in the result."""
+ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
+"""What an epilogue calls its place in the result: a column is a channel of a head, where it tells heads apart."""
 
-_TAKEN = ("operands", "product", "out", "result", ROW, COLUMN)
 _TILE_K = 64  # of the depth: a line of 128 bytes
 
 
+@dataclass(frozen=True)
+class _Lowered:
+    """A part in the kernel, the shape of its results, and copies of these that are wanted elsewhere."""
+
+    part: ProductPart
+    rows: Dim
+    copies: tuple[Step, ...]
+
+
 def lower_contraction(context: Context) -> Sequence[Step]:
-    """The launch of a product with its epilogue, and a copy where its result is wanted as another view."""
-    (root,), (matmul,) = context.group.outputs, context.group.anchors
-    operands = product_operands(context.graph, matmul)
-    if operands is None:
-        raise VerificationError("a product's operands are not what fusion saw")
-    shape = context.group.domain.shape
-    axes = pair_axes(shape)
-    first = lane_position(axes, 0)
-    at = rearranged(first, shape, context.graph.nodes[root].shape, axes)
-    placement = place(context, root, at, axes, lambda offset: same(offset, linearize(first, shape)))
-    epilogue = _epilogue(context, root, matmul, axes)
-    rows, columns = product(shape[:-1]), literal(shape[-1])
-    assert columns is not None  # a multiple of eight, which fusion saw
-    plan = contraction_plan(rows, columns, operands.a_major, operands.b_major, context.target)
+    """The launch of products with their epilogues, and copies where a result is wanted as another view."""
+    lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
+    parts = tuple(found.part for found in lowered)
+    operands = [[_operands(context.graph, product) for product in part.products] for part in context.group.parts]
+    first, rows = operands[0][0], lowered[0].rows
+    plan = contraction_plan(
+        ProductShape(
+            rows,
+            [part.columns for part in parts],
+            first.a_major,
+            first.b_major,
+            products=parts[0].products,
+            head=math.lcm(*(part.head for part in context.group.parts)),
+            words=max(sum(r.dtype.itemsize // 2 for r in part.results) for part in parts),
+        ),
+        context.target,
+    )
+    written = [result.buffer for part in parts for result in part.results if result.offset is not None]
+    functions = [part.epilogue for part in parts]
+    offsets = [result.offset for part in parts for result in part.results if result.offset is not None]
     kernel = Kernel(
         name=context.name,
-        pointers=context.pointers((r.buffer for r in epilogue.reads), ()),
-        sizes=lane_sizes((epilogue,)),
-        scalars=lane_scalars(context, (epilogue,)),
-        body=ContractionBody(context.graph.nodes[matmul].dtype, context.dtype(placement.buffer), epilogue, plan),
+        pointers=(*context.pointers((), written), *context.pointers((r.buffer for f in functions for r in f.reads), ())),
+        sizes=lane_sizes(functions, offsets),
+        scalars=lane_scalars(context, functions),
+        body=ContractionBody(context.graph.nodes[context.group.anchors[0]].dtype, parts, plan),
         wide=context.wide,
     )
-    depth = context.graph.nodes[context.graph.nodes[matmul].args[0]].shape[-1]
+    depth = context.graph.nodes[context.graph.nodes[context.group.anchors[0]].args[0]].shape[-1]
     launch = Launch(
         kernel=kernel,
         group=context.group,
-        tensor_maps=(*_operand_maps(context, operands, plan), _result_map(context, placement.buffer, rows, columns)),
-        grid=_grid(rows, columns, plan, context.target.processors),
+        tensor_maps=tuple(_maps(context, parts, operands, rows, plan)),
+        grid=_grid(rows, parts, plan, context.target.processors),
         block=plan.threads,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
-        extra=(formula(rows), formula(columns), formula(depth)),
+        extra=(formula(rows), formula(depth)),
     )
-    return [launch, *placement.copies]
+    return [launch, *(copy for found in lowered for copy in found.copies)]
 
 
-def _epilogue(context: Context, root: int, matmul: int, axes: Axes) -> LaneFunction:
-    """The epilogue, its row axes merged."""
-    evaluator = Evaluator(context.graph, axes, context.stored, accumulator_of(context.graph, matmul, axes))
-    shapes = context.group.domain.shape, context.graph.nodes[root].shape
-    roots = tuple(evaluator.value(root, rearranged(lane_position(axes, lane), *shapes, axes)) for lane in range(LANES))
-    for word in (*_TAKEN, *(s.name for s in axes.symbols)):
-        context.names.take(word)
-    expressions = leaves_of(evaluator.terms, roots).expressions()
-    row_axes, moves = merge_axes(Axes(axes.symbols[:-1], axes.extents[:-1]), expressions, ROW)
-    words: dict[Index, str] = {s: s.name for s in row_axes.symbols} | {LANES * PAIR: COLUMN}
-    merged = Axes((*row_axes.symbols, PAIR), (*row_axes.extents, axes.extents[-1]))
-    math = LaneMath(evaluator.terms, roots, merged, words, moves)
-    return lane_function(context, math, f"{context.name}_epilogue", "product", fast=context.fast)
+def _operands(graph: Graph, matmul: int) -> ProductOperands:
+    operands = product_operands(graph, matmul)
+    if operands is None:
+        raise VerificationError("a product's operands are not what fusion saw")
+    return operands
 
 
-def _operand_maps(context: Context, operands: ProductOperands, plan: ContractionPlan) -> tuple[TensorMapSpec, TensorMapSpec]:
-    """A stage brings whole tiles of an operand whose depth is contiguous, else squares."""
+def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
+    domain = part.domain
+    axes = pair_axes(domain.shape)
+    placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
+    offsets = [None if _is_matrix(part, axes, p.offset) else p.offset for p in placements]
+    epilogue, accumulated, rows, moved = _epilogue(context, part, axes, number, [o for o in offsets if o is not None])
+    results = tuple(
+        PartResult(p.buffer, context.dtype(p.buffer), None if o is None else substitute(o, moved))
+        for p, o in zip(placements, offsets, strict=True)
+    )
+    columns = literal(product(domain.shape[d] for d in domain.columns))
+    assert columns is not None  # a multiple of eight, which fusion saw
+    heads = len(epilogue.axes.symbols) - rows - 1
+    head = literal(domain.shape[-1]) if heads else columns
+    assert head is not None
+    found = ProductPart(columns, head, rows, len(part.products), accumulated, epilogue, results)
+    return _Lowered(found, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
+
+
+def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
+    """Where a result goes: as a matrix, or eight columns at a time."""
+    output, order = part.outputs[number], part.orders[number]
+    at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
+    return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or _is_in_octets(context, axes, offset))
+
+
+def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
+    """Whether results lie as the copy engine writes them: row by row, without gaps."""
+    return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
+
+
+def _is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
+    """Whether columns lie side by side, eight of them aligned."""
+    base = sympy.expand(offset - LANES * PAIR)
+    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
+    terms = sympy.Add.make_args(base)
+    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % OCTET == 0 for t in terms)
+
+
+# The epilogue.
+
+
+@dataclass
+class _Accumulators:
+    """The pairs of columns that an epilogue takes: finds for an element of a product the lane that holds it, for `Evaluator`."""
+
+    context: Context
+    part: Part
+    axes: Axes
+    found: dict[Accumulated, None] = field(default_factory=dict)
+
+    def __call__(self, position: int, at: Position) -> object | None:
+        domain, symbols, extents = self.part.domain, self.axes.symbols, self.part.domain.shape
+        if position not in self.part.products:
+            return None
+        count = len(domain.rows)
+        if not is_same_row(self.context.graph.nodes[position].shape[:-1], at[:-1], symbols[:count], extents[:count]):
+            return None
+        own = linearize(lane_position(self.axes, 0)[count:], extents[count:])
+        offset = sympy.expand(at[-1] - own)
+        if not offset.is_Integer or int(offset) % OCTET >= LANES:
+            return None
+        lane = int(offset) % OCTET
+        return self._name(self.part.products.index(position), int(offset) - lane), lane
+
+    def _name(self, product: int, shift: int) -> str:
+        taken = Accumulated(_accumulated_name(product, shift), product, shift)
+        self.found[taken] = None
+        return taken.name
+
+
+def _accumulated_name(product: int, shift: int) -> str:
+    name = ("product", "second")[product]
+    return name if shift == 0 else f"{name}_{'right' if shift > 0 else 'left'}_{abs(shift)}"
+
+
+def _epilogue(
+    context: Context, part: Part, axes: Axes, number: int, offsets: Sequence[Index]
+) -> tuple[LaneFunction, tuple[Accumulated, ...], int, dict[object, Index]]:
+    """The epilogue, its axes of rows and of heads merged; what it takes; how many axes number rows; what became of the axes."""
+    accumulators = _Accumulators(context, part, axes)
+    evaluator = Evaluator(context.graph, axes, context.stored, accumulators, context.rounded)
+    roots = []
+    for output, order in zip(part.outputs, part.orders, strict=True):
+        for lane in range(LANES):
+            at = position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes)
+            roots.append(evaluator.value(output, at))
+    for taken in (*_taken(part), *(a.name for a in accumulators.found), *(s.name for s in axes.symbols)):
+        context.names.take(taken)
+    expressions = [*leaves_of(evaluator.terms, roots).expressions(), *offsets]
+    rows, columns, moves = _merged(axes, len(part.domain.rows), expressions)
+    merged = Axes((*rows.symbols, *columns.symbols), (*rows.extents, *columns.extents))
+    word = CHANNEL if len(columns.symbols) > 1 else COLUMN
+    words: dict[Index, str] = {s: s.name for s in merged.symbols[:-1]} | {LANES * PAIR: word}
+    math_ = LaneMath(evaluator.terms, tuple(roots), merged, words, moves)
+    several = len(context.group.parts) > 1
+    name = f"{context.name}_epilogue_{number}" if several else f"{context.name}_epilogue"
+    function = lane_function(context, math_, name, fast=context.fast)
+    return function, tuple(accumulators.found), len(rows.symbols), dict(moves)
+
+
+def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[sympy.Symbol, Index]]:
+    """The axes that number rows, those that number heads, and what became of the others: an axis of heads disappears where nothing
+    tells heads apart."""
+    row_axes, moves = merge_axes(Axes(axes.symbols[:rows], axes.extents[:rows]), expressions, ROW)
+    columns, moved = merge_axes(Axes(axes.symbols[rows:], axes.extents[rows:]), expressions, PAIR.name)
+    heads = Axes(columns.symbols[:-1], columns.extents[:-1])
+    if len(heads.symbols) == 1:
+        moved[heads.symbols[0]] = axis_symbol(HEAD)
+        heads = Axes((axis_symbol(HEAD),), heads.extents)
+    return row_axes, Axes((*heads.symbols, PAIR), (*heads.extents, columns.extents[-1])), moves | moved
+
+
+def _taken(part: Part) -> list[str]:
+    """What the epilogue's call names by itself."""
+    numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
+    return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
+
+
+# The launch.
+
+
+def _maps(
+    context: Context, parts: Sequence[ProductPart], operands: Sequence[Sequence[ProductOperands]], rows: Dim, plan: ContractionPlan
+) -> list[TensorMapSpec]:
+    """The first operand, and of each part the matrices that meet it and the results that leave by whole tiles.
+
+    A stage brings whole tiles of an operand whose depth is contiguous, else squares.
+    """
     square = (_TILE_K, _TILE_K)
     a_box = (plan.tile_m, _TILE_K) if plan.a_major == "k" else square
     b_box = (plan.tile_n, _TILE_K) if plan.b_major == "k" else square
-    a, b = operands.a, operands.b
-    return tensor_map(context.reads[a.base], a, a_box), tensor_map(context.reads[b.base], b, b_box)
+    a = operands[0][0].a
+    found = [tensor_map(context.reads[a.base], a, a_box)]
+    for part, products in zip(parts, operands, strict=True):
+        found += [tensor_map(context.reads[p.b.base], p.b, b_box) for p in products]
+        found += [_result_map(r, rows, part.columns) for r in part.results if r.offset is None]
+    return found
 
 
-def _result_map(context: Context, buffer: int, rows: Dim, columns: int) -> TensorMapSpec:
+def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
     """Results leave 64 rows of 128 bytes at a time."""
     shape = (rows, columns)
-    view = StridedView(buffer, shape, contiguous_strides(shape), 0)
-    return tensor_map(buffer, view, (64, 128 // context.dtype(buffer).itemsize), writable=True)
+    view = StridedView(result.buffer, shape, contiguous_strides(shape), 0)
+    return tensor_map(result.buffer, view, (64, 128 // result.dtype.itemsize), writable=True)
 
 
-def _grid(rows: Dim, columns: int, plan: ContractionPlan, processors: int) -> Formula:
+def _grid(rows: Dim, parts: Sequence[ProductPart], plan: ContractionPlan, processors: int) -> Formula:
     """Blocks stay and stride over the tiles."""
-    tiles = f"({ceil_div(rows, plan.tile_m)}) * {-(-columns // plan.tile_n)}"
+    tiles = f"({ceil_div(rows, plan.tile_m)}) * {sum(-(-part.columns // plan.tile_n) for part in parts)}"
     return Formula(f"min({tiles}, {processors * plan.blocks_per_sm})")

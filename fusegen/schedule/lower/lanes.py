@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import sympy
 
@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
-from fusegen.passes.fuse.contraction import LANES, is_same_row
+from fusegen.passes.fuse.pairs import LANES, is_same_row
 from fusegen.schedule.access import divisor
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
@@ -44,8 +44,12 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def accumulator_of(graph: Graph, product: int, axes: Axes) -> LeafOf:
-    """The lane of the accumulator that holds an element of a product: for `Evaluator`."""
+def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:
+    """The lane of the accumulator that holds an element of a product: for `Evaluator`.
+
+    Args:
+        name: what the function calls the lanes.
+    """
     shape = graph.nodes[product].shape
 
     single = same(axes.extents[-1] * LANES, 1)  # read at 0 by both lanes, of which only the first exists
@@ -54,7 +58,7 @@ def accumulator_of(graph: Graph, product: int, axes: Axes) -> LeafOf:
         if position != product or not is_same_row(shape[:-1], at[:-1], axes.symbols[:-1], axes.extents[:-1]):
             return None
         number = 0 if single else sympy.expand(at[-1] - LANES * PAIR)
-        return int(number) if number in range(LANES) else None
+        return (name, int(number)) if number in range(LANES) else None
 
     return lane
 
@@ -65,7 +69,7 @@ class LaneMath:
 
     Attributes:
         terms: of both.
-        roots: the result of each lane.
+        roots: of each result, the terms of both lanes.
         axes: the iteration space that indices are over, merged; the last axis numbers pairs.
         moves: what became of the axes when they were merged.
         words: what the math calls its coordinates, by index.
@@ -82,20 +86,19 @@ class LaneMath:
     limit: int = SMALL
 
 
-def lane_function(context: Context, math: LaneMath, name: str, accumulator: str, *, fast: bool) -> LaneFunction:
+def lane_function(context: Context, math: LaneMath, name: str, *, fast: bool) -> LaneFunction:
     """The math as a function, with what its call must read.
 
     Args:
         context: gives names.
         math: what it computes.
         name: of the function.
-        accumulator: what the function calls the lanes of the accumulator.
         fast: whether approximate functions may be used.
     """
     if not context.wide:
         axes = frozenset((*math.axes.symbols, *math.moves))
         math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
-    return _Builder(context, math, accumulator).build(name, fast=fast)
+    return _Builder(context, math).build(name, fast=fast)
 
 
 def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) -> tuple[str, ...]:
@@ -128,10 +131,10 @@ def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[t
 
 
 class _Builder:
-    def __init__(self, context: Context, math: LaneMath, accumulator: str) -> None:
+    def __init__(self, context: Context, math: LaneMath) -> None:
         self.context, self.math, self.terms = context, math, math.terms
         self.leaves = leaves_of(math.terms, math.roots).moved(math.moves)
-        self.lanes: dict[int, tuple[str, int]] = self._accumulator(accumulator)
+        self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
         self.arguments: dict[str, LaneArgument] = {name: LaneArgument(LaneSource.LANES, name) for name, _ in self.lanes.values()}
         self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
@@ -139,7 +142,7 @@ class _Builder:
 
     def build(self, name: str, *, fast: bool) -> LaneFunction:
         """The function of one lane where that is enough, else of both."""
-        partner = _Partners(self.terms, self.lanes, self.leaves).of(*self.math.roots)
+        partner = _Partners(self.terms, self.lanes, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
         lanewise = partner is not None
         function = self._function(name, lanewise, fast)
@@ -151,21 +154,16 @@ class _Builder:
     def _below(self) -> list[int]:
         return self.terms.below(self.math.roots)
 
-    def _accumulator(self, name: str) -> dict[int, tuple[str, int]]:
-        found = {}
-        for position in self._below():
-            term = self.terms.items[position]
-            if term.op is Leaf.ACCUMULATOR:
-                assert isinstance(term.payload, int)
-                found[position] = (name, term.payload)
-        return found
+    def _accumulators(self) -> dict[int, tuple[str, int]]:
+        terms = ((position, self.terms.items[position]) for position in self._below())
+        return {p: cast(tuple[str, int], term.payload) for p, term in terms if term.op is Leaf.ACCUMULATOR}
 
     def _may_be_absent(self) -> Mapping[int, Bounds]:
         """Reads of the second lane alone, with the condition under which there is a second lane."""
         if self.math.optional is None:
             return {}
         exists = Bounds(LANES * PAIR + 1, None, self.math.optional)
-        second = set(self.terms.below(self.math.roots[1:])) - set(self.terms.below(self.math.roots[:1]))
+        second = set(self.terms.below(self.math.roots[1::LANES])) - set(self.terms.below(self.math.roots[::LANES]))
         return {t: exists for t in second if t in self.leaves.reads and _has(self.leaves.reads[t].offset, PAIR)}
 
     def _take_read(self, members: Sequence[int], conditions: tuple[tuple[Bounds, ...], ...]) -> LaneRead:
@@ -222,7 +220,7 @@ class _Builder:
 
     def _function(self, name: str, lanewise: bool, fast: bool) -> Function:
         terms, roots = self.terms.items, self.math.roots
-        results = [("result", roots[0])] if lanewise else [(f"out_{lane}", root) for lane, root in enumerate(roots)]
+        results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
         given: dict[int, Parameter] = {}
         texts = dict(self.values)
         for position, (group, lane) in self.lanes.items():
@@ -234,6 +232,12 @@ class _Builder:
         function, used = cut(self.terms, name, results, given, fast=fast)
         leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
         return replace(function, leaves=leaves)
+
+
+def _result_names(results: int, lanewise: bool) -> list[str]:
+    """What a function calls its results; of both lanes in turn where it is not of one."""
+    numbers = [f"_{number}" if results > 1 else "" for number in range(results)]
+    return [f"result{n}" for n in numbers] if lanewise else [f"out{n}_{lane}" for n in numbers for lane in range(LANES)]
 
 
 # Reads.
@@ -278,9 +282,9 @@ class _Partners:
         self.terms, self.lanes, self.leaves = terms, lanes, leaves
         self.found: dict[int, int] = {}
 
-    def of(self, first: int, second: int) -> Mapping[int, int] | None:
+    def of(self, first: Sequence[int], second: Sequence[int]) -> Mapping[int, int] | None:
         """The partners, or None when the lanes are not the same function of their own operands."""
-        pairs = [(first, second)]
+        pairs = list(zip(first, second, strict=True))
         while pairs:
             a, b = pairs.pop()
             if a not in self.found:

@@ -423,15 +423,18 @@ constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
 constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
 
-// Results leave through shared memory, CHUNK columns (128 bytes) of a warpgroup's 64 rows at a time.
-constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);
+constexpr i32 COLUMNS = 16384;
+constexpr i32 WIDTH = 64;  // tiles side by side
+
+// Results leave through shared memory, a chunk of a warpgroup's 64 rows at a time: 128 bytes of each.
+constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
 constexpr i32 CHUNK_BUFFERS = 2;
 constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
 
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
     bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
-    bf16 chunks[CONSUMERS][CHUNK_BUFFERS][SLAB * CHUNK];
+    u8 chunks[CONSUMERS][CHUNK_BUFFERS][CHUNK_BYTES];
     u64 full[STAGES];   // the copy engine has delivered a stage
     u64 empty[STAGES];  // every warp that multiplies is done with a stage
 };
@@ -462,18 +465,15 @@ struct Place {
 
 // The tiles of this block: every `stride`-th, in an order that goes down GROUP rows before it goes right.
 struct Schedule {
-    i32 height, width;  // extent of C in tiles
+    i32 height;  // of C in tiles
     i32 index, stride;
 
-    __device__ __forceinline__ Schedule(i64 rows, i64 cols)
-        : height(static_cast<i32>((rows + TILE_M - 1) / TILE_M)),
-          width(static_cast<i32>((cols + TILE_N - 1) / TILE_N)),
-          index(block_id()),
-          stride(block_count()) {}
+    __device__ __forceinline__ Schedule(i64 rows)
+        : height(static_cast<i32>((rows + TILE_M - 1) / TILE_M)), index(block_id()), stride(block_count()) {}
 
     __device__ __forceinline__ bool next(Tile& tile) {
-        if (index >= height * width) return false;
-        const i32 group_size = GROUP * width;
+        if (index >= height * WIDTH) return false;
+        const i32 group_size = GROUP * WIDTH;
         const i32 first = index / group_size * GROUP;
         const i32 group_height = min(GROUP, height - first);
         const i32 within = index % group_size;
@@ -551,61 +551,83 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// Shared-memory address of a pair of results within a chunk, swizzled as the copy engine expects it: the 16-byte
-// units of a 128-byte line are permuted by the line's number, which also keeps the warp's writes off each other's banks.
-__device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, i32 col) {
-    const u32 byte = col * sizeof(bf16);
+// Shared-memory address of a byte within a chunk, swizzled as the copy engine expects it: the 16-byte units of a 128-byte
+// line are permuted by the line's number, which also keeps the warp's writes off each other's banks.
+__device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
 }
 
-// Replaces what a thread holds of a warpgroup's 64 rows by the epilogue's results, skipping what lies outside of C.
-// A pair of results shares the register of the first.
-// A tile that is INSIDE has no tests and hence no branches, so that the loads of many operands are in flight together.
-template <bool INSIDE>
-__device__ __forceinline__ void finish_tile(float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile, Place place,
-                                            i64 rows, i64 cols) {
-#pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
-        const i64 col = tile.col + place.col + held / 4 * OCTET;
-        if (!INSIDE && (row >= rows || col >= cols)) continue;
-        const float pair[2] = {accumulator[held], accumulator[held + 1]};
-        bf16 out[2];
-        epilogue(operands, pair, row, col, out);
-        accumulator[held] = pack_pair(out);
-    }
-}
-
-// Stores a warpgroup's 64 rows of the tile by way of shared memory; the copy engine clips what lies outside of C.
-__device__ __forceinline__ void store_tile(const float (&results)[ACCUMULATORS], const TensorMap& y_map, SharedMemory& shared,
-                                           Tile tile, Place place, i32 consumer) {
-    constexpr i32 HELD = CHUNK / 2;  // results of a thread in one chunk
+// Stores a warpgroup's 64 rows of a result by way of shared memory; the copy engine clips what lies outside of C.
+template <typename T, i32 WORDS>
+__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared, Tile tile,
+                                           Place place, i32 consumer) {
+    constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
+    constexpr i32 PAIR_WORDS = sizeof(T) / 2;
+    constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // words of a thread in one chunk
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;
 #pragma unroll
-    for (i32 first = 0; first < RESULTS; first += HELD) {
+    for (i32 first = 0; first < WORDS; first += HELD) {
         const i32 number = first / HELD;
-        bf16* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
-        // The last chunk of the tile before may lie in the buffer of the first one here; its store is long done.
+        u8* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
+        // The last chunk of what was stored before may lie in the buffer of the first one here; its store is long done.
         if (leader) number == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
-        for (i32 held = 0; held < HELD; held += 2) {
-            const u32 address = chunk_address(shared_address(chunk), place.row + held / 2 % 2 * 8, place.col + held / 4 * OCTET);
-            store_shared_words(address, results[first + held]);
+        for (i32 held = 0; held < HELD; held += PAIR_WORDS) {
+            const i32 pair = held / PAIR_WORDS;
+            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(T);
+            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * 8, byte);
+            if constexpr (PAIR_WORDS == 1) {
+                store_shared_words(address, words[first + held]);
+            } else {
+                store_shared_words(address, words[first + held], words[first + held + 1]);
+            }
         }
         fence_proxy_async();
         named_barrier_sync(barrier, WARPGROUP);
         if (leader) {
-            tma_store_2d(y_map, chunk, tile.col + number * CHUNK, tile.row);
+            tma_store_2d(map, chunk, tile.col + number * CHUNK, tile.row);
             tma_store_commit();
         }
     }
 }
 
+// What a thread holds of a warpgroup's 64 rows, finished; what lies outside of C is left out.
+// A pair of 16-bit results shares a register.
+// A tile that is INSIDE has no tests and hence no branches, so that the loads of many operands are in flight together.
+template <bool INSIDE>
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+                                            Place place, i64 rows, float (&y)[RESULTS / 2]) {
+#pragma unroll
+    for (i32 held = 0; held < RESULTS; held += 2) {
+        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
+        const i64 col = place.col + held / 4 * OCTET;
+        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
+        const float product[2] = {accumulator[held], accumulator[held + 1]};
+        bf16 y_pair[2];
+        epilogue(operands, product, row, tile.col + col, y_pair);
+        y[held / 2] = pack_pair(y_pair);
+    }
+}
+
+// Finishes and stores a warpgroup's 64 rows of a tile.
+__device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+                                       const TensorMap& y_map, SharedMemory& shared,
+                                       Tile tile, Place place, i64 rows, i32 consumer) {
+    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
+    float y[RESULTS / 2];
+    if (inside) {
+        finish_tile<true>(accumulator, operands, tile, place, rows, y);
+    } else {
+        finish_tile<false>(accumulator, operands, tile, place, rows, y);
+    }
+    store_tile<bf16>(y, y_map, shared, tile, place, consumer);
+}
+
 // Multiplies and stores this block's tiles.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
-                                        Schedule schedule, i64 rows, i64 cols, i32 depth, i32 consumer) {
+                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
@@ -613,13 +635,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
-        const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= cols;
-        if (inside) {
-            finish_tile<true>(accumulator, operands, tile, place, rows, cols);
-        } else {
-            finish_tile<false>(accumulator, operands, tile, place, rows, cols);
-        }
-        store_tile(accumulator, y_map, shared, tile, place, consumer);
+        finish(accumulator, operands, y_map, shared, tile, place, rows, consumer);
     }
     tma_store_wait<0>();
 }
@@ -637,10 +653,10 @@ fg_linear_bias_gelu(
     const __grid_constant__ TensorMap a_map,
     const __grid_constant__ TensorMap b_map,
     const __grid_constant__ TensorMap y_map,
-    i64 rows, i64 cols, i64 depth,
+    i64 rows, i64 depth,
     const bf16* bias_ptr) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
-    const Schedule schedule(rows, cols);
+    const Schedule schedule(rows);
 
     if (thread_id() == 0) {
         tma_prefetch_map(a_map);
@@ -656,6 +672,6 @@ fg_linear_bias_gelu(
     } else {
         raise_registers<240>();
         const Operands operands{bias_ptr};
-        consume(operands, y_map, shared, schedule, rows, cols, static_cast<i32>(depth), warpgroup);
+        consume(operands, y_map, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
     }
 }

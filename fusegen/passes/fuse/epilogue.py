@@ -1,0 +1,316 @@
+"""Epilogues: what is computed of products in the accumulators of tensor cores.
+
+An epilogue is computed over the dims of its result, in the order in which a product's elements lie: some number rows, the others
+columns. It may take two products of one first operand, and columns of the same head that are further away in the tile. Products
+of one first operand that end in different places are parts of one launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, same
+from fusegen.passes.fuse.cone import Cone, domain_axes, walk
+from fusegen.passes.fuse.contraction import operand_base, product_operands, unserved
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Part, products_below, strip_views
+from fusegen.passes.fuse.pairs import LANES, in_lane, is_same_row
+from fusegen.target import Target
+
+OCTET = 8
+"""Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
+
+_TILE_WIDTHS = (256, 192, 128, 64)
+_COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
+_MOST_PRODUCTS = 2  # that one epilogue takes: they share an accumulator
+
+
+def tile_widths(head: int, products: int) -> tuple[int, ...]:
+    """Columns that a tile may have: whole heads, for all products what one instruction multiplies at most.
+
+    Args:
+        head: columns that a tile must hold together.
+        products: that meet the first operand.
+    """
+    return tuple(w for w in _TILE_WIDTHS if w % head == 0 and w * products <= max(_TILE_WIDTHS))
+
+
+def epilogue_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+    """The group of a product and the pointwise work on its result, or None when tensor cores cannot serve it.
+
+    Args:
+        kept: values that lie in memory.
+    """
+    if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW) or not target.wgmma:
+        return None
+    for matmul in products_below(graph, root, kept):
+        group = _group_at(graph, root, matmul, kept)
+        if group is not None:
+            return group
+    return None
+
+
+def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+    """The group of products that end in a value: in an epilogue's, or in one that is a product itself."""
+    if graph.nodes[root].family is not Family.CONTRACTION:
+        return epilogue_group(graph, root, target, kept)
+    return plain_group(graph, root) if target.wgmma and unserved(graph, root, root) is None else None
+
+
+def plain_group(graph: Graph, matmul: int) -> Group:
+    """The group of a product that is a result itself, which tensor cores can serve."""
+    order = tuple(range(len(graph.nodes[matmul].shape)))
+    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul))
+    return _group(graph, (part,), ())
+
+
+def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[int]) -> Group | None:
+    """The group with more results, computed in the epilogue of its only part; None when that cannot be.
+
+    Args:
+        roots: the further results; they may take a second product, which then ends in one of them.
+        kept: values that lie in memory.
+    """
+    (part,) = group.parts
+    matmul = part.products[0]
+    if not all(graph.nodes[r].family in _COMPUTED and unserved(graph, matmul, r) is None for r in roots):
+        return None
+    found_orders = [_order_of(graph, root, matmul) for root in roots]
+    orders = [order for order in found_orders if order is not None]
+    if len(orders) < len(roots):
+        return None
+    outputs = (*part.outputs, *roots)
+    below = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(kept) - set(part.outputs))))
+    products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, matmul, m, outputs)))
+    domains = [part.domain, *(_domain_of(graph, r, o, matmul) for r, o in zip(roots, orders, strict=True))]
+    for domain in dict.fromkeys(domains):
+        wanted = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
+        found = _walked(graph, wanted, kept)
+        if found is not None and not any(matmul in graph.ancestors[p] for p in found[1]):
+            return _group(graph, found[:1], found[1])
+    return None
+
+
+def joined(graph: Graph, groups: Sequence[Group]) -> Group:
+    """Groups of products of one first operand as one launch."""
+    return _group(graph, tuple(part for group in groups for part in group.parts), {p for group in groups for p in group.inputs})
+
+
+def limited(group: Group, outputs: tuple[int, ...]) -> Group:
+    """The group with some of its results only."""
+    parts = []
+    for part in group.parts:
+        kept = [(o, order) for o, order in zip(part.outputs, part.orders, strict=True) if o in outputs]
+        if kept:
+            parts.append(replace(part, outputs=tuple(o for o, _ in kept), orders=tuple(order for _, order in kept)))
+    return replace(group, outputs=outputs, parts=tuple(parts))
+
+
+def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domain, at: Position, axes: Axes) -> Position:
+    """The index of a result's element that an epilogue computes.
+
+    Args:
+        output, order: the result, and its dims in the order of the domain.
+        at: a point of the domain.
+    """
+    shape = graph.nodes[output].shape
+    ordered = reshaped(at, domain.shape, tuple(shape[d] for d in order), axes)
+    found: list[Index] = [0] * len(shape)
+    for index, d in zip(ordered, order, strict=True):
+        found[d] = index
+    return tuple(found)
+
+
+def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: Iterable[int]) -> bool:
+    """Whether nobody but the roots needs the product or what is made of it on the way: others would compute it again.
+
+    Args:
+        inputs: what the roots read from memory.
+    """
+    ways = {p for root in roots for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
+    between = {p for p in ways if strip_views(graph, p) not in roots}  # views of a result are read from memory
+    if between & set(inputs):
+        return False
+    return not any(p in graph.outputs or set(graph.users[p]) - ways - set(roots) for p in between)
+
+
+def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int]) -> Group | None:
+    if unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
+        return None
+    order = _order_of(graph, root, matmul)
+    if order is None:
+        return None
+    domain = _domain_of(graph, root, order, matmul)
+    found = _walked(graph, Part((root,), (order,), (matmul, *_companions(graph, root, matmul, kept)), domain), kept)
+    return None if found is None else _group(graph, found[:1], found[1])
+
+
+def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int]) -> tuple[int, ...]:
+    """Products of the same first operand that end in the root, too."""
+    others = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, matmul, m, (root,)))
+    return tuple(itertools.islice(others, _MOST_PRODUCTS - 1))
+
+
+def _joins(graph: Graph, matmul: int, other: int, roots: Sequence[int]) -> bool:
+    """Whether a value is a product of the same first operand that only some roots need."""
+    if graph.nodes[other].op is not Op.MATMUL or unserved(graph, other, roots[0]) is not None:
+        return False
+    return meets_alike(graph, matmul, other) and is_computed_once(graph, other, roots, ())
+
+
+def meets_alike(graph: Graph, one: int, other: int) -> bool:
+    """Whether two products can be computed together: their first operands are the same, and all lie in memory alike."""
+    if graph.nodes[one].dtype is not graph.nodes[other].dtype:
+        return False
+    a, b = product_operands(graph, one), product_operands(graph, other)
+    return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
+
+
+def _walked(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Part, tuple[int, ...]] | None:
+    """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
+    cannot."""
+    axes = domain_axes(part.domain)
+    cone, lanes = Cone(), _Lanes(graph, part, axes)
+    for output, order in zip(part.outputs, part.orders, strict=True):
+        at = position_of(graph, output, order, part.domain, axes.symbols, axes)
+        walk(graph, output, at, axes, lanes, cone, frozenset(kept) - set(part.outputs))
+    inputs = tuple(cone.inputs)
+    taken = tuple(p for p in part.products if p in cone.anchors)
+    if part.products[0] not in taken or set(taken) & set(inputs) or not tile_widths(lanes.head, len(taken)):
+        return None
+    if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
+        return None
+    return replace(part, products=taken, head=lanes.head), inputs
+
+
+def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int]) -> Group:
+    products = tuple(dict.fromkeys(p for part in parts for p in part.products))
+    operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
+    outputs = tuple(o for part in parts for o in part.outputs)
+    read = tuple(sorted({*inputs, *operands}))
+    return Group(GroupKind.CONTRACTION, outputs, read, parts[0].domain, tuple(sorted(products)), parts=parts)
+
+
+# The dims of a result in the order of a product's elements.
+
+
+def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int) -> Domain:
+    """The iteration space of an epilogue: as many dims as some result has, so that each lies along them."""
+    columns = graph.nodes[matmul].shape[-1]
+    views = [(root, order)]
+    for result in graph.outputs:
+        if result != root and strip_views(graph, result) == root:
+            found = _order_of(graph, result, matmul)
+            views += [(result, found)] if found is not None else []
+    shapes = [tuple(graph.nodes[view].shape[d] for d in dims) for view, dims in views]
+    domains = [found for found in (_over(shape, columns) for shape in (*shapes, graph.nodes[matmul].shape)) if found is not None]
+    return max(domains, key=lambda domain: len(domain.columns))
+
+
+def _over(shape: Shape, columns: Dim) -> Domain | None:
+    """The shape as rows and, last, dims that are the product's columns; None where a dim holds both."""
+    for first in range(len(shape) - 1, -1, -1):
+        if same(product(shape[first:]), columns) and not same(shape[-1], 1):
+            last = literal(shape[-1])
+            if last is None or last % OCTET:
+                return None
+            return Domain(shape, tuple(range(first, len(shape))))
+    return None
+
+
+def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
+    """The dims of a result, those first that are furthest apart in the product; None when it has another number of elements."""
+    shape = graph.nodes[root].shape
+    given = tuple(range(len(shape)))
+    wanted = graph.nodes[matmul].shape
+    if not same(product(shape), product(wanted)):
+        return None
+    if len(shape) == len(wanted) and all(map(same, shape, wanted)):
+        return given
+    axes = identity_axes(shape)
+    found: list[Position] = []
+
+    def note(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
+        found.extend([at] if position == matmul else [])
+        return False
+
+    walk(graph, root, axes.symbols, axes, note, Cone())
+    orders = (sorted_dims(sympy.expand(linearize(at, wanted)), axes) for at in found)
+    return next((order for order in orders if order is not None), given)
+
+
+def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
+    """The order of dims in which an offset counts their elements one by one, from some element on."""
+    order: list[int] = []
+    left = [d for d, extent in enumerate(axes.extents) if not same(extent, 1)]
+    stride: Dim = 1
+    while left:
+        inner = next((d for d in left if same(offset.coeff(axes.symbols[d]), stride)), None)
+        if inner is None:
+            return None
+        order.insert(0, inner)
+        left.remove(inner)
+        stride = stride * axes.extents[inner]
+    return (*(d for d in range(len(axes.symbols)) if d not in order), *order)
+
+
+# Where a product is read.
+
+
+@dataclass
+class _Lanes:
+    """Accepts products that are read at the epilogue's own row, and at its pair of columns or another one of the same head.
+
+    Attributes:
+        head: columns of a head, once a pair of another one's was read.
+    """
+
+    graph: Graph
+    part: Part
+    axes: Axes
+    head: int = field(init=False, default=1)
+
+    def __call__(self, position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
+        node = self.graph.nodes[position]
+        if node.op is not Op.MATMUL or position not in self.part.products:
+            return False
+        rows = self.part.domain.rows
+        symbols, extents = (tuple(values[d] for d in rows) for values in (self.axes.symbols, self.axes.extents))
+        if not same(node.shape[-1], product(self.axes.extents[len(rows) :])):
+            return False
+        if not is_same_row(node.shape[:-1], at[:-1], symbols, extents):
+            return False
+        return self._is_near(at[-1], len(rows), bounds)
+
+    def _is_near(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
+        """Whether an index names columns of the pair itself, or of a pair of the same head."""
+        symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
+        column = symbols[-1]
+        own = sympy.expand(index - linearize(symbols, extents) + column)
+        for lane in range(LANES):
+            offset = sympy.expand(in_lane(own, column, lane) - column)
+            if not offset.is_Integer or int(offset) % OCTET >= LANES:
+                return False
+            shift = int(offset) - int(offset) % OCTET
+            if shift and not self._stays(column, shift, bounds):
+                return False
+        return True
+
+    def _stays(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
+        """Whether a pair so far away belongs to the same head wherever its value is used."""
+        extent = literal(self.axes.extents[-1])
+        assert extent is not None  # which `_over` saw
+        first, end = 0, extent
+        for bound in bounds:
+            distance = sympy.expand(bound.index - column)
+            lower, upper = literal(bound.lower or 0), extent if bound.upper is None else literal(bound.upper)
+            if distance.is_Integer and lower is not None and upper is not None:
+                first, end = max(first, lower - int(distance)), min(end, upper - int(distance))
+        self.head = extent
+        return first // LANES * LANES + shift >= 0 and -(-end // LANES) * LANES + shift <= extent

@@ -1,0 +1,44 @@
+"""Rows and pairs of columns: where an index lies as an accumulator holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from fusegen.ir.graph import Shape
+from fusegen.ir.index_map import Position
+from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, product, same, simplify_dim
+
+LANES = 2
+"""Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
+
+
+def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
+    """Whether a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
+
+    Args:
+        shape: the dims that number the product's rows.
+        at: the row.
+        symbols, extents: of the epilogue's rows.
+    """
+    single = {s: 0 for s, e in zip(symbols, extents, strict=True) if same(e, 1)}
+    rows = [sympy.sympify(row).subs(single) for row in (linearize(at, shape), linearize(symbols, extents))]
+    return same(product(shape), product(extents)) and same(*rows)
+
+
+def in_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
+    """An index at column + lane, where column is known to be even."""
+    half = sympy.Symbol(f"{column.name}_pair", integer=True, nonnegative=True)
+    moved = sympy.sympify(index).subs(column, LANES * half + lane)
+    moved = moved.replace(FloorDiv, _halved).replace(Modulo, _remainder)
+    return sympy.expand(moved.subs(half, column / LANES))
+
+
+def _halved(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    quotient = simplify_dim(Axes((), ()).floor_div(sympy.expand(a), int(b))) if b == LANES else FloorDiv(a, b)
+    return sympy.sympify(quotient)
+
+
+def _remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return sympy.sympify(Axes((), ()).modulo(sympy.expand(a), int(b)) if b == LANES else Modulo(a, b))

@@ -1,0 +1,129 @@
+"""What an epilogue may take and give: two products, columns of the same head, several results, parts of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+
+BF16 = torch.bfloat16
+
+
+def weight(*shape: int) -> Tensor:
+    return (torch.randn(*shape) / shape[-1] ** 0.5).to(BF16)
+
+
+def tensor(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(BF16)
+
+
+def bias_swiglu(x: Tensor, gate: Tensor, up: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.linear(x, gate, b)) * F.linear(x, up)
+
+
+def packed_swiglu(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = F.linear(x, w).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def heads(x: Tensor, width: int = 64) -> Tensor:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotated(heads(F.linear(x, w)), cos, sin)
+
+
+def halves_apart(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = heads(F.linear(x, w)).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def part_rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    y = heads(F.linear(x, w))
+    return torch.cat((rotated(y[..., :32], cos, sin), y[..., 32:]), -1)
+
+
+def qkv(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    return rotary(x, q, cos, sin), rotary(x, k, cos, sin).float(), heads(F.linear(x, v)).float()
+
+
+def packed_qkv(x: Tensor, w: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = (heads(t) for t in F.linear(x, w, b).split((128, 64, 64), -1))
+    return rotated(q, cos, sin), rotated(k, cos, sin), v
+
+
+def numbered_qkv(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = F.linear(x, w, b).reshape(*x.shape[:2], 3, 2, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k * 2, v.exp()
+
+
+def kept(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    before = F.linear(x, w, b)
+    return F.gelu(before), before, before.float().tanh()
+
+
+def kept_gated(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    g, u = F.linear(x, gate), F.linear(x, up)
+    return g, u, F.silu(g) * u
+
+
+def kept_heads(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = heads(F.linear(x, w), 16)
+    return y, y.exp()
+
+
+def heads_across_tiles(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return heads(F.linear(x, w, b), 96)
+
+
+def rows_swapped(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).transpose(0, 1).exp()
+
+
+def some_columns(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)[..., 8:40].relu()
+
+
+CASES: dict[Callable[..., object], tuple[Tensor, ...]] = {
+    bias_swiglu: (tensor(130, 128), weight(72, 128), weight(72, 128), tensor(72)),
+    packed_swiglu: (tensor(2, 70, 64), weight(144, 64)),
+    rotary: (tensor(2, 70, 64), weight(192, 64), tensor(70, 64), tensor(70, 64)),
+    halves_apart: (tensor(2, 70, 64), weight(64, 64), tensor(70, 32), tensor(70, 32)),
+    part_rotated: (tensor(2, 70, 64), weight(128, 64), tensor(70, 32), tensor(70, 32)),
+    qkv: (tensor(2, 70, 64), weight(320, 64), weight(64, 64), weight(128, 64), tensor(70, 64), tensor(70, 64)),
+    packed_qkv: (tensor(2, 70, 64), weight(256, 64), tensor(256), tensor(70, 64), tensor(70, 64)),
+    numbered_qkv: (tensor(2, 70, 64), weight(192, 64), tensor(192)),
+    kept: (tensor(130, 64), weight(136, 64), tensor(136)),
+    kept_gated: (tensor(130, 64), weight(72, 64), weight(72, 64)),
+    kept_heads: (tensor(2, 70, 64), weight(64, 64)),
+    heads_across_tiles: (tensor(2, 33, 64), weight(288, 64), tensor(288)),
+    rows_swapped: (tensor(3, 70, 64), weight(64, 64)),
+    some_columns: (tensor(130, 64), weight(64, 64)),
+}
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_one_launch_gives_what_the_function_gives(function: Callable[..., object]) -> None:
+    arguments = CASES[function]
+    kernel = fg.kernel(function)
+    low = kernel.lower(*arguments)
+    assert low.target.name == "sm_90a"
+    assert len(low.program.steps) == len(low.program.launches) == 1
+    found, wanted = kernel(*arguments), function(*(a.double() for a in arguments))
+    results = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    for got, exact in results:
+        ulp = 2**-8 if got.dtype is BF16 else 2**-13
+        assert got.shape == exact.shape
+        torch.testing.assert_close(got.double(), exact.to(torch.float64), rtol=2 * ulp, atol=2 * ulp)

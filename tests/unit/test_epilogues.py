@@ -1,0 +1,146 @@
+"""Which products one launch computes, where their epilogues end, and where that stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.passes.fuse import GroupKind
+from fusegen.passes.fuse.groups import Part
+from fusegen.schedule.kernel import ContractionBody
+from tests.unit.ptxas import figures
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def lowered(function: Callable[..., object], *args: object, target: str = "sm_90a") -> Lowered:
+    return fg.kernel(function).lower(*args, target=target)
+
+
+def parts(low: Lowered) -> list[Part]:
+    return [part for group in low.groups for part in group.parts]
+
+
+def kinds(low: Lowered) -> list[GroupKind]:
+    return [group.kind for group in low.groups]
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def llama_qkv(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    a, b, c = (F.linear(x, w).unflatten(-1, (-1, 128)).transpose(1, 2) for w in (q, k, v))
+    return rotated(a, cos, sin), rotated(b, cos, sin), c
+
+
+def test_grouped_q_k_and_v_are_one_launch_that_ptxas_is_content_with() -> None:
+    tables = meta(1024, 128), meta(1024, 128)
+    low = lowered(llama_qkv, meta(4, 1024, 2048), meta(2048, 2048), meta(512, 2048), meta(512, 2048), *tables)
+    assert [(part.head, len(part.products)) for part in parts(low)] == [(128, 1), (128, 1), (1, 1)]
+    (source,) = low.sources
+    found = figures(source)
+    assert found.spilled <= 16 and not found.warnings
+
+
+def test_gate_and_up_share_the_accumulator() -> None:
+    low = lowered(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), meta(4096, 256), meta(4096, 256), meta(4096, 256))
+    (part,) = parts(low)
+    body = low.program.launches[0].kernel.body
+    assert isinstance(body, ContractionBody)
+    plan = body.plan
+    assert len(part.products) == plan.products == 2 and plan.tile_n == 128
+    found = figures(low.sources[0])
+    assert found.spilled == 0 and not found.warnings
+
+
+def test_a_third_product_is_another_launch() -> None:
+    low = lowered(lambda x, a, b, c: (x @ a) * (x @ b) * (x @ c), *(meta(64, 64) for _ in range(4)))
+    assert sorted(len(part.products) for part in parts(low)) == [1, 2]
+
+
+def test_products_of_other_operands_are_launches_of_their_own() -> None:
+    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ w).relu(), (y @ w).relu()
+
+    assert len(lowered(function, meta(64, 64), meta(64, 64), meta(64, 64)).program.steps) == 2
+
+
+def test_launches_that_would_wait_for_each_other_stay_apart() -> None:
+    def function(x: Tensor, y: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = (x @ a).relu(), (y @ b).relu()
+        return (y @ c).relu() * first, (x @ d).relu() * second
+
+    low = lowered(function, *(meta(64, 64) for _ in range(6)))
+    assert len(low.program.steps) == 3 and len(parts(low)) == 4
+
+
+def test_columns_of_the_next_head_are_in_no_accumulator() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        moved = torch.cat((y[:, 64:], y[:, :64]), -1).unflatten(-1, (-1, 128))  # from head to head
+        return (y.unflatten(-1, (-1, 128)) + moved).flatten(1)
+
+    assert kinds(lowered(function, meta(64, 64), meta(512, 64))) == [GroupKind.LIBRARY, GroupKind.POINTWISE]
+
+
+def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
+    def function(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rotated(F.linear(x, w).unflatten(-1, (-1, 80)).transpose(1, 2), cos, sin)
+
+    low = lowered(function, meta(2, 64, 64), meta(160, 64), meta(64, 80), meta(64, 80))
+    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.POINTWISE]
+
+
+def test_an_end_is_no_wider_than_what_it_is_made_of() -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = F.linear(x, w, b).relu()
+        return F.rms_norm(y.float(), (128,)).to(y.dtype)
+
+    low = lowered(function, meta(64, 64), meta(128, 64), meta(128))
+    assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
+    assert [b.dtype.itemsize for b in low.program.buffers if b.node in low.groups[0].outputs] == [2]
+
+
+def test_columns_that_overlap_are_computed_once() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, w)
+        return y[:, 8:40].relu(), y[:, 32:].exp()
+
+    low = lowered(function, meta(64, 64), meta(64, 64))
+    assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
+
+
+def test_columns_that_are_wanted_together_stay_one_product() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, w, None)
+        return y.relu(), y[:, :32].exp()
+
+    low = lowered(function, meta(64, 64), meta(64, 64))
+    assert sum(len(group.anchors) for group in low.groups) == 1
+
+
+def test_a_product_is_split_for_tensor_cores_alone() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, w).chunk(2, -1)
+
+    assert len(parts(lowered(function, meta(64, 64), meta(64, 64)))) == 2
+    assert kinds(lowered(function, meta(64, 64), meta(64, 64), target="cpu")).count(GroupKind.LIBRARY) == 1
+
+
+def test_names_of_what_an_epilogue_takes_and_gives_are_the_users_too() -> None:
+    def function(product: Tensor, w: Tensor, up: Tensor, second: float, out_0: float, result_1: float) -> tuple[Tensor, Tensor]:
+        y = F.linear(product, w) * second
+        return y * out_0, F.silu(y * result_1) * F.linear(product, up)
+
+    low = lowered(function, meta(64, 64), meta(64, 64), meta(64, 64), 0.5, 1.5, 2.5)
+    for source in low.sources:
+        assert not figures(source).warnings
