@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -10,7 +10,7 @@ import sympy
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, Index, product, recombined, simplify_dim
+from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, product, recombined, simplify_dim
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,36 @@ def strided_view(graph: Graph, position: int) -> StridedView:
     its own at worst."""
     shape = graph.nodes[position].shape
     axes = identity_axes(shape)
-    below: list[tuple[int, Position]] = [(position, axes.symbols)]
+    return next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
+
+
+def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
+    """The node, of which each index of a dim repeats the one before ``count - 1`` times, as a strided view without the repetitions;
+    None where it does not."""
+    shape = graph.nodes[position].shape
+    kept = exact_quotient(shape[dim], count)
+    if kept is None:
+        return None
+    axes = identity_axes((*shape[:dim], kept, count, *shape[dim + 1 :]))
+    outer, inner = axes.symbols[dim : dim + 2]
+    index = (*axes.symbols[:dim], outer * count + inner, *axes.symbols[dim + 2 :])
+    for view in _views(graph, position, index, axes):
+        if view is not None and view.strides[dim + 1] == 0:
+            without = [(*dims[: dim + 1], *dims[dim + 2 :]) for dims in (view.shape, view.strides)]
+            return StridedView(view.base, without[0], without[1], view.offset)
+    return None
+
+
+def _views(graph: Graph, position: int, index: Position, axes: Axes) -> Iterator[StridedView | None]:
+    """The node at an index as a view of each buffer below it, the furthest first; None where strides cannot say it."""
+    below: list[tuple[int, Position]] = [(position, index)]
     while graph.nodes[below[-1][0]].family is Family.VIEW:
         found = sources(graph, *below[-1], axes)
         if len(found) != 1 or graph.nodes[found[0].arg].op in _NOT_IN_MEMORY:
             break
         below.append((found[0].arg, found[0].index))
-    views = (_affine(base, shape, flat_offset(i, buffer_strides(graph, base)), axes.symbols) for base, i in reversed(below))
-    return next(view for view in views if view is not None)
+    for base, at in reversed(below):
+        yield _affine(base, axes.extents, flat_offset(at, buffer_strides(graph, base)), axes.symbols)
 
 
 def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:

@@ -121,7 +121,19 @@ def _concat_of_nothing(x: Value) -> Value | None:
     return parts[0] if len(parts) == 1 else parts[0].apply(Op.CONCAT, *parts[1:], dim=dim)
 
 
+def _product_of_permuted_rows(x: Value) -> Value | None:
+    """Rows may be arranged after they are multiplied: in their own order they are a matrix in memory."""
+    rows, weight = x.arg(0), x.arg(1)
+    if rows.node.op is not Op.PERMUTE or len(weight.node.shape) != 2:
+        return None
+    dims = cast(tuple[int, ...], rows.node.attr("dims"))
+    if dims[-1] != len(dims) - 1:
+        return None
+    return rows.arg(0).apply(Op.MATMUL, weight).apply(Op.PERMUTE, dims=dims)
+
+
 RULES: tuple[Rule, ...] = (
+    Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
     Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),

@@ -43,7 +43,7 @@ def encode(spec: TensorMapSpec, tensor: Tensor, sizes: Mapping[str, int]) -> Emu
     legal = (
         base % _ALIGNMENT == 0
         and strides[0] == itemsize
-        and all(stride % _ALIGNMENT == 0 and 0 < stride < _FARTHEST for stride in strides[1:])
+        and all(stride % _ALIGNMENT == 0 and 0 <= stride < _FARTHEST for stride in strides[1:])
         and all(0 < side <= _LONGEST_SIDE for side in box)
         and box[0] * itemsize <= _LINE_BYTES
         and all(size > 0 for size in shape)

@@ -137,6 +137,7 @@ class AttentionPlan:
         tile_k: keys of a tile.
         stages: tiles of keys, and as many of values, that are under way.
         q_stages: tiles of queries, likewise.
+        sharing: heads of queries that read one head of keys and values.
         consumers: warpgroups that compute, 64 queries each.
         producer_registers, consumer_registers: of a thread, once the warpgroups have traded them.
     """
@@ -145,6 +146,7 @@ class AttentionPlan:
     tile_k: int
     stages: int
     q_stages: int = 2
+    sharing: int = 1
     consumers: int = 2
     producer_registers: int = 24
     consumer_registers: int = 240

@@ -243,6 +243,34 @@ def test_heads_that_are_merged_and_gated_on_the_way_out() -> None:
     check(lambda q, k, v: plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), *(randn(2, 90, 2, 64) for _ in range(3)))
 
 
+def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def repeated_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    batch, heads, keys, width = k.shape
+    wide = (batch, heads, 4 // heads, keys, width)
+    k, v = (x[:, :, None].expand(wide).reshape(batch, 4, keys, width) for x in (k, v))
+    return plain(q, k, v)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("function", [shared_heads, repeated_heads])
+def test_queries_share_heads_of_keys_that_nobody_copies(function: Callable[..., Tensor], heads: int) -> None:
+    q, k, v = randn(2, 4, 70, 64), randn(2, heads, 130, 64), randn(2, heads, 130, 64)
+    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
+    check(function, q * 3, k * 2, v)
+
+
+def test_a_batch_that_shares_keys() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))
+
+    q, k, v = randn(2, 4, 70, 64), randn(1, 4, 130, 64), randn(1, 4, 130, 64)
+    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
+    check(function, q * 3, k * 2, v)
+
+
 def test_a_float32_result_of_attention() -> None:
     check(lambda q, k, v: plain(q, k, v).to(F32 if q.dtype is BF16 else q.dtype), *qkv(70, 90), unit=UNIT[BF16])
 

@@ -74,6 +74,7 @@ def test_passes_change_nothing_when_they_run_again() -> None:
 
 
 RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
+    "product-of-permuted-rows": (lambda x: x[None].permute(1, 0, 2) @ x.T + (x[None] @ x.T).permute(1, 0, 2), Op.MATMUL, 1),
     "concat-of-nothing": (lambda x: torch.cat((x.exp(), x[:, :0]), -1), Op.CONCAT, 0),
     "pow-of-literal": (lambda x: x**3, Op.POW, 0),
     "one-plus-tanh": (lambda x: 1 + torch.tanh(x), Op.TANH, 0),

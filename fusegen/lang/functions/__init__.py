@@ -2,6 +2,7 @@
 
 from fusegen.lang.functions import (
     arrangements,
+    attention,
     bits,
     creation,
     einsum,
@@ -15,6 +16,7 @@ from fusegen.lang.functions import (
 
 __all__ = [
     "arrangements",
+    "attention",
     "bits",
     "creation",
     "einsum",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import literal, same
-from fusegen.lang.functions import creation, pointwise
+from fusegen.ir.symbolic import same
+from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, dtype_of, numbers, tracer_of
-from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import reshaped, transpose, unsqueeze
 from fusegen.lang.registry import implements
@@ -104,64 +100,14 @@ def _is_zero(factor: Any) -> bool:
     return isinstance(factor, (bool, int, float)) and factor == 0
 
 
+def scaled(x: TracedTensor, factor: Any) -> TracedTensor:
+    """A value times a number."""
+    return x._tracer.add(Op.MUL, x, x._tracer.lift(factor))
+
+
 def _times(x: TracedTensor, factor: Any) -> TracedTensor:
     """A value times a number, which torch makes a whole one for integers."""
     if isinstance(factor, (bool, int, float)):
         factor = factor if dtype_of(x).is_float else int(factor)
-        return x if factor == 1 else _scaled(x, factor)
-    return cast(_scaled(x, factor if dtype_of(x).is_float else cast(x._tracer.lift(factor), x.dtype)), x.dtype)
-
-
-@implements("scaled_dot_product_attention")
-def scaled_dot_product_attention(
-    query: TracedTensor,
-    key: TracedTensor,
-    value: TracedTensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> TracedTensor:
-    """softmax(scale * q @ k.mT + mask) @ v, as torch documents it."""
-    if dropout_p or enable_gqa:
-        raise TraceError("scaled_dot_product_attention: dropout_p and enable_gqa are not supported yet")
-    factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
-    scores = _scaled(matmul(query, transpose(key, -2, -1)), factor)
-    if is_causal and attn_mask is not None:
-        raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", mend="put both into the mask")
-    if is_causal:
-        scores = pointwise.where(_causal(scores), scores, -math.inf)
-    if attn_mask is not None:
-        scores = _masked(scores, attn_mask)
-    return matmul(_safe_softmax(scores), value)
-
-
-def _safe_softmax(scores: TracedTensor) -> TracedTensor:
-    """The softmax of rows, which is 0 and not NaN for a row that is masked as a whole."""
-    is_masked = scores._tracer.add(Op.EQ, reduced(Op.AMAX, scores, -1, True), scores._tracer.lift(-math.inf))
-    return pointwise.where(is_masked, 0.0, softmax(scores, -1))
-
-
-def _scaled(x: TracedTensor, factor: Any) -> TracedTensor:
-    return x._tracer.add(Op.MUL, x, x._tracer.lift(factor))
-
-
-def _literal_width(query: TracedTensor) -> int:
-    width = literal(query._node.shape[-1])
-    if width is None:
-        raise ShapeError("the head dim must be literal", mend="pass scale=")
-    return width
-
-
-def _causal(scores: TracedTensor) -> TracedTensor:
-    rows, columns = scores._node.shape[-2:]
-    query, key = (creation.iota(scores._tracer, size) for size in (rows, columns))
-    return scores._tracer.add(Op.LE, key, unsqueeze(query, 1))
-
-
-def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
-    lifted = scores._tracer.lift(mask)
-    if lifted.dtype is torch.bool:
-        return pointwise.where(lifted, scores, -math.inf)
-    return pointwise.add(scores, lifted)
+        return x if factor == 1 else scaled(x, factor)
+    return cast(scaled(x, factor if dtype_of(x).is_float else cast(x._tracer.lift(factor), x.dtype)), x.dtype)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position
-from fusegen.ir.ops import Family
-from fusegen.ir.strided import StridedView, strided_view
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.strided import StridedView, repeated_view, strided_view
 from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
-from fusegen.passes.fuse.contraction import is_tma_view, operand_base
+from fusegen.passes.fuse.contraction import is_tma_view
 from fusegen.passes.fuse.epilogue import is_computed_once
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.passes.fuse.recurrence import Recurrence, derive
@@ -24,11 +24,21 @@ HEAD_DIMS = (64, 128)
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous."""
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
+
+    Attributes:
+        sharing: heads of queries that read one head of keys and values (Ainslie et al., arXiv 2305.13245).
+    """
 
     q: StridedView
     k: StridedView
     v: StridedView
+    sharing: int
+
+    @property
+    def views(self) -> tuple[StridedView, ...]:
+        """All three."""
+        return self.q, self.k, self.v
 
 
 def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
@@ -89,15 +99,33 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
     """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
-    q, kt = (strided_view(graph, p) for p in graph.nodes[recurrence.score_product].args)
-    v = strided_view(graph, graph.nodes[recurrence.values].args[1])
-    if len(kt.shape) != 4 or len(v.shape) != 4 or len(q.shape) != 4:
+    q, keys = graph.nodes[recurrence.score_product].args
+    values = graph.nodes[recurrence.values].args[1]
+    if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
+        return None
+    found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, keys))
+    itemsize = graph.nodes[recurrence.values].dtype.itemsize
+    served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
+    return next(served, None)
+
+
+def _sharings(graph: Graph, keys: int) -> list[int]:
+    """How many heads of queries may share one of keys: only one where no view repeats any."""
+    position, heads = keys, literal(graph.nodes[keys].shape[1])
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        if graph.nodes[position].op is Op.EXPAND and heads is not None:
+            return [n for n in range(heads, 0, -1) if heads % n == 0]
+        (position,) = graph.nodes[position].args
+    return [1]
+
+
+def _operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
+    kt, v = (strided_view(graph, p) if sharing == 1 else repeated_view(graph, p, 1, sharing) for p in (keys, values))
+    if kt is None or v is None:
         return None
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
-    operands = AttentionOperands(q, k, v)
-    itemsize = graph.nodes[recurrence.values].dtype.itemsize
-    batched = all(same(view.shape[d], q.shape[d]) for view in (k, v) for d in (0, 1))
-    return operands if batched and all(is_tma_view(graph, view, itemsize) for view in (q, k, v)) else None
+    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * sharing, q.shape[1]) for view in (k, v))
+    return AttentionOperands(q, k, v, sharing) if batched else None
 
 
 def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -114,8 +142,9 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[in
         return None
     if not is_computed_once(graph, recurrence.values, (root,), cone.inputs):
         return None
-    operands = (*graph.nodes[recurrence.score_product].args, graph.nodes[recurrence.values].args[1])
-    return tuple(sorted({*cone.inputs, *(operand_base(graph, p) for p in operands)}))
+    operands = attention_operands(graph, recurrence)
+    assert operands is not None  # which `unserved` saw
+    return tuple(sorted({*cone.inputs, *(view.base for view in operands.views)}))
 
 
 def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
-from fusegen.passes.fuse.attention import attention_group, unserved
+from fusegen.passes.fuse.attention import attention_group, attention_operands, unserved
 from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.epilogue import ending, extended
 from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
@@ -48,6 +48,7 @@ class _Products:
         epilogues: those of them in which no attention ends.
         inside: products that are computed on the way, which never lie in memory.
         streamed: those among them whose first operand does not either.
+        operands: of those that attention takes, what it reads from memory.
         refusals: as in `Decision`.
     """
 
@@ -55,6 +56,7 @@ class _Products:
     epilogues: set[int] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
+    operands: dict[int, tuple[int, ...]] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
 
 
@@ -88,6 +90,9 @@ def _take_attention(graph: Graph, product: int, target: Target, taken: _Products
             taken.ends.add(end)
             taken.inside.update((recurrence.score_product, product))
             taken.streamed.add(product)
+            operands = attention_operands(graph, recurrence)
+            assert operands is not None  # of which the group is
+            taken.operands.update(dict.fromkeys((recurrence.score_product, product), tuple(o.base for o in operands.views)))
             return
     why = unserved(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
     taken.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {why}"))
@@ -172,6 +177,5 @@ def _stored(graph: Graph, products: list[int], taken: _Products) -> frozenset[in
     """Computed values that lie in memory in any case."""
     wanted = [*graph.outputs, *taken.ends, *(p for p in products if p not in taken.inside)]
     for product in products:
-        operands = graph.nodes[product].args
-        wanted += [operand_base(graph, a) for a in operands[product in taken.streamed :]]
+        wanted += taken.operands.get(product) or [operand_base(graph, a) for a in graph.nodes[product].args]
     return frozenset(p for p in (strip_views(graph, w) for w in wanted) if not is_stored_elsewhere(graph, p))

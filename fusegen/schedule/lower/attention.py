@@ -55,7 +55,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         raise VerificationError("q, k or v is not what fusion saw")
     for word in _TAKEN:
         context.names.take(word)
-    plan = attention_plan(_literal(operands.q.shape[-1]))
+    plan = attention_plan(_literal(operands.q.shape[-1]), operands.sharing)
     scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place(context, root, lane_position(finished, 0), finished, lambda offset: _is_row(context, offset, finished))
     score, weights = _score(context, recurrence, scored, plan)

@@ -398,6 +398,7 @@ constexpr i32 TILE_Q = CONSUMERS * ROWS;
 constexpr i32 TILE_K = 128;
 constexpr i32 STAGES = 2;  // of keys, and as many of values
 constexpr i32 Q_STAGES = 2;
+constexpr i32 SHARING = 1;  // heads of queries that read one head of keys and values
 
 constexpr i32 WARPGROUP = 128;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
@@ -521,11 +522,11 @@ __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
 
 template <i32 ROWS_OF_TILE>
 __device__ __forceinline__ void load_tile(bf16 (&tile)[LINES][ROWS_OF_TILE][LINE], u64& full, const TensorMap& map,
-                                          const Work& work, i32 first) {
+                                          i32 batch, i32 head, i32 first) {
     mbarrier_expect(&full, sizeof(tile));
 #pragma unroll
     for (i32 line = 0; line < LINES; ++line) {
-        tma_load_4d(tile[line], map, &full, line * LINE, first, work.head, work.batch);
+        tma_load_4d(tile[line], map, &full, line * LINE, first, head, batch);
     }
 }
 
@@ -537,12 +538,12 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
 
     const auto load_k = [&](const Work& work, i32 tile) {
         mbarrier_wait(&shared.k_empty[k.stage], k.phase ^ 1);
-        load_tile(shared.k[k.stage], shared.k_full[k.stage], k_map, work, tile * TILE_K);
+        load_tile(shared.k[k.stage], shared.k_full[k.stage], k_map, work.batch, work.head / SHARING, tile * TILE_K);
         k.advance();
     };
     const auto load_v = [&](const Work& work, i32 tile) {
         mbarrier_wait(&shared.v_empty[v.stage], v.phase ^ 1);
-        load_tile(shared.v[v.stage], shared.v_full[v.stage], v_map, work, tile * TILE_K);
+        load_tile(shared.v[v.stage], shared.v_full[v.stage], v_map, work.batch, work.head / SHARING, tile * TILE_K);
         v.advance();
     };
 
@@ -550,7 +551,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
         const Work work(index, heads, query_tiles);
         load_k(work, key_tiles - 1);
         mbarrier_wait(&shared.q_empty[q.stage], q.phase ^ 1);
-        load_tile(shared.q[q.stage], shared.q_full[q.stage], q_map, work, work.query);
+        load_tile(shared.q[q.stage], shared.q_full[q.stage], q_map, work.batch, work.head, work.query);
         q.advance();
         for (i32 tile = key_tiles - 1; tile > 0; --tile) {
             load_k(work, tile - 1);

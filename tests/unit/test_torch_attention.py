@@ -1,0 +1,90 @@
+"""torch's own attention modules and layers, as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen.errors import ShapeError, TraceError
+
+X = torch.randn(2, 10, 64)
+OTHER, THIRD = torch.randn(2, 7, 64), torch.randn(2, 7, 64)
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(10)
+
+
+def attention(**options: int | bool) -> nn.MultiheadAttention:
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(64, 4, **options).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+
+def encoder(norm_first: bool) -> nn.TransformerEncoderLayer:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=norm_first).eval().requires_grad_(False)
+
+
+def check(function: Callable[..., object], *arguments: Tensor) -> None:
+    found, wanted = fg.kernel(function)(*arguments), function(*arguments)
+    for got, exact in zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]:
+        torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layers(norm_first: bool) -> None:
+    layer = encoder(norm_first)
+    check(lambda x: layer(x), X)
+    check(lambda x: layer(x, src_mask=CAUSAL), X)
+    check(lambda x: layer(x, src_mask=CAUSAL, is_causal=True), X)
+
+
+def test_decoder_layer() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True).eval().requires_grad_(False)
+    check(lambda x, memory: layer(x, memory), X, OTHER)
+
+
+def test_attention_of_a_value_and_of_several() -> None:
+    module = attention(batch_first=True)
+    check(lambda x: module(x, x, x), X)
+    check(lambda x: module(x, x, x), X[0])
+    check(lambda x: module(x, x, x, average_attn_weights=False), X)
+    check(lambda x, y: module(x, y, y), X, OTHER)
+    check(lambda x, y, z: module(x, y, z, need_weights=False)[0], X, OTHER, THIRD)
+    apart = attention(kdim=32, vdim=16)
+    check(lambda x, y, z: apart(x, y, z), X, torch.randn(7, 10, 32), torch.randn(7, 10, 16))
+
+
+def test_masks_that_are_added() -> None:
+    module, mask, padding = attention(batch_first=True), torch.randn(10, 10), torch.randn(2, 10)
+    check(lambda x, m: module(x, x, x, attn_mask=m), X, mask)
+    check(lambda x, m: module(x, x, x, attn_mask=m), X, torch.randn(8, 10, 10))
+    check(lambda x, m, p: module(x, x, x, attn_mask=m, key_padding_mask=p, need_weights=False)[0], X, mask, padding)
+
+
+def test_what_is_not_traced_is_refused() -> None:
+    with pytest.raises(TraceError, match="dropout_p is not supported"):
+        layer = nn.MultiheadAttention(64, 4, dropout=0.5).requires_grad_(False)
+        fg.kernel(lambda x: layer(x, x, x)[0])(X)
+    module = attention(add_bias_kv=True)
+    with pytest.raises(TraceError, match="bias_k"):
+        fg.kernel(lambda x: module(x, x, x)[0])(X)
+
+
+def test_heads_of_keys_divide_heads_of_queries() -> None:
+    def function(q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    check(function, torch.randn(2, 6, 5, 16), torch.randn(2, 2, 7, 16))
+    with pytest.raises(ShapeError, match="6 heads of queries, 4 of keys"):
+        fg.kernel(function)(torch.randn(2, 6, 5, 16), torch.randn(2, 4, 7, 16))
+
+
+def test_an_encoder_layer_is_seven_steps_on_tensor_cores() -> None:
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True).eval().requires_grad_(False)
+    layer = layer.to(torch.bfloat16).to("meta")
+    low = fg.kernel(lambda x: layer(x)).lower(torch.empty(8, 256, 512, dtype=torch.bfloat16, device="meta"), target="sm_90a")
+    assert len(low.program.steps) == len(low.program.launches) == 7
