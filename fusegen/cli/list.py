@@ -16,14 +16,15 @@ from fusegen.errors import FusegenError
 from fusegen.passes.fuse import GroupKind
 from fusegen.specs import SPECS, Spec
 from fusegen.target import Target
+from fusegen.verify.emitted import canonical_case
 from fusegen.verify.record import COMMAND, TARGETS, own_folder
 from fusegen.verify.status import Status, status
 
 _SHOWN = "sm_90a"  # the target whose kernels the table shows
 _COLUMNS = ("name", f"kernels at {_SHOWN}", "dtypes", "without library products", *(f"at {name}" for name in TARGETS), "formula")
 
-Kinds = Sequence[GroupKind]
-"""Of a program's steps, in order."""
+Kinds = Sequence[str]
+"""Of a program's steps, in order, in words."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Line:
     @property
     def own(self) -> tuple[str, ...]:
         """Targets on which every step is generated."""
-        return tuple(n for n, kinds in self.kinds.items() if not isinstance(kinds, str) and GroupKind.LIBRARY not in kinds)
+        return tuple(n for n, kinds in self.kinds.items() if not isinstance(kinds, str) and GroupKind.LIBRARY.value not in kinds)
 
     @property
     def is_verified(self) -> bool:
@@ -77,10 +78,9 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
 def _kinds(spec: Spec, target: Target) -> Kinds | str:
     """The kinds of a spec's steps in bf16; the list must be there even where one declaration cannot be lowered."""
     try:
-        low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=target.name)
+        return canonical_case(spec, spec.dtypes[-1], target).kinds
     except FusegenError as error:
         return f"failed: {error.what}"
-    return [group.kind for group in low.groups]
 
 
 # What is printed.
@@ -96,7 +96,7 @@ def _counted(kinds: Kinds | str) -> str:
     """Kinds in order, equal neighbours counted."""
     if isinstance(kinds, str):
         return kinds
-    runs = [(kind.value, len([*run])) for kind, run in groupby(kinds)]
+    runs = [(kind, len([*run])) for kind, run in groupby(kinds)]
     return ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in runs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from fusegen.target import Target
 from fusegen.verify.accuracy import Errors
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, is_alive
+from fusegen.verify.emitted import ask_for_every_case
 from fusegen.verify.lowering import Prepared, can_run
 from fusegen.verify.record import TARGETS, folder_to_write, own_folder
 from fusegen.verify.run import Row, store, verify
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all)")
     parser.add_argument("--case", metavar="CASE", action="append", help="run this case alone, as in --case odd; store nothing")
     parser.add_argument("--record", metavar="DIR", type=Path, help="where records go (default: generated/ of a checkout)")
+    parser.add_argument("--stale", action="store_true", help="run what the records do not say of today's kernels on this machine")
     parser.add_argument("--dry-run", action="store_true", help="store nothing")
     parser.add_argument("--check", action="store_true", help="run nothing: are the records there, and of what is emitted today?")
 
@@ -52,10 +55,11 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
 def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Terminal) -> int:
     folder = options.record or own_folder()
     found = []
-    for name in options.target or TARGETS:
-        for spec in specs:
-            terminal.progress(f"lowering every case of {spec.name} for {name}")
-            found += problems(spec, targets.target(name), folder)
+    terminal.progress("lowering what is not known")
+    wanted = [targets.target(name) for name in options.target or TARGETS]
+    ask_for_every_case([(spec, dtype, target) for target in wanted for spec in specs for dtype in spec.dtypes])
+    for target, spec in itertools.product(wanted, specs):
+        found += problems(spec, target, folder)
     if options.json:
         print_document(terminal, "verify", folder=folder, problems=found)
     for line in [] if options.json else found or ["every record is of what is emitted today"]:
@@ -71,7 +75,9 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
     dtypes = _dtypes(options.dtype)
     stores = device.type == "cuda" and not options.dry_run and not options.case
     folder = folder_to_write(options.record) if stores else None
-    rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, _case_names(options.case, specs))
+    names = _case_names(options.case, specs)
+    known = (options.record or own_folder()) if options.stale and device.type == "cuda" else None
+    rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, names, known)
     written = store(rows, folder, device) if folder is not None and is_alive(device) else []
     if options.json:
         print_document(terminal, "verify", rows=[_plain(row) for row in rows], written=written)
@@ -138,7 +144,8 @@ def _row(row: Row) -> tuple[str, ...]:
     errors = [(e, prepared.case.name) for prepared, outcome in row.cases for v in outcome.verdicts for e in (v.errors,)]
     worst, worst_at = max(errors, key=lambda pair: _ratio(pair[0].worst, pair[0].eager_worst), default=(Errors(), ""))
     rms, rms_at = max(errors, key=lambda pair: _ratio(pair[0].rms, pair[0].eager_rms), default=(Errors(), ""))
-    head = (row.spec.name, row.dtype.short, row.target.name, f"{passed}/{len(row.cases)}")
+    kept = f" + {len(row.kept)} as before" if row.kept else ""
+    head = (row.spec.name, row.dtype.short, row.target.name, f"{passed}/{len(row.cases)}{kept}")
     return (*head, f"{worst.worst:.2e}", worst_at, f"{worst.eager_worst:.2e}", f"{_ratio(rms.rms, rms.eager_rms):.3f}", rms_at)
 
 

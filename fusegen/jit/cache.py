@@ -44,6 +44,8 @@ KINDS = (
     Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
     Kind("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
     Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
+    Kind("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
+         re.compile(r"\.\w+-\w+-\w+\.json-\w+")),
 )  # fmt: skip
 """All folders of the cache."""
 

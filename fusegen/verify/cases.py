@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -70,13 +70,22 @@ def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
     return tuple(found)
 
 
+def canonical(spec: Spec, dtype: DType) -> Case:
+    """The case that is the spec's example."""
+    return next(_Cases(spec, dtype).all())
+
+
 class _Cases:
     def __init__(self, spec: Spec, dtype: DType) -> None:
         self.spec, self.dtype = spec, dtype
         self.features = feature_sizes(spec)
         self.rows = tuple(name for name in spec.sizes if name not in self.features)
         self.data = data_parameters(spec)
-        self.kinds = kinds(spec)
+
+    @cached_property
+    def kinds(self) -> frozenset[GroupKind]:
+        """Of the canonical example's kernels."""
+        return kinds(self.spec)
 
     def all(self) -> Iterator[Case]:
         """Every case; the canonical one first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -80,7 +80,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.de
         return tuple(Outcome(skipped=f"torch needs more memory than the device's {total >> 30} GiB") for _ in prepared)
     except Exception as error:
         return tuple(Outcome(error=f"torch: {_line(error)}") for _ in prepared)
-    return tuple(_outcome(one, arguments, yardstick, device) for one in prepared)
+    return tuple(_outcomes(prepared, arguments, yardstick, device))
 
 
 def is_alive(device: torch.device) -> bool:
@@ -159,6 +159,15 @@ class _Yardstick:
         eager, overflow = self.eager[number], self.case.values.may_overflow
         verdict = judge(got, eager, self.exact[number], wider=lambda: self.wider()[number], may_overflow=overflow)
         return replace(verdict, errors=Errors()) if self.case.is_empty else verdict
+
+
+def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Iterator[Outcome]:
+    """One a target; what two targets launch alike is run once."""
+    known: dict[tuple[str, ...], Outcome] = {}
+    for one in prepared:
+        if one.launches not in known:
+            known[one.launches] = _outcome(one, arguments, yardstick, device)
+        yield known[one.launches]
 
 
 def _outcome(prepared: Prepared, arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Outcome:

@@ -21,7 +21,7 @@ def compile_all(sources: Iterable[Source], architecture: str) -> Iterator[int]:
         How many are done.
     """
     different = {source.digest: source for source in sources}.values()
-    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(different))
+    workers = min(processors(), len(different))
     if not workers:
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -29,6 +29,11 @@ def compile_all(sources: Iterable[Source], architecture: str) -> Iterator[int]:
         for done, future in enumerate(as_completed(pending), 1):
             future.result()
             yield done
+
+
+def processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compile(source: Source, architecture: str) -> None:

@@ -19,7 +19,7 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.scalars import scalars_of
-from fusegen.schedule.program import Program
+from fusegen.schedule.program import LibraryProduct, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
@@ -67,6 +67,12 @@ class Prepared:
         return tuple(_digest(source) for source in self.sources)
 
     @cached_property
+    def launches(self) -> tuple[str, ...]:
+        """All that a call hands to the device, but its buffers: cases with the same do the same."""
+        steps = self.program.steps if self.program else ()
+        return (*self.digests, *map(_without_text, steps))
+
+    @cached_property
     def plan(self) -> tuple[str, ...]:
         """Each step in words."""
         return plan_words(self.program) if self.program else ("nothing to compute",)
@@ -100,6 +106,13 @@ class Prepared:
         program = BoundProgram(variant, sizes, device, backend)
         tensors = [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
         return program(tensors, scalars(values) if scalars else {})
+
+
+def _without_text(step: Step) -> str:
+    """What is not in a launch's text; all of a library product."""
+    if isinstance(step, LibraryProduct):
+        return repr((step.a, step.b, step.out))
+    return repr((step.grid, step.block, step.shared_bytes, step.tensor_maps, step.arguments))
 
 
 def _digest(source: Source) -> str:

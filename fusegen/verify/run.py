@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,8 +15,10 @@ from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
 from fusegen.verify.compilation import compile_all
+from fusegen.verify.emitted import ask_for_every_case
 from fusegen.verify.lowering import Prepared, prepare
-from fusegen.verify.record import CaseRecord, Entry, Where, merge, path_of, where, write_unverified
+from fusegen.verify.record import CaseRecord, Entry, Where, merge, path_of, read, where, write_unverified
+from fusegen.verify.status import changes
 
 Say = Callable[[str], None]
 """Tells a person what is being done."""
@@ -27,22 +29,30 @@ class Job:
     """What is verified together: a spec in an element type, for several targets.
 
     Attributes:
-        prepared: for each case, the case for each target.
+        prepared: for each case, the case for each target that wants it.
+        kept: for each target, by its name, what its record says of the other cases.
     """
 
     spec: Spec
     dtype: DType
     prepared: tuple[tuple[Prepared, ...], ...]
+    kept: Mapping[str, Mapping[str, CaseRecord]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A spec in an element type for a target: what came of each case."""
+    """A spec in an element type for a target: what came of each case.
+
+    Attributes:
+        cases: those that were run.
+        kept: what was verified before, as it is emitted and run now.
+    """
 
     spec: Spec
     dtype: DType
     target: Target
     cases: tuple[tuple[Prepared, Outcome], ...]
+    kept: Mapping[str, CaseRecord] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -62,6 +72,7 @@ def verify(
     device: torch.device,
     say: Say,
     only: Sequence[str] = (),
+    known: Path | None = None,
 ) -> list[Row]:
     """Runs all cases of some specs.
 
@@ -72,8 +83,13 @@ def verify(
         device: where.
         say: is told what is being done.
         only: names of cases; all where there is none.
+        known: a folder of records: what they say of today's texts on this machine is not run again.
     """
-    jobs = [_job(spec, dtype, targets, say, only) for spec in specs for dtype in spec.dtypes if dtype in dtypes]
+    wanted = [(spec, dtype) for spec in specs for dtype in spec.dtypes if dtype in dtypes]
+    if known is not None:
+        say("lowering what is not known")
+        ask_for_every_case([(spec, dtype, target) for spec, dtype in wanted for target in targets])
+    jobs = [_job(spec, dtype, targets, say, only, _kept(spec, dtype, targets, known, device)) for spec, dtype in wanted]
     if device.type == "cuda":
         sources = [source for job in jobs for each in job.prepared for one in each for source in one.sources]
         for done in compile_all(sources, target_of(device).name):
@@ -85,17 +101,40 @@ def verify(
     return rows
 
 
-def _job(spec: Spec, dtype: DType, targets: Sequence[Target], say: Say, only: Sequence[str]) -> Job:
+def _kept(
+    spec: Spec, dtype: DType, targets: Sequence[Target], known: Path | None, device: torch.device
+) -> dict[str, Mapping[str, CaseRecord]]:
+    """For each target, what need not be run again: cases that were verified with the same text and software on the same GPU."""
+    found: dict[str, Mapping[str, CaseRecord]] = {target.name: {} for target in targets}
+    for target in targets if known is not None else ():
+        assert known is not None
+        entry = read(path_of(known, target.name, spec.name)).get(dtype.short)
+        if entry is not None and replace(entry.environment, time="") == replace(where(device), time=""):
+            changed = changes(spec, dtype, target, entry)
+            found[target.name] = {name: case for name, case in entry.cases.items() if name not in changed}
+    return found
+
+
+def _job(
+    spec: Spec,
+    dtype: DType,
+    targets: Sequence[Target],
+    say: Say,
+    only: Sequence[str],
+    kept: Mapping[str, Mapping[str, CaseRecord]],
+) -> Job:
     say(f"lowering {spec.name} {dtype.short}")
     chosen = [case for case in cases(spec, dtype) if not only or case.name in only]
-    return Job(spec, dtype, tuple(tuple(prepare(spec, case, target) for target in targets) for case in chosen))
+    wanted = [(case, [t for t in targets if case.name not in kept[t.name]]) for case in chosen]
+    return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in of) for case, of in wanted if of), kept)
 
 
 def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[Row]:
-    checked = [tuple(zip(prepared, _checked(job, prepared, device, say), strict=True)) for prepared in job.prepared]
+    checked = [pair for p in job.prepared for pair in zip(p, _checked(job, p, device, say), strict=True)]
     if device.type == "cuda" and is_alive(device):
         torch.cuda.empty_cache()
-    return [Row(job.spec, job.dtype, target, tuple(pairs[k] for pairs in checked)) for k, target in enumerate(targets)]
+    by_target = {t: tuple(pair for pair in checked if pair[0].target == t) for t in targets}
+    return [Row(job.spec, job.dtype, target, by_target[target], job.kept[target.name]) for target in targets]
 
 
 def _checked(job: Job, prepared: Sequence[Prepared], device: torch.device, say: Say) -> tuple[Outcome, ...]:
@@ -114,7 +153,7 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
     """Writes the records of specs and targets of which all cases passed, and brings the list of what is not verified up to date.
 
     Returns:
-        The files.
+        The files; none of what was not run.
 
     Raises:
         ArgumentError: a file cannot be written.
@@ -125,13 +164,15 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
         together.setdefault((row.target.name, row.spec.name), []).append(row)
     written = []
     for (target, spec), parts in together.items():
-        if all(row.passed for row in parts):
+        if any(row.cases for row in parts) and all(row.passed for row in parts):
             path = path_of(folder, target, spec)
-            merge(path, target, spec, {row.dtype.short: _entry(row, here) for row in parts})
+            merge(path, target, spec, {row.dtype.short: _entry(row, here) for row in parts if row.cases})
             written.append(path)
     write_unverified(folder)
     return written
 
 
 def _entry(row: Row, here: Where) -> Entry:
-    return Entry(here, {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases})
+    found = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
+    order = [case.name for case in cases(row.spec, row.dtype) if case.name in found]
+    return Entry(here, {name: found[name] for name in order})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.specs.spec import Spec
 from fusegen.target import Target
-from fusegen.verify.cases import Case, cases
-from fusegen.verify.lowering import prepare
+from fusegen.verify.cases import CANONICAL
+from fusegen.verify.emitted import Emitted, canonical_case, every_case
 from fusegen.verify.record import CaseRecord, Entry, path_of, read
 
 
@@ -39,8 +38,8 @@ def status(spec: Spec, target: Target, folder: Path) -> dict[DType, Status]:
 def _status(spec: Spec, dtype: DType, target: Target, entry: Entry | None) -> Status:
     if entry is None:
         return Status.UNVERIFIED
-    changed = next(_changes(spec, entry, target, cases(spec, dtype)[:1]), None)
-    return Status.VERIFIED if changed is None else Status.STALE
+    is_as_known = not _change(canonical_case(spec, dtype, target), entry.cases.get(CANONICAL))
+    return Status.VERIFIED if is_as_known else Status.STALE
 
 
 def problems(spec: Spec, target: Target, folder: Path) -> list[str]:
@@ -57,24 +56,22 @@ def problems(spec: Spec, target: Target, folder: Path) -> list[str]:
         if entry is None:
             found.append(f"{head}: no record")
             continue
-        wanted = cases(spec, dtype)
-        found += [f"{head}: {change}" for change in _changes(spec, entry, target, wanted)]
-        found += [f"{head}: there is no case {name!r} any more" for name in entry.cases.keys() - {c.name for c in wanted}]
+        found += [f"{head}: the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
+        found += [f"{head}: there is no case {name!r} any more" for name in entry.cases.keys() - every_case(spec, dtype, target)]
     return found
 
 
-def _changes(spec: Spec, entry: Entry, target: Target, wanted: tuple[Case, ...]) -> Iterator[str]:
-    for case in wanted:
-        known = entry.cases.get(case.name)
-        if known is None:
-            yield f"the case {case.name!r} is missing"
-        elif change := _change(spec, case, known, target):
-            yield f"the case {case.name!r} {change}"
+def changes(spec: Spec, dtype: DType, target: Target, entry: Entry) -> dict[str, str]:
+    """The cases that an entry does not say of what is emitted today that it was verified, with the reason."""
+    found = {name: _change(now, entry.cases.get(name)) for name, now in every_case(spec, dtype, target).items()}
+    return {name: change for name, change in found.items() if change}
 
 
-def _change(spec: Spec, case: Case, known: CaseRecord, target: Target) -> str:
-    if known.arguments != str(case):
+def _change(now: Emitted, known: CaseRecord | None) -> str:
+    if known is None:
+        return "is missing"
+    if known.arguments != now.arguments:
         return "has other arguments"
-    if tuple(known.sources) != prepare(spec, case, target).digests:
+    if tuple(known.sources) != now.sources:
         return "launches other kernels"
     return "" if known.verdict in ("passed", "eager overflows") else f"has the verdict {known.verdict!r}"

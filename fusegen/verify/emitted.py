@@ -1,0 +1,170 @@
+"""What the cases of a spec become, as digests; remembered on disk for as long as nothing changes that decides it.
+
+To lower every case of every spec takes minutes of a processor, and its result is a function of the package, its templates and
+the libraries that they use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jinja2
+import sympy
+import torch
+
+import fusegen
+from fusegen.dtypes import DType
+from fusegen.emit.environment import templates
+from fusegen.errors import FusegenError, SettingsError
+from fusegen.jit.files import write_atomically
+from fusegen.settings import cache_folder
+from fusegen.specs import SPECS
+from fusegen.specs.spec import Spec
+from fusegen.target import Target, target
+from fusegen.verify.cases import CANONICAL, Case, canonical, cases
+from fusegen.verify.compilation import processors
+from fusegen.verify.lowering import prepare
+
+_WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to start
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a case becomes.
+
+    Attributes:
+        arguments: in words.
+        kinds: of the steps, in words.
+        sources: digests of the texts that are launched, with the compiler's flags.
+    """
+
+    arguments: str
+    kinds: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+Question: TypeAlias = tuple[Spec, DType, Target]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a file holds.
+
+    Attributes:
+        generator: the digest of all that decides what is emitted.
+        complete: whether every case is there.
+        cases: by name.
+    """
+
+    generator: str
+    complete: bool
+    cases: Mapping[str, Emitted]
+
+
+def canonical_case(spec: Spec, dtype: DType, target: Target) -> Emitted:
+    """What a spec's example becomes.
+
+    Raises:
+        FusegenError: it cannot be lowered.
+    """
+    known = _recall(spec, dtype, target).cases
+    if CANONICAL not in known:
+        known = {**known, CANONICAL: _lowered(spec, canonical(spec, dtype), target)}
+        _remember(spec, dtype, target, complete=False, known=known)
+    return known[CANONICAL]
+
+
+def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
+    """What all cases of a spec become, by their names.
+
+    Raises:
+        FusegenError: one cannot be lowered.
+    """
+    memory = _recall(spec, dtype, target)
+    if memory.complete:
+        return memory.cases
+    found = {case.name: _lowered(spec, case, target) for case in cases(spec, dtype)}
+    _remember(spec, dtype, target, complete=True, known=found)
+    return found
+
+
+def ask_for_every_case(questions: Iterable[Question]) -> None:
+    """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
+    names = [(s.name, d, t.name) for s, d, t in questions if _is_shipped(s) and not _recall(s, d, t).complete]
+    workers = min(processors(), len(names))
+    if workers < 2 or len(names) < _WORTH_PROCESSES:
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for done in [pool.submit(_answer, *each) for each in names]:
+            done.result()
+
+
+def _answer(spec: str, dtype: DType, architecture: str) -> None:
+    try:
+        every_case(SPECS[spec], dtype, target(architecture))
+    except FusegenError:
+        return  # it is raised again where the answer is wanted
+
+
+def _lowered(spec: Spec, case: Case, target: Target) -> Emitted:
+    prepared = prepare(spec, case, target)
+    groups = prepared.variant.groups if prepared.variant else ()
+    return Emitted(str(case), tuple(group.kind.value for group in groups), prepared.digests)
+
+
+# Files.
+
+
+def _is_shipped(spec: Spec) -> bool:
+    """Whether a spec is part of the package, whose files say what it is."""
+    return SPECS.get(spec.name) is spec
+
+
+def _path(spec: Spec, dtype: DType, target: Target) -> Path:
+    return cache_folder("emitted") / f"{target.name}-{spec.name}-{dtype.short}.json"
+
+
+def _recall(spec: Spec, dtype: DType, target: Target) -> _Memory:
+    nothing = _Memory(generator(), complete=False, cases={})
+    if not _is_shipped(spec):
+        return nothing
+    try:
+        memory = _memory(json.loads(_path(spec, dtype, target).read_bytes()))
+    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError):  # none there, or none of ours
+        return nothing
+    return memory if memory.generator == generator() else nothing
+
+
+def _memory(data: Any) -> _Memory:
+    found = {name: Emitted(c["arguments"], tuple(c["kinds"]), tuple(c["sources"])) for name, c in data["cases"].items()}
+    return _Memory(data["generator"], data["complete"], found)
+
+
+def _remember(spec: Spec, dtype: DType, target: Target, *, complete: bool, known: Mapping[str, Emitted]) -> None:
+    if not _is_shipped(spec):
+        return
+    text = json.dumps(asdict(_Memory(generator(), complete, known)))
+    with suppress(OSError, SettingsError):  # where nothing can be kept, it is found out again
+        write_atomically(_path(spec, dtype, target), text.encode())
+
+
+@lru_cache(maxsize=1)
+def generator() -> str:
+    """The digest of all that decides what is emitted: the package, its templates, Python and the libraries that take part."""
+    package = Path(fusegen.__file__).parent
+    found = hashlib.sha256(repr((sys.version, sympy.__version__, jinja2.__version__, torch.__version__)).encode())
+    for folder, pattern in ((package, "*.py"), (templates(), "*")):
+        for path in sorted(p for p in folder.rglob(pattern) if p.is_file()):
+            content = path.read_bytes()
+            found.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()

@@ -1,0 +1,189 @@
+"""What is verified again is what changed: what cases become is remembered, and records are kept where they still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.dtypes import DType
+from fusegen.specs import SPECS, Spec
+from fusegen.target import CPU, Target, target
+from fusegen.verify import emitted, run
+from fusegen.verify.cases import CANONICAL, Case, cases
+from fusegen.verify.check import check
+from fusegen.verify.emitted import ask_for_every_case, canonical_case, every_case
+from fusegen.verify.lowering import Prepared, prepare
+from fusegen.verify.record import Entry, Where, path_of, read
+from fusegen.verify.run import Row, store, verify
+from tests.unit.test_verify_check import HOST, SHIFTED
+
+GELU, HOPPER, BF16, F32 = SPECS["gelu"], target("sm_90a"), DType.BFLOAT16, DType.FLOAT32
+HERE = Where("a CPU", "cpu", None, None, "13.0", "2.13", "0.1.0", "now")
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Names of the cases that are lowered from here on, with an empty memory."""
+    names: list[str] = []
+
+    def counted(spec: Spec, case: Case, target: Target) -> Prepared:
+        names.append(case.name)
+        return prepare(spec, case, target)
+
+    monkeypatch.setattr(emitted, "prepare", counted)
+    monkeypatch.setattr(emitted, "cache_folder", lambda name: tmp_path / name)
+    return names
+
+
+def test_what_cases_become_is_found_out_once(lowered: list[str]) -> None:
+    first = every_case(GELU, BF16, HOPPER)
+    assert lowered == [case.name for case in cases(GELU, BF16)] == list(first)
+    assert every_case(GELU, BF16, HOPPER) == first and canonical_case(GELU, BF16, HOPPER) == first[CANONICAL]
+    assert len(lowered) == len(first)
+    every_case(GELU, F32, HOPPER)
+    assert len(lowered) > len(first), "another element type is another question"
+
+
+def test_the_canonical_case_alone_is_not_all(lowered: list[str]) -> None:
+    alone = canonical_case(GELU, BF16, HOPPER)
+    assert lowered == [CANONICAL] and alone.kinds == ("pointwise",)
+    assert every_case(GELU, BF16, HOPPER)[CANONICAL] == alone and len(lowered) > 2
+
+
+def test_a_changed_package_forgets(lowered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    canonical_case(GELU, BF16, HOPPER)
+    monkeypatch.setattr(emitted, "generator", lambda: "another")
+    canonical_case(GELU, BF16, HOPPER)
+    assert lowered == [CANONICAL] * 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"generator": 1, "complete": true, "cases": {"canonical": 3}}'])
+def test_a_damaged_memory_is_none(lowered: list[str], tmp_path: Path, content: str) -> None:
+    canonical_case(GELU, BF16, HOPPER)
+    (tmp_path / "emitted/sm_90a-gelu-bf16.json").write_text(content)
+    canonical_case(GELU, BF16, HOPPER)
+    assert lowered == [CANONICAL] * 2
+
+
+def test_where_nothing_can_be_kept_it_is_found_out_again(lowered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "emitted").touch()
+    assert canonical_case(GELU, BF16, HOPPER) == canonical_case(GELU, BF16, HOPPER)
+    assert lowered == [CANONICAL] * 2
+
+
+def test_the_package_does_not_know_what_a_users_spec_is(lowered: list[str]) -> None:
+    for _ in range(2):
+        canonical_case(replace(GELU, example=SHIFTED.example, kernel=SHIFTED.kernel), F32, HOPPER)
+    assert lowered == [CANONICAL] * 2
+
+
+def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str:
+        emitted.generator.cache_clear()
+        return emitted.generator()
+
+    package, folder = tmp_path / "package", tmp_path / "templates"
+    for path in (package / "ir/ops.py", folder / "cuda/rows.cu.jinja"):
+        path.parent.mkdir(parents=True)
+        path.write_text("one")
+    monkeypatch.setattr(emitted.fusegen, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(emitted, "templates", lambda: folder)
+    found = [digest(), digest()]
+    (package / "ir/ops.py").write_text("two")
+    found.append(digest())
+    (folder / "cuda/rows.cu.jinja").write_text("two")
+    found.append(digest())
+    monkeypatch.setattr(emitted.sympy, "__version__", "0")
+    found.append(digest())
+    emitted.generator.cache_clear()
+    assert found[0] == found[1] and len(set(found)) == 4
+
+
+def test_many_questions_are_answered_by_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [
+        (SPECS[name], dtype, target(t)) for name in ("gelu", "softmax") for dtype in (F32, BF16) for t in ("sm_86", "sm_89")
+    ]
+    ask_for_every_case(questions)
+    monkeypatch.setattr(emitted, "prepare", None)  # nothing is left to be lowered
+    assert all(CANONICAL in every_case(*question) for question in questions)
+
+
+# Runs.
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's identity for the CPU, and no case that is too large for it."""
+    monkeypatch.setattr(run, "where", lambda device: HERE)
+    monkeypatch.setattr(run, "cases", _few)
+    monkeypatch.setattr(emitted, "cases", _few)
+
+
+def _few(spec: Spec, dtype: DType) -> tuple[Case, ...]:
+    return tuple(case for case in cases(spec, dtype) if case.name in (CANONICAL, "odd", "expanded"))
+
+
+def _verify(known: Path | None) -> Row:
+    (row,) = verify([SHIFTED], [F32], [CPU], HOST, lambda text: None, (), known)
+    return row
+
+
+def _names(row: Row) -> Sequence[str]:
+    return [prepared.case.name for prepared, _ in row.cases]
+
+
+@pytest.mark.usefixtures("small")
+def test_only_what_changed_is_run(tmp_path: Path) -> None:
+    first = _verify(tmp_path)
+    assert _names(first) == [CANONICAL, "odd", "expanded"], "without a record"
+    store([first], tmp_path, HOST)
+    path = path_of(tmp_path, "cpu", "shifted")
+    again = _verify(tmp_path)
+    assert _names(again) == [] and list(again.kept) == [CANONICAL, "odd", "expanded"]
+    assert store([again], tmp_path, HOST) == [], "there is nothing new to say"
+    before = path.read_text()
+    _damage(path, "odd")
+    third = _verify(tmp_path)
+    assert _names(third) == ["odd"]
+    store([third], tmp_path, HOST)
+    assert path.read_text() == before, "the other cases stay, in their order"
+    assert _names(_verify(None)) == [CANONICAL, "odd", "expanded"]
+
+
+def _damage(path: Path, case: str) -> None:
+    (digest,) = _entry(path).cases[case].sources
+    path.write_text(path.read_text().replace(digest, "0" * len(digest)))
+
+
+def _entry(path: Path) -> Entry:
+    return read(path)["f32"]
+
+
+@pytest.mark.usefixtures("small")
+def test_other_software_verifies_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store([_verify(tmp_path)], tmp_path, HOST)
+    monkeypatch.setattr(run, "where", lambda device: replace(HERE, time="later"))
+    assert _names(_verify(tmp_path)) == []
+    monkeypatch.setattr(run, "where", lambda device: replace(HERE, driver="590"))
+    assert len(_names(_verify(tmp_path))) == 3
+
+
+def test_what_two_targets_launch_alike_is_run_once() -> None:
+    runs: list[str] = []
+
+    class Counted(Prepared):
+        def run(self, arguments: object, device: torch.device) -> tuple[torch.Tensor, ...]:
+            runs.append(self.target.name)
+            return super().run(arguments, device)  # type: ignore[arg-type]
+
+    (case,) = (case for case in cases(SHIFTED, F32) if case.name == "odd")
+    found = prepare(SHIFTED, case, CPU)
+    alike = [Counted(found.case, found.target, found.dispatcher, found.variant) for _ in range(2)]
+    other = prepare(SHIFTED, next(c for c in cases(SHIFTED, F32) if c.name == "transposed"), CPU)
+    assert alike[0].launches == alike[1].launches != other.launches
+    outcomes = check(SHIFTED, case, alike, HOST)
+    assert runs == ["cpu"] and [outcome.word for outcome in outcomes] == ["passed"] * 2
