@@ -9,6 +9,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
@@ -21,6 +22,7 @@ from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Backend, Target
@@ -181,6 +183,7 @@ class Lowered:
         program: the steps, with sizes as formulas.
         sources: the text of each launch.
         sizes: values of the symbolic sizes and strides of the example arguments.
+        choices: for products, by their positions in the graph, what was chosen for these sizes, with the expected times.
         asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
     """
 
@@ -192,11 +195,35 @@ class Lowered:
         self.program: Program = variant.program
         self.sources: tuple[Source, ...] = variant.sources
         self.sizes = dict(sizes)
+        self.choices: Mapping[int, Choice] = variant.forms.choices(sizes)
+        self._forms = variant.forms
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:
         """Which kernels run, what each moves, and why."""
-        return explain(self.program, self.sizes)
+        return explain(self.program, self.sizes, self.choices)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Every program that a call runs with these literal sizes, whatever its numbers of rows; made when they are asked for."""
+        return tuple(
+            Plan({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in self._forms.all()
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What calls with some numbers of rows run.
+
+    Attributes:
+        rows: for each number of rows that is known at the call only, from where to where; the last range has no end, in fact.
+        program: the steps.
+        sources: the text of each launch.
+    """
+
+    rows: Mapping[str, range]
+    program: Program
+    sources: tuple[Source, ...]
 
 
 class Assembly(Mapping[str, str]):

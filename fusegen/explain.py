@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.ir.formula import Formula
+from fusegen.schedule.choose import Choice
 from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
@@ -18,13 +19,21 @@ _KEPT = {
 }
 
 
-def explain(program: Program, sizes: Mapping[str, int]) -> str:
-    """One paragraph a step: what it is, how it is laid out, what it reads and writes."""
+def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
+    """One paragraph a step: what it is, how it is laid out, what it reads and writes; of products also what was expected.
+
+    Args:
+        sizes: of the example.
+        choices: for products, what was chosen.
+    """
     head = f"{program.graph.name} for {program.target.name}: {_count(program)}"
     shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
     lines = [f"{head}{f' at {shown}' if shown else ''}"]
     for number, step in enumerate(program.steps, 1):
-        lines += [f"{number}. {line}" if k == 0 else f"   {line}" for k, line in enumerate(_step(step, sizes))]
+        lines += [
+            f"{number}. {line}" if k == 0 else f"   {line}"
+            for k, line in enumerate([*_step(step, sizes), *_expected(step, choices)])
+        ]
     _, workspace = arrange(program, sizes)
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
@@ -47,6 +56,16 @@ def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     lines = [f"{step.kernel.name}: {_kind(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
     return lines + ([step.group.reason] if step.group.reason else [])
+
+
+def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
+    """What a launch of products, or what takes its place, was expected to take."""
+    choice = next((choices[p] for p in step.group.anchors if p in choices), None)
+    if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
+        return []
+    return [
+        f"expected: {choice.ours:.1f} µs by a kernel of ours, {choice.library:.1f} µs by the library with its epilogue behind it"
+    ]
 
 
 def _kind(step: Launch) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.emit import emit
 from fusegen.errors import FusegenError
 from fusegen.ir.formula import relation_text
 from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
-from fusegen.passes.fuse import Group, fuse
+from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
+from fusegen.runtime.forms import Forms
 from fusegen.runtime.signature import Sizes
-from fusegen.schedule.lower import lower
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.state import State
@@ -68,6 +67,7 @@ class Variant:
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
+        forms: these four for other sizes.
         guards: relations of sizes that must hold, as text.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
@@ -81,11 +81,19 @@ class Variant:
     groups: tuple[Group, ...]
     program: Program
     sources: tuple[Source, ...]
+    forms: Forms
     guards: tuple[str, ...]
     conditions: ScalarProgram
     state: State
     structure: Structure
     constants: tuple[tuple[str, int | float], ...] = ()
+
+    def at(self, sizes: Mapping[str, int]) -> Variant:
+        """The variant as it is laid out for some sizes."""
+        form = self.forms.at(sizes)
+        if form.program is self.program:
+            return self
+        return replace(self, graph=form.graph, groups=form.groups, program=form.program, sources=form.sources)
 
 
 def compile_trace(request: Request, found: Trace, state: State) -> Variant:
@@ -109,15 +117,16 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
     graph = run_passes(found.graph)
     if request.target.wgmma:
         graph = split_products(graph)
-    groups = fuse(graph, request.target)
-    program = lower(graph, groups, request.target, wide=request.wide)
+    forms = Forms(graph, request.target, wide=request.wide)
+    form = forms.at(dict(request.sizes.hints))
     return Variant(
         request=replace(request, statics=()),
         traced=found.graph,
-        graph=graph,
-        groups=groups,
-        program=program,
-        sources=tuple(emit(launch, request.target) for launch in program.launches),
+        graph=form.graph,
+        groups=form.groups,
+        program=form.program,
+        sources=form.sources,
+        forms=forms,
         guards=guards_of(found),
         conditions=found.conditions,
         state=state,

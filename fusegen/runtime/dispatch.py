@@ -167,10 +167,15 @@ class Dispatcher:
             target: the machine.
             device: what ``x.device`` answers.
         """
-        variant, hidden = self._variant(values, target, device, wide=False)
+        variant, hidden = self._laid_out(values, target, device, wide=False)
         if not variant.request.wide and _is_wide(variant, self.sizes(variant, values, hidden)):
-            return self._variant(values, target, device, wide=True)
+            return self._laid_out(values, target, device, wide=True)
         return variant, hidden
+
+    def _laid_out(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+        """The variant as it is laid out for the sizes of the call."""
+        variant, hidden = self._variant(values, target, device, wide=wide)
+        return variant.at(self.sizes(variant, values, hidden)), hidden
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""

@@ -132,6 +132,9 @@ class _Cases:
             yield self.case(f"product of {features}", self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: 200}))
         for rows in (1000, 3000):
             yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
+        yield self.case("product of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
+        for rows in plan_rows(self.spec):
+            yield self.case(f"plan for {rows} rows", {**self.spec.sizes, **dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
         square = dict.fromkeys(self.spec.sizes, 192)
         turned = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
         yield self.case("product of turned operands", square, turned)
@@ -244,6 +247,14 @@ def kinds(spec: Spec) -> frozenset[GroupKind]:
     """The kinds of the kernels of the canonical example, in 16 bits on the largest target."""
     low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
     return frozenset(group.kind for group in low.groups)
+
+
+@lru_cache(maxsize=256)
+def plan_rows(spec: Spec) -> tuple[int, ...]:
+    """The most rows for which each plan of the canonical example is made, in 16 bits on the largest target."""
+    low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
+    last = {numbers[-1] for plan in low.plans for numbers in plan.rows.values()}
+    return tuple(sorted(last)[:-1])
 
 
 def _shapes(arguments: Arguments | Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:

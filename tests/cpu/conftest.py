@@ -67,7 +67,7 @@ class Runner:
         lowered = run_passes(self.graph)
         computed = scalars_of(lowered, self.sizes, tuple(scalars))
         self.scalars = computed(tuple(scalars.values())) if computed else {}
-        self.program = lower(lowered, fuse(lowered, device), device)
+        self.program = lower(lowered, fuse(lowered, device), device, {})
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
         self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 

@@ -52,7 +52,7 @@ def test_grouped_q_k_and_v_are_one_launch_that_ptxas_is_content_with() -> None:
 
 
 def test_gate_and_up_share_the_accumulator() -> None:
-    low = lowered(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), meta(4096, 256), meta(4096, 256), meta(4096, 256))
+    low = lowered(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), meta(4096, 2048), meta(4096, 2048), meta(4096, 2048))
     (part,) = parts(low)
     body = low.program.launches[0].kernel.body
     assert isinstance(body, ContractionBody)

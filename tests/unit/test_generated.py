@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusegen.api import Plan
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
 from fusegen.target import cuda_targets, target
+from fusegen.verify.plans import plan_words
 from fusegen.verify.record import FILE, LIST
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +28,15 @@ ARCHITECTURES = ("sm_90a", "sm_80")
 
 
 def emitted(name: str, architecture: str) -> dict[str, str]:
-    """The files of a fusion: the text of each kernel, and the plan."""
+    """The files of a fusion: the text of each kernel, the plan, and those for other numbers of rows."""
     spec = SPECS[name]
     low = spec.fresh().lower(**spec.example(torch.bfloat16), target=architecture)
-    return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": f"{low.explain()}\n"}
+    others = [f"{_rows(plan)}: {'; '.join(plan_words(plan.program))}\n" for plan in low.plans if plan.rows]
+    return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
+
+
+def _rows(plan: Plan) -> str:
+    return ", ".join(f"{dim} from {numbers[0]} to {numbers[-1]}" for dim, numbers in plan.rows.items())
 
 
 def stored_files(folder: Path) -> dict[str, Path]:

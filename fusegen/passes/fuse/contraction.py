@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -16,6 +17,7 @@ from fusegen.ir.symbolic import Dim, Stride, literal, product, same, simplify_di
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
 _COLUMN_MULTIPLE = 8  # the accumulator's fragments are eight columns wide
+_LIBRARY = "library"  # the attribute of a product that the library computes by choice
 _TMA_ALIGNMENT = 16  # bytes; of addresses and of strides of outer dims
 
 
@@ -41,6 +43,14 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
     return Group(GroupKind.LIBRARY, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
 
+def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
+    """The graph, in which some products say that the library computes them, whatever a kernel of ours could."""
+    nodes = list(graph.nodes)
+    for matmul in products:
+        nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (_LIBRARY, True)))
+    return replace(graph, nodes=tuple(nodes))
+
+
 def operand_base(graph: Graph, position: int) -> int:
     """The node whose buffer a product reads: below the views where strides can say them."""
     return strided_view(graph, position).base
@@ -48,6 +58,8 @@ def operand_base(graph: Graph, position: int) -> int:
 
 def unserved(graph: Graph, matmul: int, root: int) -> str | None:
     """Why the tensor-core skeleton cannot compute a product; None when it can."""
+    if dict(graph.nodes[matmul].attrs).get(_LIBRARY):
+        return "expected to be faster than a kernel of ours"
     a, b = (graph.nodes[p] for p in graph.nodes[matmul].args)
     if a.dtype not in (DType.BFLOAT16, DType.FLOAT16):
         return f"operands are {a.dtype}, not 16-bit floats"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.ir.symbolic import Dim, literal
+from fusegen.errors import VerificationError
+from fusegen.ir.graph import Graph
+from fusegen.ir.symbolic import Dim, literal, product
+from fusegen.passes.fuse.contraction import product_operands
 from fusegen.passes.fuse.epilogue import tile_widths
+from fusegen.passes.fuse.groups import Group
+from fusegen.schedule.cost import COSTS, ProductSize, product_time
+from fusegen.schedule.expected import Expected
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
 
-_EFFICIENCY = {256: 1.0, 192: 0.95, 128: 0.85, 64: 0.6}
-"""Share of the speed of the widest product: a narrow one reads its rows of A more often for each column."""
-_LAUNCH = 0.1  # of a full tile's time: what starting and ending a tile costs whatever its size
-_MANY_ROWS = 4096
 _MOST_STAGES = 8
 _GROUP = 8
 _MOST_WORDS = 128  # registers of a thread for the results of a tile, beside those that accumulate
@@ -24,30 +27,66 @@ class ProductShape:
     """What a plan goes by.
 
     Attributes:
-        rows: of all results; they may be unknown, and are taken as a few thousand then.
+        rows: of all results, as they are expected.
         columns: of each part's results.
+        depth: what is summed over.
         a_major, b_major: which index of an operand is contiguous.
         products: matrices that meet the first operand at once.
         head: columns that a tile must hold together.
         words: registers that the results of a pair of columns take.
     """
 
-    rows: Dim
+    rows: int
     columns: Sequence[int]
+    depth: int
     a_major: str = "k"
     b_major: str = "k"
     products: int = 1
     head: int = 1
     words: int = 1
 
+    @property
+    def sizes(self) -> tuple[ProductSize, ...]:
+        """Of all products, part by part."""
+        return tuple(ProductSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
+
+
+def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
+    """What the plan of a launch of products goes by."""
+    first = group.parts[0].products[0]
+    operands = product_operands(graph, first)
+    if operands is None:
+        raise VerificationError("a product's operands are not what fusion saw")
+    return ProductShape(
+        expected.of(rows_of(graph, first)),
+        [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],
+        expected.of(graph.nodes[graph.nodes[first].args[0]].shape[-1]),
+        operands.a_major,
+        operands.b_major,
+        products=len(group.parts[0].products),
+        head=math.lcm(*(part.head for part in group.parts)),
+        words=max(sum(graph.nodes[o].dtype.itemsize // 2 for o in part.outputs) for part in group.parts),
+    )
+
+
+def rows_of(graph: Graph, matmul: int) -> Dim:
+    """Rows of a product, all leading dims together."""
+    return product(graph.nodes[matmul].shape[:-1])
+
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
-    """The plan of products of one first operand."""
-    known = literal(shape.rows)
-    consumers = 1 if known is not None and known <= 64 else 2
+    """The plan of products of one first operand that is expected to be the fastest."""
+    return min(candidates(shape, target), key=lambda plan: product_time(COSTS[target.name], plan, shape.sizes, target.processors))
+
+
+def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
+    """The plans that such products can have, the widest first."""
     allowed = tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
-    tile_n = min(widths, key=lambda width: _time(shape, consumers, width, target.processors))
+    return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
+
+
+def _plan(shape: ProductShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
     plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
     return replace(plan, stages=_stages(plan, target))
 
@@ -56,11 +95,3 @@ def _stages(plan: ContractionPlan, target: Target) -> int:
     """As many as shared memory holds."""
     one, two = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
     return min(_MOST_STAGES, 1 + (target.shared_bytes - one) // (two - one))
-
-
-def _time(shape: ProductShape, consumers: int, tile_n: int, processors: int) -> float:
-    """Time of the busiest multiprocessor, in full tiles of one consumer."""
-    width = tile_n * shape.products
-    work = consumers * (width / 256 / _EFFICIENCY[width] + _LAUNCH)
-    tiles = sum(-(-columns // tile_n) for columns in shape.columns) * -(-(literal(shape.rows) or _MANY_ROWS) // (64 * consumers))
-    return -(-tiles // processors) * work

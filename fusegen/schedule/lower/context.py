@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import sympy
 
@@ -18,9 +19,13 @@ from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size
 from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
+from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Role, Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
+
+Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
+"""Of launches of products, by their products."""
 
 
 @dataclass
@@ -32,6 +37,7 @@ class Context:
         wide: whether indices need 64 bits.
         fast: whether approximate functions may be used.
         name: the kernel's name.
+        plans: of launches of products.
         reads: for each node that the kernel reads from memory, the buffer.
         written: a buffer that holds the kernel's value already.
         names: identifiers that are taken in the kernel's text.
@@ -44,6 +50,7 @@ class Context:
     wide: bool
     fast: bool
     name: str
+    plans: Plans
     reads: Mapping[int, int]
     written: int | None = None
     names: Namer = field(init=False)

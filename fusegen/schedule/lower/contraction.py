@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,6 @@ from fusegen.passes.fuse.epilogue import OCTET, position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import LANES, is_same_row
 from fusegen.schedule.access import divisor, merge_axes
-from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.kernel import Accumulated, ContractionBody, Kernel, LaneFunction, PartResult, ProductPart
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import PAIR, LaneMath, lane_function, lane_position, lane_scalars, lane_sizes, pair_axes
@@ -50,19 +48,9 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
     parts = tuple(found.part for found in lowered)
     operands = [[_operands(context.graph, product) for product in part.products] for part in context.group.parts]
-    first, rows = operands[0][0], lowered[0].rows
-    plan = contraction_plan(
-        ProductShape(
-            rows,
-            [part.columns for part in parts],
-            first.a_major,
-            first.b_major,
-            products=parts[0].products,
-            head=math.lcm(*(part.head for part in context.group.parts)),
-            words=max(sum(r.dtype.itemsize // 2 for r in part.results) for part in parts),
-        ),
-        context.target,
-    )
+    rows = lowered[0].rows
+    depth = context.graph.nodes[context.graph.nodes[context.group.anchors[0]].args[0]].shape[-1]
+    plan = context.plans[context.group.anchors]
     written = [result.buffer for part in parts for result in part.results if result.offset is not None]
     functions = [part.epilogue for part in parts]
     offsets = [result.offset for part in parts for result in part.results if result.offset is not None]
@@ -74,7 +62,6 @@ def lower_contraction(context: Context) -> Sequence[Step]:
         body=ContractionBody(context.graph.nodes[context.group.anchors[0]].dtype, parts, plan),
         wide=context.wide,
     )
-    depth = context.graph.nodes[context.graph.nodes[context.group.anchors[0]].args[0]].shape[-1]
     launch = Launch(
         kernel=kernel,
         group=context.group,

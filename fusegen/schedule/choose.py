@@ -1,0 +1,75 @@
+"""Who computes a launch of products: a kernel of ours and by which plan, or the library where that is expected to be faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse import Group, GroupKind
+from fusegen.schedule.cost import COSTS, library_time, product_time
+from fusegen.schedule.expected import Expected
+from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan, shape_of
+from fusegen.schedule.plan import ContractionPlan
+from fusegen.target import Target
+
+_MARGIN = 0.97  # of our time: what is expected to be about as fast stays one launch
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a launch of products.
+
+    Attributes:
+        plan: the best of ours.
+        ours, library: expected times in µs: of a launch of ours, and of the library's products with their epilogue behind them;
+            None where nothing is known of the machine.
+    """
+
+    plan: ContractionPlan
+    ours: float | None = None
+    library: float | None = None
+
+    @property
+    def takes_library(self) -> bool:
+        """Whether the library computes the products."""
+        return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
+
+    @property
+    def key(self) -> ContractionPlan | None:
+        """What makes a difference to the program."""
+        return None if self.takes_library else self.plan
+
+
+def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
+    """The choice for a launch of products."""
+    assert group.kind is GroupKind.CONTRACTION
+    shape = shape_of(graph, group, expected)
+    plan, costs = contraction_plan(shape, target), COSTS.get(target.name)
+    if costs is None:
+        return Choice(plan)
+    ours = product_time(costs, plan, shape.sizes, target.processors)
+    return Choice(plan, ours, library_time(costs, shape.sizes, _moved_again(graph, group, shape), target.processors))
+
+
+def _moved_again(graph: Graph, group: Group, shape: ProductShape) -> int:
+    """Bytes that an epilogue of its own reads and writes beside what one of ours does: the products' results, twice."""
+    if all(output in group.anchors and _is_wanted_as_it_is(graph, output) for output in group.outputs):
+        return 0
+    elements = sum(size.rows * size.columns for size in shape.sizes)
+    return 2 * graph.nodes[group.anchors[0]].dtype.itemsize * elements
+
+
+def _is_wanted_as_it_is(graph: Graph, product: int) -> bool:
+    """Whether somebody takes a product's result as a matrix: else it must be moved to where its elements are wanted."""
+    return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
+
+
+def _users(graph: Graph, position: int) -> list[int]:
+    """What reads a value, through reshapes."""
+    found: list[int] = []
+    stack = [position]
+    while stack:
+        for user in graph.users[stack.pop()]:
+            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else found).append(user)
+    return found

@@ -1,0 +1,125 @@
+"""Programs by numbers of rows: one trace, and as many programs as there are different choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.runtime.forms import Forms
+from fusegen.schedule.expected import CLASSES, class_of
+from fusegen.schedule.kernel import ContractionBody
+from fusegen.schedule.plan import ContractionPlan
+from fusegen.schedule.program import LibraryProduct, Program
+
+ROWS = (1, 8, 33, 512, 8192)
+
+
+def meta(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def linear_gelu(x: Tensor, weight: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight))
+
+
+def lowered(kernel: fg.Kernel[..., Any], rows: int, target: str = "sm_90a") -> Lowered:
+    return kernel.lower(meta(rows, 4096), meta(4096, 4096), target=target)
+
+
+def plan(program: Program) -> ContractionPlan | None:
+    """Of the only product; None where the library computes it."""
+    if any(isinstance(step, LibraryProduct) for step in program.steps):
+        return None
+    (launch,) = program.launches
+    assert isinstance(launch.kernel.body, ContractionBody)
+    return launch.kernel.body.plan
+
+
+def test_one_kernel_has_different_plans_for_different_numbers_of_rows() -> None:
+    kernel = fg.kernel(linear_gelu)
+    plans = {rows: plan(lowered(kernel, rows).program) for rows in ROWS}
+    assert plans[1] is plans[8] is None, "the library reads weights faster for so few rows"
+    assert len({plans[33], plans[512], plans[8192]}) == 3
+    assert kernel._dispatcher._promotions.count == 2, "one trace, and one of a single row, which is literal"
+
+
+def test_the_plans_are_a_list_that_every_call_is_in() -> None:
+    kernel = fg.kernel(linear_gelu)
+    plans = lowered(kernel, 512).plans
+    ranges = [each.rows["x_dim0"] for each in plans]
+    assert ranges[0].start == 1 and all(a.stop == b.start for a, b in itertools.pairwise(ranges))
+    for rows in (*ROWS[1:], 97, 300, 5000, 65536):
+        low = lowered(kernel, rows)
+        (found,) = (each for each in plans if rows in each.rows["x_dim0"])
+        assert low.program == found.program and low.sources == found.sources
+    assert 3 <= len(plans) <= len(CLASSES)
+
+
+def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    original = Forms._lowered
+    monkeypatch.setattr(Forms, "_lowered", lambda self, *args: made.append(1) or original(self, *args))
+    kernel = fg.kernel(linear_gelu)
+    for rows in range(2, 400):
+        lowered(kernel, rows)
+    assert 2 <= len(made) <= 8 and kernel._dispatcher._promotions.count == 1
+
+
+def test_explain_says_what_was_expected() -> None:
+    kernel = fg.kernel(linear_gelu)
+    few, many = (lowered(kernel, rows).explain() for rows in (8, 8192))
+    assert "torch.matmul (library): expected to be faster than a kernel of ours" in few
+    assert all("µs by a kernel of ours" in text and "µs by the library" in text for text in (few, many))
+    (choice,) = lowered(kernel, 8).choices.values()
+    assert choice.library is not None and choice.ours is not None and choice.library < choice.ours
+
+
+def test_literal_rows_are_taken_exactly() -> None:
+    def stacked(x: Tensor, weight: Tensor) -> Tensor:
+        return F.gelu(F.linear(x.reshape(8192, 4096), weight))
+
+    low = fg.kernel(stacked).lower(meta(4, 2048, 4096), meta(4096, 4096), target="sm_90a")
+    assert len(low.plans) == 1 and low.plans[0].rows == {} and low.plans[0].program == low.program
+
+
+def test_two_numbers_of_rows_choose_apart() -> None:
+    def both(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return F.gelu(F.linear(x, a)), F.relu(F.linear(y, b))
+
+    kernel = fg.kernel(both)
+    low = kernel.lower(meta(8, 4096), meta(8191, 4096), meta(4096, 4096), meta(4096, 4096), target="sm_90a")
+    assert [type(step) is LibraryProduct for step in low.program.steps].count(True) == 1
+    assert {frozenset(each.rows) for each in low.plans} == {frozenset({"x_dim0", "y_dim0"})}
+    one, other = ({each.rows[name] for each in low.plans} for name in ("x_dim0", "y_dim0"))
+    assert len(low.plans) == len(one) * len(other)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80"])
+def test_other_targets_have_one_plan(target: str) -> None:
+    low = lowered(fg.kernel(linear_gelu), 8, target)
+    assert len(low.plans) == 1 and low.plans[0].program == low.program and low.choices == {}
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 65536, 65537, 1 << 40])
+def test_a_class_holds_its_sizes(rows: int) -> None:
+    assert class_of(rows) >= rows or class_of(rows) == CLASSES[-1]
+    assert class_of(class_of(rows)) == class_of(rows)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("function", [linear_gelu, lambda x, w: F.silu(F.linear(x, w)) * F.linear(x, w + 1)])
+def test_every_plan_gives_what_the_function_gives(function: Callable[..., Tensor]) -> None:
+    kernel = fg.kernel(function)
+    weight = torch.randn(72, 512).bfloat16() / 16
+    for rows in (3, 50, 130, 400):
+        x = torch.randn(rows, 512).bfloat16()
+        wanted = function(x.double(), weight.double())
+        assert (kernel(x, weight).double() - wanted).abs().max() <= 2.0**-7 * wanted.abs().max()
