@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusegen.ir.formula import Formula
+from fusegen.calls.formula import Formula
+from fusegen.calls.workspace import arrange
 from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
-from fusegen.schedule.workspace import arrange
 from fusegen.units import human_bytes
 
 _KEPT = {
@@ -25,7 +25,7 @@ def explain(program: Program, sizes: Mapping[str, int]) -> str:
     lines = [f"{head}{f' at {shown}' if shown else ''}"]
     for number, step in enumerate(program.steps, 1):
         lines += [f"{number}. {line}" if k == 0 else f"   {line}" for k, line in enumerate(_step(step, sizes))]
-    _, workspace = arrange(program, sizes)
+    _, workspace = arrange(program.call, sizes)
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.ir.scalar_program import ERRORS
+from fusegen.calls.numbers import ERRORS
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, tensor_part
@@ -48,7 +48,7 @@ class Bound:
         self._program = program
         self._check = variant.state.check
         self._condition = condition_of(variant.conditions, sizes, parameters)
-        self._scalars = scalars_of(variant.graph, sizes, parameters, dict(variant.constants))
+        self._scalars = scalars_of(variant.program.call.scalars, sizes, parameters, dict(variant.constants))
         self._by_value = by_value
         self._parts = tuple(map(tensor_part, hidden))
         where = {name: place for place, name in enumerate((*parameters, *variant.state.names))}

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
+from fusegen.calls.formula import Relation
+from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
 from fusegen.emit import emit
 from fusegen.errors import FusegenError
-from fusegen.ir.formula import relation_text
-from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
+from fusegen.ir.formula import relation
+from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group, fuse
@@ -68,7 +71,7 @@ class Variant:
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
-        guards: relations of sizes that must hold, as text.
+        guards: relations of sizes that must hold.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
         structure: how the function's results are put together.
@@ -81,8 +84,8 @@ class Variant:
     groups: tuple[Group, ...]
     program: Program
     sources: tuple[Source, ...]
-    guards: tuple[str, ...]
-    conditions: ScalarProgram
+    guards: tuple[Relation, ...]
+    conditions: Numbers
     state: State
     structure: Structure
     constants: tuple[tuple[str, int | float], ...] = ()
@@ -119,12 +122,12 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
         program=program,
         sources=tuple(emit(launch, request.target) for launch in program.launches),
         guards=guards_of(found),
-        conditions=found.conditions,
+        conditions=numbers_of(found.conditions),
         state=state,
         structure=found.structure,
     )
 
 
-def guards_of(found: Trace) -> tuple[str, ...]:
-    """What a trace assumed of sizes, as text."""
-    return tuple(map(relation_text, found.guards))
+def guards_of(found: Trace) -> tuple[Relation, ...]:
+    """What a trace assumed of sizes."""
+    return tuple(map(relation, found.guards))

@@ -22,10 +22,9 @@ from fusegen.lang.run import is_tracing
 from fusegen.lang.scalars import NeedsSize, NeedsStatic
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
-from fusegen.runtime.backends import backend_of
+from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NOTHING, Bound, Hidden
 from fusegen.runtime.compile import Request, Variant, compile_trace
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, is_scalar, part, static_part, tensor_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
@@ -143,12 +142,12 @@ class Dispatcher:
     # Variants.
 
     def _bind(self, values: Values, device: torch.device) -> tuple[Bound, Hidden]:
-        target, backend = backend_of(device)
-        variant, hidden = self.variant(values, target, device)
+        machine = machine_of(device)
+        variant, hidden = self.variant(values, machine.target, device)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
         sizes = self.sizes(variant, values, hidden)
-        program = BoundProgram(variant, sizes, device, backend)
+        program = machine.bound(variant, sizes, device)
         scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
         by_value = partial(self._call_by_value, scalars)
         return Bound(program, variant, hidden, sizes, self.parameters.names, by_value), hidden
@@ -207,7 +206,7 @@ class Dispatcher:
             condition = condition_of(variant.conditions, sizes, self.parameters.names)
             if condition is not None and not condition(values):
                 continue
-            if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
+            if all(guard(sizes) for guard in variant.guards):
                 return variant, hidden
         return None
 

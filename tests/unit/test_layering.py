@@ -34,6 +34,7 @@ ORDER = (
     ("errors", "units"),
     ("dtypes", "settings", "target"),
     ("source", "state"),
+    ("calls",),
     ("ir",),
     ("lang", "passes"),
     ("schedule",),
