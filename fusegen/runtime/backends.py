@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
 from fusegen.calls.call import KernelLaunch
-from fusegen.errors import ArgumentError, LaunchError
+from fusegen.errors import LaunchError
 from fusegen.jit import nvrtc
 from fusegen.lang.run import Structure
-from fusegen.runtime import cuda
+from fusegen.runtime import cuda, devices
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
 from fusegen.runtime.emulator import EARLY, Timing
@@ -25,18 +25,17 @@ from fusegen.settings import settings
 from fusegen.source import Source
 from fusegen.target import Target
 
+_EMULATED = targets.target("sm_90a")
+"""What the emulator plays: Hopper, with its tensor cores and its copy engine."""
+
 
 def target_of(device: torch.device) -> Target:
-    """The target of a device.
+    """The target of a device; where CUDA is emulated, that of the CPU is the machine that the emulator plays.
 
     Raises:
         ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
     """
-    if device.type == "cpu":
-        return _emulated() if settings().emulate else targets.CPU
-    if device.type == "cuda" and torch.version.hip is None:
-        return targets.from_capability(*_capability(device))
-    raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
+    return _EMULATED if device.type == "cpu" and settings().emulate else devices.target_of(device)
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,10 @@ def machine_of(device: torch.device) -> Machine:
     """What runs code on a device."""
     target = target_of(device)
     if device.type == "cuda":
-        return _gpu(target, torch.cuda.current_device() if device.index is None else device.index)
-    return (
-        emulated_machine(target) if settings().emulate else Machine(target, HostBackend(), lambda sources, _: host_kernels(sources))
-    )
+        return _gpu(target, devices.index_of(device))
+    if settings().emulate:
+        return emulated_machine(target)
+    return Machine(target, HostBackend(), lambda sources, _: host_kernels(sources))
 
 
 @lru_cache(maxsize=64)
@@ -103,13 +102,3 @@ def builder(structure: Structure) -> PutTogether | None:
         kind: type = structure.type
         return kind
     return lambda tensors: tree_unflatten(tensors, structure)
-
-
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-def _emulated() -> Target:
-    """The machine that the emulator plays: Hopper, with its tensor cores and its copy engine."""
-    return targets.target("sm_90a")

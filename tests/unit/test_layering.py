@@ -42,6 +42,7 @@ ORDER = (
     ("jit",),
     ("runtime",),
     ("explain",),
+    ("bundle",),
     ("api",),
     ("fusegen",),
     ("specs",),
