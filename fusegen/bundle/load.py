@@ -19,7 +19,8 @@ from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, 
 from fusegen.bundle.match import Mismatch, described, match
 from fusegen.calls.signature import Constant, ExtentArgument
 from fusegen.calls.structure import builder
-from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError
+from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
+from fusegen.lang.running import is_tracing
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import check
 from fusegen.runtime.bound import NOTHING, Bound, Facts, unfollowed
@@ -102,6 +103,7 @@ class BuiltFunction:
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype, or nothing was built for such a call.
             GradientError: an input requires a gradient.
+            TraceError: it is called in another kernel.
             BundleError: a binary is not as it was built.
         """
         values = args if len(args) == self._positional and not kwargs else self._bind(args, kwargs)
@@ -140,10 +142,8 @@ class BuiltFunction:
         return (*parts, torch.get_default_dtype())
 
     def _first_call(self, values: Values) -> Any:
-        for name, value in zip(self._given, values, strict=True):
-            if isinstance(value, Tensor) and not issubclass(type(value), Tensor):
-                what = f"{self.__name__}: {name!r} is a value of a trace, into which a built kernel cannot be inlined"
-                raise ArgumentError(what, mend="call the declared kernel there")
+        if is_tracing():
+            raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", mend="call what it was built of")
         check(self.__name__, self._given, values)
         with self._lock:
             bound = unfollowed(self._bound_for)(values)

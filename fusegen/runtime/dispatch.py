@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
-from fusegen.lang.run import is_tracing
+from fusegen.lang.running import is_tracing
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.lang.values import TracedTensor, stale

@@ -52,7 +52,7 @@ def test_errors_have_their_parts() -> None:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["list", "show", "explain", "demo", "bench", "verify", "doctor", "cache"]
+    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "verify", "doctor", "cache"]
 
 
 def test_the_package_is_imported_without_torch() -> None:
