@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
+from fusegen.bundle.validate import check_call
 from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import from_torch
@@ -124,6 +125,7 @@ def _built(wanted: Wanted, number: int) -> tuple[BuiltVariant, list[_File]]:
     code, files = make(variant, place)
     signature = signature_of(variant, dispatcher.parameters.names, values)
     call = variant.program.call
+    check_call(dispatcher.parameters.names, signature, call, wanted.name)
     return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
 
 

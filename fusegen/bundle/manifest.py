@@ -12,7 +12,7 @@ from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.validate import check_call
 from fusegen.calls.call import Call
 from fusegen.calls.signature import Constant, Signature
-from fusegen.calls.structure import Structure
+from fusegen.calls.structure import Structure, builder
 from fusegen.errors import BundleError
 
 NAME = "manifest.json"
@@ -142,6 +142,9 @@ def _checked(document: Any, path: Path) -> Manifest:
     if document.get("sha256") != digest(_canonical(content)):
         raise BundleError(f"{path} is not as it was written: its hash differs", mend=_AGAIN)
     manifest: Manifest = decode(content, Manifest, path.name)
+    names = [kernel.name for kernel in manifest.kernels]
+    if len(set(names)) < len(names):
+        raise BundleError(f"{path} holds a kernel twice", mend=_AGAIN)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(kernel, variant, f"{path}: {kernel.name} for {variant.target}")
@@ -158,6 +161,10 @@ def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> No
     check_call(names, variant.signature, variant.call, where)
     if len(variant.code) != len(variant.call.launches):
         raise BundleError(f"{where}: {len(variant.code)} binaries for {len(variant.call.launches)} launches", mend=_AGAIN)
+    try:
+        builder(variant.structure)
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}", mend=_AGAIN) from None
     if variant.structure.tensors != len(variant.call.results):
         what = f"{where}: {len(variant.call.results)} results for {variant.structure.tensors} places"
         raise BundleError(what, mend=_AGAIN)
@@ -170,6 +177,8 @@ def binary(folder: Path, code: Code) -> bytes:
         BundleError: it is missing, has been changed, or lies outside of the folder.
     """
     path = folder / code.file
+    if "\0" in code.file:
+        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file", mend=_AGAIN)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", mend=_AGAIN)
     try:

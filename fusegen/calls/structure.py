@@ -47,7 +47,7 @@ def builder(structure: Structure) -> Callable[[list[Any]], Any] | None:
     A named tuple is of a class of its own, with the name and the fields of the function's.
 
     Raises:
-        ValueError: a named tuple's class or fields cannot have their names.
+        ValueError: a named tuple's class or fields cannot have their names, or there are more keys than parts.
     """
     if structure.kind is Kind.TENSOR:
         return None
@@ -59,6 +59,8 @@ def _maker(structure: Structure) -> Callable[[Iterator[Any]], Any]:
     if structure.kind is Kind.TENSOR:
         return next
     parts = [_maker(part) for part in structure.parts]
+    if len(structure.keys) != (len(parts) if structure.kind in (Kind.DICT, Kind.NAMED_TUPLE) else 0):
+        raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
     if structure.kind is Kind.DICT:
         keys = structure.keys
         return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}
