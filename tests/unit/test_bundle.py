@@ -24,6 +24,8 @@ from fusegen.bundle.manifest import read_manifest
 from fusegen.bundle.match import match
 from fusegen.bundle.validate import check_call
 from fusegen.calls.call import Call
+from fusegen.calls.formula import size
+from fusegen.calls.numbers import Numbers, Scalar
 from fusegen.calls.signature import Constant, Signature
 from fusegen.calls.structure import Structure, builder
 from fusegen.errors import ArgumentError, BundleError, GradientError, TraceError
@@ -128,6 +130,11 @@ def test_what_is_written_is_read_again(spec: Spec, architecture: str) -> None:
     assert decode(json.loads(json.dumps(encode(call, Call))), Call, "call") == call
     assert decode(json.loads(json.dumps(encode(signature, Signature))), Signature, "signature") == signature
     assert decode(json.loads(json.dumps(encode(structure, Structure))), Structure, "structure") == structure
+
+
+def test_what_is_written_is_read_again_with_all_digits() -> None:
+    program = Numbers((0.1 + 0.2, 1e-320, float("-inf"), 2**70, True, Scalar("s"), size("n") * 3 // 7))
+    assert repr(decode(json.loads(json.dumps(encode(program, Numbers))), Numbers, "numbers")) == repr(program)
 
 
 def test_values_that_select_code_are_read_again() -> None:
