@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 import shutil
-import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,7 +80,8 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     with _new_folder(folder) as unfinished:
         for each in wanted:
             known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
-            variant, files = _built(each, len(known.variants))
+            number = sum(len(kernel.variants) for kernel in kernels.values())
+            variant, files = _built(each, number)
             for file in files:
                 _write(unfinished / file.path, file.content)
             kernels[each.name] = replace(known, variants=(*known.variants, variant))
@@ -93,12 +94,12 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder beside the one that is wanted, which takes its place when all has gone well."""
     try:
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+        unfinished.mkdir()
     except OSError as error:
         raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
     try:
         yield unfinished
-        unfinished.chmod(0o755)
         unfinished.rename(folder)
     except OSError as error:
         raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
@@ -112,7 +113,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _built(wanted: Wanted, number: int) -> tuple[BuiltVariant, list[_File]]:
-    """A program as data, with the files of its kernels."""
+    """A program as data, with the files of its kernels, in a folder of that number."""
     dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
     values = dispatcher.bind((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")

@@ -177,9 +177,11 @@ def binary(folder: Path, code: Code) -> bytes:
         BundleError: it is missing, has been changed, or lies outside of the folder.
     """
     path = folder / code.file
-    if "\0" in code.file:
-        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file", mend=_AGAIN)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError) as error:  # a null in it, say, or links in a circle
+        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", mend=_AGAIN) from None
+    if not is_inside:
         raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", mend=_AGAIN)
     try:
         content = path.read_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fusegen.calls.call import Call, KernelLaunch, MapArgument, ScalarArgument, SizeArgument, StridedOperand, TensorMapSpec
+from fusegen.calls.call import Call, KernelLaunch, MapArgument, Role, ScalarArgument, SizeArgument, StridedOperand, TensorMapSpec
 from fusegen.calls.formula import SIGNS, Formula
 from fusegen.calls.numbers import Numbers, Operation, Scalar, arity
 from fusegen.calls.signature import NumberArgument, Signature, TensorArgument
@@ -38,6 +38,8 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     sizes = signature.sizes | {stride for name in tensors for stride in _strides(name, arguments[name])}
     yield from (f"the tensor {name!r} has other strides than dims" for name in tensors if not _is_whole(arguments[name]))
     yield from (f"there is no tensor {name!r}" for _, name in call.inputs if name not in tensors)
+    yield from _signature_problems(signature, sizes)
+    yield from _role_problems(call)
     yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
     yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
     yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
@@ -45,6 +47,27 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from (f"no relation is written {relation.sign!r}" for relation in signature.relations if relation.sign not in SIGNS)
     for program in (call.scalars, signature.conditions):
         yield from _program_problems(program, numbers, sizes)
+
+
+def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator[str]:
+    yield from _missing("size", (name for name, _ in (*signature.multiples, *signature.bounds)), sizes)
+    yield from (f"{name} cannot be a multiple of {value}" for name, value in signature.multiples if value < 1)
+    for argument in signature.arguments:
+        if isinstance(argument, TensorArgument):
+            yield from (f"{dim} is neither a size nor a literal" for dim in argument.shape if dim.operands)
+            yield from ("no address is a multiple of 0" for _ in range(argument.alignment < 1))
+
+
+def _role_problems(call: Call) -> Iterator[str]:
+    """Buffers that nobody gives, makes or asks for."""
+    keys = {role: {buffer.key for buffer in call.buffers if buffer.role is role} for role in Role}
+    touched = {key for step in call.steps for key in step.touched}
+    yield from ("two buffers have one number" for _ in range(sum(map(len, keys.values())) < len(call.buffers)))
+    yield from (
+        f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ {key for key, _ in call.inputs}
+    )
+    yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT])
+    yield from (f"the buffer {key} is used by no step" for key in keys[Role.TEMPORARY] - touched)
 
 
 def _strides(name: str, argument: object) -> tuple[str, ...]:

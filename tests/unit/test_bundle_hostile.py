@@ -156,7 +156,22 @@ HOSTILE: dict[str, tuple[Change, str]] = {
                                 "keys": [{"str": CODE}], "name": "Pair"}), "valid identifiers"),
     "more keys than parts": (
         put("structure", value={"kind": "DICT", "parts": [], "keys": [{"str": "a"}], "name": ""}), "1 keys for 0 parts"),
-    "a buffer that is not there": (put("call", "results", 0, value=77), "there is no buffer 77"),
+    "a buffer that is not there": (put("call", "results", 0, value=77), "77 is no result"),
+    "an operand that is not there": (
+        put(*LAUNCH, "arguments", 0, value={"PointerArgument": {"buffer": 77, "writable": False}}), "there is no buffer 77"),
+    "an argument as a result": (put("call", "results", 0, value=0), "0 is no result"),
+    "an input of another role": (put("call", "buffers", 0, "role", value="OUTPUT"), "is an input, or not"),
+    "memory that nobody uses": (
+        lambda content: variant(content)["call"]["buffers"].append(
+            {"key": 9, "name": "w", "dtype": "INT8", "shape": [1], "role": "TEMPORARY"}),
+        "used by no step"),
+    "two buffers of one number": (
+        lambda content: variant(content)["call"]["buffers"].append(variant(content)["call"]["buffers"][0]), "one number"),
+    "an alignment of nothing": (put("signature", "arguments", 0, "TensorArgument", "alignment", value=0), "a multiple of 0"),
+    "a multiple of nothing": (put("signature", "multiples", value=[["x_dim0", 0]]), "a multiple of 0"),
+    "a bound of a size that is not there": (put("signature", "bounds", value=[["q", 8]]), "there is no size 'q'"),
+    "a dim that is computed": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=["+", 1, 2]), "neither a size"),
+    "a name that no system has": (put("code", 0, "file", value="\ud800"), "no name of a file"),
     "a scalar that is not there": (
         put(*LAUNCH, "arguments", -1, value={"ScalarArgument": {"name": "q", "is_float": True}}), "no scalar 'q'"),
     "a map that is not there": (put(*LAUNCH, "arguments", -1, value={"MapArgument": {"number": 0}}), "no tensor map 0"),
