@@ -118,6 +118,16 @@ class BuiltFunction:
                 return bound(values, NOTHING)
         return self._first_call(values)
 
+    # Copies: binaries are loaded once, and found again by their folder.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BuiltFunction:
+        """The kernel itself, as a function's copy is the function."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By folder and name."""
+        return _found_again, (str(self._folder.resolve()), self.__name__)
+
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.__name__}, built for {', '.join(self.targets)}>"
 
@@ -224,6 +234,10 @@ class BuiltFunction:
             return HostKernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except (OSError, AttributeError) as error:
             raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
+
+
+def _found_again(folder: str, name: str) -> BuiltFunction:
+    return load(folder)[name]
 
 
 def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:

@@ -55,17 +55,18 @@ def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator
     for argument in signature.arguments:
         if isinstance(argument, TensorArgument):
             yield from (f"{dim} is neither a size nor a literal" for dim in argument.shape if dim.operands)
-            yield from ("no address is a multiple of 0" for _ in range(argument.alignment < 1))
+            if argument.alignment < 1:
+                yield f"no address is a multiple of {argument.alignment}"
 
 
 def _role_problems(call: Call) -> Iterator[str]:
     """Buffers that nobody gives, makes or asks for."""
     keys = {role: {buffer.key for buffer in call.buffers if buffer.role is role} for role in Role}
+    given = {key for key, _ in call.inputs}
     touched = {key for step in call.steps for key in step.touched}
-    yield from ("two buffers have one number" for _ in range(sum(map(len, keys.values())) < len(call.buffers)))
-    yield from (
-        f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ {key for key, _ in call.inputs}
-    )
+    if sum(map(len, keys.values())) < len(call.buffers):
+        yield "two buffers have one number"
+    yield from (f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ given)
     yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT])
     yield from (f"the buffer {key} is used by no step" for key in keys[Role.TEMPORARY] - touched)
 

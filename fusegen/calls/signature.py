@@ -27,7 +27,9 @@ class TensorArgument:
     alignment: int
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        own = frozenset[str]().union(*(s.sizes for s in self.strides)) - frozenset[str]().union(*(d.sizes for d in self.shape))
+        return f"{text} of strides [{', '.join(map(str, self.strides))}]" if own else text
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -242,6 +243,7 @@ def test_several_programs_of_one_kernel(tmp_path: Path) -> None:
     for each in (*arguments, strided, one_row, (randn(9, 78)[:, :24], randn(24)), (randn(1, 24), randn(24), 3.0)):
         assert equal(kernel(*each), declared(*each))
     text = refusal(kernel, randn(7, 24).half(), randn(24).half())
+    assert "x: float32[x_dim0, 24] of strides [x_stride0, 1], bias: float32[24]" in text
     assert text.count("built for float32") == 3 and text.count("built for bfloat16") == 1
 
 
@@ -339,6 +341,22 @@ def test_a_bundle_is_a_mapping_with_attributes(tmp_path: Path) -> None:
     assert re.fullmatch("<fusegen bundle of row>", repr(kernels))
     with pytest.raises(AttributeError, match="no kernel 'rows' was built; there is row"):
         _ = kernels.rows
+
+
+def test_copies(tmp_path: Path) -> None:
+    kernel, arguments = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), (randn(7, 100), randn(100))
+    assert copy.deepcopy([kernel])[0] is kernel
+    both = load(tmp_path / "kernels"), kernel
+    again, other = pickle.loads(pickle.dumps(both))
+    assert equal(again.row(*arguments), kernel(*arguments)) and equal(other(*arguments), kernel(*arguments))
+    assert list(copy.deepcopy(again)) == ["row"]
+
+
+def test_torch_compile_calls_it_as_it_is(tmp_path: Path) -> None:
+    kernel, weight = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), randn(100)
+    compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")
+    for x in (randn(3, 100), randn(3, 100), randn(8, 100)):
+        assert equal(compiled(x), kernel(x + 1, weight) * 2)
 
 
 def test_building_compiles_by_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
