@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel"]
+__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel", "load"]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
     from fusegen.api import Kernel, Lowered, kernel
+    from fusegen.bundle.load import load
     from fusegen.errors import FusegenError
     from fusegen.lang.functions.creation import arange
     from fusegen.runtime.parameters import Static
@@ -31,6 +32,7 @@ else:
         "Static": "fusegen.runtime.parameters",
         "arange": "fusegen.lang.functions.creation",
         "kernel": "fusegen.api",
+        "load": "fusegen.bundle.load",
     }
 
     def __getattr__(name):

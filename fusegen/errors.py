@@ -70,6 +70,10 @@ class CompileError(FusegenError):
     """A compiler refused emitted text: a defect of fusegen, with the text's place to report it."""
 
 
+class BundleError(FusegenError):
+    """A folder of built kernels cannot be written, or is not as it was built."""
+
+
 class LaunchError(FusegenError):
     """A compiled kernel could not be launched."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusegen.ir.formula import Formula
+from fusegen.calls.formula import Formula
+from fusegen.calls.workspace import arrange
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
-from fusegen.schedule.workspace import arrange
 from fusegen.units import human_bytes
 
 _KEPT = {
@@ -34,7 +34,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
             f"{number}. {line}" if k == 0 else f"   {line}"
             for k, line in enumerate([*_step(step, sizes), *_expected(step, choices)])
         ]
-    _, workspace = arrange(program, sizes)
+    _, workspace = arrange(program.call, sizes)
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
     return "\n".join(lines)

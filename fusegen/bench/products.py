@@ -21,7 +21,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.record import environment
 from fusegen.jit.files import write_atomically
-from fusegen.runtime.backends import backend_of
+from fusegen.runtime.backends import machine_of
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.forms import Choose, Forms
 from fusegen.schedule.choose import Choice
@@ -86,17 +86,17 @@ def measure(device: torch.device) -> Iterator[Measured]:
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, BoundProgram]]:
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
-    target, backend = backend_of(device)
+    machine = machine_of(device)
     values = kernel._dispatcher.bind(arguments, {})
-    variant, _ = kernel._dispatcher.variant(values, target, device)
+    variant, _ = kernel._dispatcher.variant(values, machine.target, device)
     sizes = kernel._dispatcher.sizes(variant, values, ())
     (group,) = variant.forms.products
-    plans = candidates(shape_of(variant.forms.graph, group, variant.forms.expected(sizes)), target)
+    plans = candidates(shape_of(variant.forms.graph, group, variant.forms.expected(sizes)), machine.target)
     choices = [*(Choice(plan) for plan in plans), Choice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
-        forms = Forms(variant.forms.graph, target, wide=False, choose=_always(choice))
+        forms = Forms(variant.forms.graph, machine.target, wide=False, choose=_always(choice))
         laid_out = replace(variant, forms=forms).at(sizes)
-        yield None if choice.takes_library else choice.plan, BoundProgram(laid_out, sizes, device, backend)
+        yield None if choice.takes_library else choice.plan, machine.bound(laid_out, sizes, device)
 
 
 def _always(choice: Choice) -> Choose:

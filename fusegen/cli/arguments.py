@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
     parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: bf16, on the CPU f32)")
+    add_inputs(parser)
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """The options that say for what arguments."""
     shape_help = "shapes of tensors, as in x=16384x4096:bf16 w=4096; sizes of named dims, as in rows=512"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
     parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments: eps=1e-6")

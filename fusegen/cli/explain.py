@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusegen.calls.workspace import arrange
 from fusegen.cli.arguments import add_arguments as add_kernel_arguments
 from fusegen.cli.arguments import lowered
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.schedule.program import LibraryProduct, Step
-from fusegen.schedule.workspace import arrange
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.json:
         steps = [_fact(step, low.sizes) for step in low.program.steps]
         sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
-        _, workspace = arrange(low.program, low.sizes)
+        _, workspace = arrange(low.program.call, low.sizes)
         print_document(
             terminal, "explain", kernel=found.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
             **saving_fields(saved),

@@ -1,99 +1,76 @@
-"""Formulas of sizes as text: what launchers, bundles and emitted C++ evaluate without sympy.
-
-The text is valid Python; ``//`` and ``%`` are the only divisions, of non-negative integers.
-"""
+"""From symbolic sizes to formulas, which need no computer algebra (`calls.formula`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from types import CodeType
-
 import sympy
 
+from fusegen.calls.formula import Formula, Operator, Relation, formula_of, size
+from fusegen.errors import VerificationError
 from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo
 
-
-@dataclass(frozen=True)
-class Formula:
-    """An integer expression of sizes."""
-
-    text: str
-
-    def __call__(self, sizes: Mapping[str, int]) -> int:
-        """The value for some sizes."""
-        return int(eval(_compiled(self.text), {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<formula>", "eval")
+_SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
 def formula(expr: Index) -> Formula:
-    """The formula of an expression."""
-    return Formula(integer_text(expr))
+    """The formula of an expression; sums in the order of their terms' text, so that it is the same everywhere."""
+    expr = sympy.sympify(expr)
+    if not isinstance(expr, sympy.Add):
+        return _term(expr)
+    first, *others = sorted(expr.args, key=_order)
+    return Formula(Operator.SUM, (_term(first), *map(_signed, others)))
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
     """expr / divisor, rounded up."""
     if isinstance(expr, int):
-        return Formula(str(-(-expr // divisor)))
-    if divisor == 1:
-        return formula(expr)
-    return Formula(f"({integer_text(expr)} + {divisor - 1}) // {divisor}")
+        return formula_of(-(-expr // divisor))
+    return formula(expr) if divisor == 1 else formula(expr + (divisor - 1)) // divisor
 
 
-def relation_text(relation: sympy.Basic) -> str:
-    """A relation of sizes as Python text."""
+def relation(relation: sympy.Basic) -> Relation:
+    """A relation of sizes."""
     if isinstance(relation, sympy.Not):
-        return f"not ({relation_text(relation.args[0])})"
-    symbols = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
+        (inner,) = relation.args
+        return Relation(formula(inner.args[0]), _OPPOSITE[_SIGNS[type(inner)]], formula(inner.args[1]))
     left, right = relation.args
-    return f"{integer_text(left)} {symbols[type(relation)]} {integer_text(right)}"
+    return Relation(formula(left), _SIGNS[type(relation)], formula(right))
 
 
 def integer_text(expr: Index, division: str = "//") -> str:
-    """An integer expression as text; sums in the order of their terms' text, so that it is the same everywhere."""
-    return _sum(sympy.sympify(expr), division)
+    """An integer expression as text."""
+    return formula(expr).text(division)
 
 
-def _sum(expr: sympy.Expr, division: str) -> str:
-    if not isinstance(expr, sympy.Add):
-        return _product(expr, division)
-    terms = sorted(expr.args, key=lambda t: (t.is_Integer, str(t)))
-    text = _product(terms[0], division)
-    for term in terms[1:]:
-        negative = term.could_extract_minus_sign()
-        text += f" - {_product(-term, division)}" if negative else f" + {_product(term, division)}"
-    return text
+def _order(expr: sympy.Expr) -> tuple[bool, str]:
+    return expr.is_Integer, str(expr)
 
 
-def _product(expr: sympy.Expr, division: str) -> str:
-    if not isinstance(expr, sympy.Mul):
-        return _atom(expr, division)
-    factors = sorted(expr.args, key=lambda f: (f.is_Integer, str(f)))
-    return " * ".join(_atom(f, division) for f in factors)
+def _signed(term: sympy.Expr) -> Formula:
+    """A term of a sum that is not the first: subtracted where it has a minus."""
+    return Formula(Operator.NEGATION, (_term(-term),)) if term.could_extract_minus_sign() else _term(term)
 
 
-def _atom(expr: sympy.Expr, division: str) -> str:
-    if expr.is_Integer:
-        return str(int(expr)) if int(expr) >= 0 else f"({int(expr)})"
-    if isinstance(expr, sympy.Symbol):
-        return str(expr.name)
+def _term(expr: sympy.Expr) -> Formula:
+    """A term of a sum; a power is a product."""
+    factors = [f for arg in sorted(sympy.Mul.make_args(expr), key=_order) for f in _factors(arg)]
+    return factors[0] if len(factors) == 1 else Formula(Operator.PRODUCT, tuple(factors))
+
+
+def _factors(expr: sympy.Expr) -> list[Formula]:
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
-        return " * ".join([_atom(expr.base, division)] * int(expr.exp))
+        return _factors(expr.base) * int(expr.exp)
+    return [_atom(expr)]
+
+
+def _atom(expr: sympy.Expr) -> Formula:
+    if expr.is_Integer:
+        return formula_of(int(expr))
+    if isinstance(expr, sympy.Symbol):
+        return size(str(expr.name))
     if isinstance(expr, (FloorDiv, Modulo)):
-        sign = division if isinstance(expr, FloorDiv) else "%"
-        return f"({_operand(expr.args[0], division)} {sign} {_operand(expr.args[1], division)})"
-    return f"({_sum(expr, division)})"
-
-
-def _operand(expr: sympy.Expr, division: str) -> str:
-    """What a division or a remainder binds as a whole, powers too, which are written as products."""
-    text = _atom(expr, division)
-    return f"({text})" if isinstance(expr, sympy.Pow) else text
+        operator = Operator.QUOTIENT if isinstance(expr, FloorDiv) else Operator.REMAINDER
+        return Formula(operator, tuple(map(formula, expr.args)))
+    if isinstance(expr, sympy.Add):
+        return formula(expr)
+    raise VerificationError(f"{expr} is no integer expression of sizes", mend="please report the declaration and its shapes")

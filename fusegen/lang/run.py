@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.places import here, raised_at, returned_at
+from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor
@@ -94,19 +94,7 @@ _DRAWING = frozenset(
 )  # fmt: skip
 
 
-class _Running(threading.local):
-    """How many traces this thread is in."""
-
-    count = 0
-
-
-_RUNNING = _Running()
 _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
-
-
-def is_tracing() -> bool:
-    """Whether this thread is running a user's function on traced values."""
-    return _RUNNING.count > 0
 
 
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
@@ -129,7 +117,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     with _Mode(tracer):
-        _RUNNING.count += 1
+        RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
         except TypeError as error:
@@ -143,7 +131,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
                 mend="use torch's functions on tensors, and fg.arange(size) for a run-time size",
             ) from error
         finally:
-            _RUNNING.count -= 1
+            RUNNING.count -= 1
     results, structure = tree_flatten(returned)
     outputs = [_output(tracer, value, function)._position for value in results]
     if tracer.needs is not None:

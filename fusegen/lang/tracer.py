@@ -9,13 +9,15 @@ import numpy as np
 import sympy
 import torch
 
+from fusegen.calls.numbers import ERRORS
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.ir.formula import formula, relation_text
+from fusegen.ir.formula import formula
+from fusegen.ir.formula import relation as relation_of
 from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram
 from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.ir.scalar_program import ERRORS, evaluate, extract
+from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.memory import Memory, require_current
 from fusegen.lang.places import here, location
@@ -263,7 +265,7 @@ class Tracer:
             raise stale()
         if relation in (sympy.true, sympy.false):
             return bool(relation)
-        holds = bool(eval(relation_text(relation), {"__builtins__": {}}, self._hinted(relation)))
+        holds = relation_of(relation)(self._hinted(relation))
         self.guards[relation if holds else sympy.Not(relation)] = None
         return holds
 

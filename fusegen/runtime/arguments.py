@@ -17,10 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.keys import GREATEST, LEAST, is_scalar
-from fusegen.runtime.signature import has_memory, span
+from fusegen.runtime.tensors import has_memory, span
 from fusegen.state import contents, has_identity
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
@@ -38,12 +36,9 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
     Raises:
         ArgumentError: an argument has the wrong type or device, or something records what torch does.
         GradientError: an input requires a gradient.
-        TraceError: an argument is a value of a trace that is over.
     """
     first: tuple[str, Tensor] | None = None
     for name, value in zip(names, values, strict=True):
-        if type(value) is TracedScalar or isinstance(value, TracedTensor):
-            raise stale()
         if not isinstance(value, Tensor):
             check_plain(kernel, name, value)
             continue

@@ -1,49 +1,104 @@
-"""Devices: what code is made for them, and what launches it there."""
+"""Devices: what code is made for them, what compiles it, and what launches it there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
-from fusegen.errors import ArgumentError
-from fusegen.runtime.execute import Backend, CudaBackend, EmulatorBackend, HostBackend
+from fusegen.calls.call import KernelLaunch
+from fusegen.errors import LaunchError
+from fusegen.jit import nvrtc
+from fusegen.lang.run import Structure
+from fusegen.runtime import cuda, devices
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
+from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, HostBackend, PutTogether
+from fusegen.runtime.host_launch import host_kernels
 from fusegen.settings import settings
+from fusegen.source import Source
 from fusegen.target import Target
+
+_EMULATED = targets.target("sm_90a")
+"""What the emulator plays: Hopper, with its tensor cores and its copy engine."""
 
 
 def target_of(device: torch.device) -> Target:
-    """The target of a device.
+    """The target of a device; where CUDA is emulated, that of the CPU is the machine that the emulator plays.
 
     Raises:
         ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
     """
-    if device.type == "cpu":
-        return _emulated() if settings().emulate else targets.CPU
-    if device.type == "cuda" and torch.version.hip is None:
-        return targets.from_capability(*_capability(device))
-    raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
+    return _EMULATED if device.type == "cpu" and settings().emulate else devices.target_of(device)
 
 
-def backend_of(device: torch.device) -> tuple[Target, Backend]:
-    """The target of a device, and what launches there."""
+@dataclass(frozen=True)
+class Machine:
+    """What runs code on a device.
+
+    Attributes:
+        target: what code is made for.
+        backend: what launches.
+        kernels: compiles and loads the kernels of some launches.
+    """
+
+    target: Target
+    backend: Backend
+    kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
+
+    def bound(self, variant: Variant, sizes: Mapping[str, int], device: torch.device) -> BoundProgram:
+        """The program of a variant for exact sizes."""
+        call = variant.program.call
+        kernels = self.kernels(variant.sources, call.launches)
+        return BoundProgram(call, builder(variant.structure), sizes, device, self.backend, kernels)
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What runs code on a device."""
     target = target_of(device)
     if device.type == "cuda":
-        return target, _cuda_backend(target.name, device)
-    return target, EmulatorBackend() if settings().emulate else HostBackend()
+        return _gpu(target, devices.index_of(device))
+    if settings().emulate:
+        return emulated_machine(target)
+    return Machine(target, HostBackend(), lambda sources, _: host_kernels(sources))
 
 
 @lru_cache(maxsize=64)
-def _cuda_backend(architecture: str, device: torch.device) -> CudaBackend:
-    return CudaBackend(architecture, device)
+def _gpu(target: Target, index: int) -> Machine:
+    def kernels(sources: Sequence[Source], launches: Sequence[KernelLaunch]) -> list[Any]:
+        return [_cuda_kernel(s, target.name, launch.shared_bytes, index) for s, launch in zip(sources, launches, strict=True)]
+
+    return Machine(target, CudaBackend(index), kernels)
 
 
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _cuda_kernel(source: Source, architecture: str, shared_bytes: int, index: int) -> Any:
+    """The kernel of a source; a damaged cache entry is compiled again."""
+    binary = nvrtc.compile_cubin(source, architecture)
+    try:
+        return cuda.load(binary.cubin, source.name, source.entry, shared_bytes, index)
+    except LaunchError as error:
+        if not binary.from_cache:
+            raise LaunchError(error.what, where=str(binary.source_path)) from error
+        nvrtc.forget(source, architecture)
+        return _cuda_kernel(source, architecture, shared_bytes, index)
 
 
-def _emulated() -> Target:
-    """The machine that the emulator plays: Hopper, with its tensor cores and its copy engine."""
-    return targets.target("sm_90a")
+def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
+    """A machine that the emulator plays."""
+    return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources))
+
+
+def builder(structure: Structure) -> PutTogether | None:
+    """What makes a function's results of its tensors: None for a tensor alone, of the plain kinds the constructor itself."""
+    if structure.is_leaf():
+        return None
+    if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):
+        kind: type = structure.type
+        return kind
+    return lambda tensors: tree_unflatten(tensors, structure)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.ir.scalar_program import ERRORS
-from fusegen.runtime.compile import Variant
+from fusegen.calls.call import Call
+from fusegen.calls.numbers import ERRORS, Numbers
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import condition_of, scalars_of
+from fusegen.state import State
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
@@ -20,16 +23,34 @@ NOTHING: Hidden = ()
 _NO_SCALARS: Mapping[str, float] = {}
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the calls that a bound program is good for.
+
+    Attributes:
+        call: what runs.
+        conditions: what must hold of the scalars.
+        constants: values of scalars that are no parameters.
+        sizes: values of all sizes.
+        parameters: names, in order.
+    """
+
+    call: Call
+    conditions: Numbers
+    constants: Mapping[str, int | float]
+    sizes: Mapping[str, int]
+    parameters: Sequence[str]
+
+
 class Bound:
     """A bound program.
 
     Args:
         program: what runs.
-        variant: what it was made of.
+        facts: of its calls.
+        by_value: makes a call whose scalars Python refuses to compute with.
+        state: what else the function read; None where no function is left to ask.
         hidden: the tensors that the function closes over.
-        sizes: values of all sizes.
-        parameters: names, in order.
-        by_value: makes the call with the values of its scalars in the trace.
 
     Attributes:
         names: of the tensors that the function closes over.
@@ -38,21 +59,20 @@ class Bound:
     def __init__(
         self,
         program: BoundProgram,
-        variant: Variant,
-        hidden: Hidden,
-        sizes: Mapping[str, int],
-        parameters: Sequence[str],
+        facts: Facts,
         by_value: Callable[[Values], Any],
+        state: State | None = None,
+        hidden: Hidden = NOTHING,
     ) -> None:
-        self.names = variant.state.names
+        self.names = () if state is None else state.names
         self._program = program
-        self._check = variant.state.check
-        self._condition = condition_of(variant.conditions, sizes, parameters)
-        self._scalars = scalars_of(variant.graph, sizes, parameters, dict(variant.constants))
+        self._check = None if state is None else state.check
+        self._condition = condition_of(facts.conditions, facts.sizes, facts.parameters)
+        self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
         self._parts = tuple(map(tensor_part, hidden))
-        where = {name: place for place, name in enumerate((*parameters, *variant.state.names))}
-        self._order = tuple(where[name] for _, name in variant.program.inputs)
+        where = {name: place for place, name in enumerate((*facts.parameters, *self.names))}
+        self._order = tuple(where[name] for _, name in facts.call.inputs)
         self._in_order = self._order == tuple(range(len(where)))
 
     def find(self, values: Values) -> Hidden | None:
@@ -81,3 +101,10 @@ class Bound:
         except ERRORS:  # which the user's own line shall raise, or catch
             return self._by_value(values)
         return self._program(tensors, scalars)
+
+
+def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, into which torch.compile does not look where it is under way."""
+    dynamo = sys.modules.get("torch._dynamo")
+    disabled: Callable[..., Any] = function if dynamo is None else dynamo.disable(function)
+    return disabled

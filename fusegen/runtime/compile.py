@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from fusegen.calls.formula import Relation
+from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
-from fusegen.ir.formula import relation_text
-from fusegen.ir.graph import Graph, InputSpec, ScalarProgram
+from fusegen.ir.formula import relation
+from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group
@@ -68,7 +71,7 @@ class Variant:
         program: the steps of a call.
         sources: the text of each launch.
         forms: these four for other sizes.
-        guards: relations of sizes that must hold, as text.
+        guards: relations of sizes that must hold.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
         structure: how the function's results are put together.
@@ -82,8 +85,8 @@ class Variant:
     program: Program
     sources: tuple[Source, ...]
     forms: Forms
-    guards: tuple[str, ...]
-    conditions: ScalarProgram
+    guards: tuple[Relation, ...]
+    conditions: Numbers
     state: State
     structure: Structure
     constants: tuple[tuple[str, int | float], ...] = ()
@@ -128,12 +131,12 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
         sources=form.sources,
         forms=forms,
         guards=guards_of(found),
-        conditions=found.conditions,
+        conditions=numbers_of(found.conditions),
         state=state,
         structure=found.structure,
     )
 
 
-def guards_of(found: Trace) -> tuple[str, ...]:
-    """What a trace assumed of sizes, as text."""
-    return tuple(map(relation_text, found.guards))
+def guards_of(found: Trace) -> tuple[Relation, ...]:
+    """What a trace assumed of sizes."""
+    return tuple(map(relation, found.guards))

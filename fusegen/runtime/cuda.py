@@ -8,58 +8,49 @@ from typing import Any
 
 import torch
 
+from fusegen.calls.call import KernelLaunch
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
-from fusegen.jit import nvrtc
-from fusegen.schedule.program import Launch
-from fusegen.source import Source
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 
-class CudaKernel:
+def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) -> Any:
     """A kernel that is loaded on a device.
 
     Args:
-        source: its text.
-        launch: how it is launched.
-        architecture: of the device, such as ``sm_90a``.
-        device: its index.
+        cubin: the machine code.
+        name: of the kernel, for debuggers.
+        entry: its symbol.
+        shared_bytes: dynamic shared memory that its launches ask for.
+        device: the index.
+
+    Raises:
+        LaunchError: the driver refuses the machine code.
     """
+    from cuda.core import Device, ObjectCode
 
-    def __init__(self, source: Source, launch: Launch, architecture: str, device: int) -> None:
-        from cuda.core import Device
-
-        with torch.cuda.device(device):  # the caller's current device is current again afterwards
-            Device(device).set_current()
-            self.kernel = _load(source, architecture)
-            if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
-                self._request_shared(launch.shared_bytes, device)
-
-    def _request_shared(self, amount: int, device: int) -> None:
-        from cuda.bindings import driver
-
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (status,) = driver.cuKernelSetAttribute(attribute, amount, self.kernel.handle, device)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise LaunchError(f"the device refuses {amount} bytes of shared memory a block: {status.name}")
+    with torch.cuda.device(device):  # the caller's current device is current again afterwards
+        Device(device).set_current()
+        try:
+            kernel = ObjectCode.from_cubin(cubin, name=name).get_kernel(entry)
+        except Exception as error:
+            raise LaunchError(f"the driver cannot load {entry}: {error}") from error
+        if shared_bytes > _SHARED_WITHOUT_REQUEST:
+            _request_shared(kernel, shared_bytes, device)
+    return kernel
 
 
-def _load(source: Source, architecture: str) -> Any:
-    """The kernel of a source; a damaged cache entry is compiled again."""
-    from cuda.core import ObjectCode
+def _request_shared(kernel: Any, amount: int, device: int) -> None:
+    from cuda.bindings import driver
 
-    binary = nvrtc.compile_cubin(source, architecture)
-    try:
-        return ObjectCode.from_cubin(binary.cubin, name=source.name).get_kernel(source.entry)
-    except Exception as error:
-        if not binary.from_cache:
-            raise LaunchError(f"the driver cannot load {source.entry}: {error}", where=str(binary.source_path)) from error
-        nvrtc.forget(source, architecture)
-        return _load(source, architecture)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, amount, kernel.handle, device)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise LaunchError(f"the device refuses {amount} bytes of shared memory a block: {status.name}")
 
 
-def launch_config(grid: int, launch: Launch) -> Any:
+def launch_config(grid: int, launch: KernelLaunch) -> Any:
     """cuda.core's launch configuration."""
     from cuda.core import LaunchConfig
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,21 +17,22 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
-from fusegen.lang.run import is_tracing
-from fusegen.lang.scalars import NeedsSize, NeedsStatic
+from fusegen.lang.running import is_tracing
+from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
+from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
-from fusegen.runtime.backends import backend_of
-from fusegen.runtime.bound import NOTHING, Bound, Hidden
+from fusegen.runtime.backends import machine_of
+from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, is_scalar, part, static_part, tensor_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF, WIDE, History, hidden_spec, input_specs, span
+from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
+from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
@@ -120,13 +120,13 @@ class Dispatcher:
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        check(self.name, self.parameters.names, values)
+        self._check(values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
             args, kwargs = _copied((tuple(args), dict(kwargs)))
             return _copied(self.function(*args, **kwargs))  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
-            bound, hidden = _unfollowed(self._bind)(values, _device(tensors))
+            bound, hidden = unfollowed(self._bind)(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             if bound.find(values) is not None:  # else the function changes what it reads
@@ -134,24 +134,31 @@ class Dispatcher:
                 self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
         return bound(values, hidden)
 
+    def _check(self, values: Values) -> None:
+        """Refuses what no kernel can work on, values of a trace that is over among it."""
+        if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
+            raise stale()
+        check(self.name, self.parameters.names, values)
+
     def _check_again(self, values: Values, bound: Bound, hidden: Hidden) -> None:
         """The checks of a first call where something is on that may see or change what torch's operations do."""
-        check(self.name, self.parameters.names, values)
+        self._check(values)
         for name, tensor in zip(bound.names, hidden, strict=True):
             check_derivatives(self.name, name, tensor)
 
     # Variants.
 
     def _bind(self, values: Values, device: torch.device) -> tuple[Bound, Hidden]:
-        target, backend = backend_of(device)
-        variant, hidden = self.variant(values, target, device)
+        machine = machine_of(device)
+        variant, hidden = self.variant(values, machine.target, device)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
         sizes = self.sizes(variant, values, hidden)
-        program = BoundProgram(variant, sizes, device, backend)
+        program = machine.bound(variant, sizes, device)
         scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
         by_value = partial(self._call_by_value, scalars)
-        return Bound(program, variant, hidden, sizes, self.parameters.names, by_value), hidden
+        facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
+        return Bound(program, facts, by_value, variant.state, hidden), hidden
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""
@@ -212,7 +219,7 @@ class Dispatcher:
             condition = condition_of(variant.conditions, sizes, self.parameters.names)
             if condition is not None and not condition(values):
                 continue
-            if all(eval(guard, {"__builtins__": {}}, dict(sizes)) for guard in variant.guards):
+            if all(guard(sizes) for guard in variant.guards):
                 return variant, hidden
         return None
 
@@ -268,15 +275,8 @@ class Dispatcher:
         places = variant.request.sizes.sources
         sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
         for spec in variant.graph.inputs:
-            sizes |= {f"{plain(spec.name)}_stride{d}": s for d, s in enumerate(named[spec.name].stride())}
+            sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes
-
-
-def _unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, into which torch.compile does not look where it is under way."""
-    dynamo = sys.modules.get("torch._dynamo")
-    disabled: Callable[..., Any] = function if dynamo is None else dynamo.disable(function)
-    return disabled
 
 
 def _copied(values: Any) -> Any:

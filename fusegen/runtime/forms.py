@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from fusegen.calls.formula import Formula
 from fusegen.emit import emit
-from fusegen.ir.formula import Formula, formula
+from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal
 from fusegen.passes.fuse import Group, GroupKind, fuse

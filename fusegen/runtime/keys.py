@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusegen.runtime.signature import has_memory
+from fusegen.runtime.tensors import has_memory
 from fusegen.state import exact, has_identity, is_plain
 
 LEAST, GREATEST = -(2**63), 2**63 - 1

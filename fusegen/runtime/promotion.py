@@ -15,6 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Trace
 from fusegen.runtime.compile import Request, Variant, guards_of
 from fusegen.state import State, exact
@@ -139,7 +140,7 @@ def _with(
         traced=found.graph,
         guards=guards_of(found),
         state=state,
-        conditions=found.conditions,
+        conditions=numbers_of(found.conditions),
         constants=values,
     )
 

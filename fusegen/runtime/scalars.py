@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fusegen.ir.graph import Graph, ScalarProgram
-from fusegen.ir.scalar_program import python_condition, python_function
-from fusegen.schedule.names import scalar_identifier
+from fusegen.calls.numbers import Numbers, python_condition, python_function
 
 Values: TypeAlias = Sequence[Any]
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
@@ -15,24 +13,22 @@ Condition: TypeAlias = Callable[[Values], bool]
 
 
 def scalars_of(
-    graph: Graph, sizes: Mapping[str, int], parameters: Sequence[str], constants: Mapping[str, int | float] | None = None
+    program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str], constants: Mapping[str, int | float] | None = None
 ) -> ScalarsOf | None:
     """From a call's values to the scalars of its kernels, by the names that kernels use; None where there are none.
 
     Args:
-        graph: in primitives.
+        program: of a `Call`.
         sizes: values of symbolic sizes.
         parameters: names of the values.
         constants: scalars that are not among the values.
     """
-    derived = graph.derived
-    if not derived.results:
+    if not program.results:
         return None
-    named = ScalarProgram(derived.nodes, tuple((scalar_identifier(name), position) for name, position in derived.results))
-    return python_function(named, _places(parameters), sizes, constants or {})
+    return python_function(program, _places(parameters), sizes, constants or {})
 
 
-def condition_of(program: ScalarProgram, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
+def condition_of(program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
     """Whether a call's values are such as a variant assumes; None where it assumes nothing."""
     return python_condition(program, _places(parameters), sizes) if program.results else None
 

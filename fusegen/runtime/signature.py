@@ -13,18 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from fusegen.dtypes import DType, from_torch
+from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
-from fusegen.schedule.names import plain
+from fusegen.runtime.tensors import MOST_ALIGNED, alignment
+from fusegen.schedule.names import plain, stride_name
 
-WIDE = (1 << 31) - (1 << 22)
-"""Elements from which on indices need 64 bits; below it, a launch that is rounded up to whole blocks still fits 31."""
-
-_MOST_ALIGNED = 16
 Place: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
@@ -169,7 +165,7 @@ class _Sizes:
 
 
 def _divisor(extent: int) -> int:
-    return min(_MOST_ALIGNED, extent & -extent)
+    return min(MOST_ALIGNED, extent & -extent)
 
 
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bool) -> InputSpec:
@@ -178,7 +174,7 @@ def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bo
     except UnsupportedError as error:
         raise ArgumentError(f"the argument {name!r}: {error.what}", mend=error.mend) from None
     strides = _strides(name, tensor, shape)
-    return InputSpec(name, dtype, shape, strides, _alignment(tensor, dtype, strides), is_hidden)
+    return InputSpec(name, dtype, shape, strides, alignment(tensor, [literal(stride) is None for stride in strides]), is_hidden)
 
 
 def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -199,26 +195,4 @@ def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[D
 
 
 def _unexpected(name: str, dim: int, stride: int) -> Dim:
-    return 1 if stride == 1 else stride_symbol(f"{plain(name)}_stride{dim}")
-
-
-def _alignment(tensor: torch.Tensor, dtype: DType, strides: tuple[Dim, ...]) -> int:
-    """Bytes, up to 16, that divide the address and every stride that is a symbol of its own.
-
-    A tensor without memory lies where its view of a fresh allocation would.
-    """
-    bits = tensor.data_ptr() if has_memory(tensor) else int(tensor.storage_offset()) * dtype.itemsize
-    for value, stride in zip(tensor.stride(), strides, strict=True):
-        if literal(stride) is None:
-            bits |= value * dtype.itemsize
-    return min(_MOST_ALIGNED, bits & -bits) if bits else _MOST_ALIGNED
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements: a meta or fake one stands for what an allocator would give."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
-
-
-def span(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return 1 if stride == 1 else stride_symbol(stride_name(name, dim))

@@ -82,6 +82,11 @@ def plain(name: str) -> str:
     return f"n{safe}" if safe[0].isdigit() else safe
 
 
+def stride_name(tensor: str, dim: int) -> str:
+    """What formulas call a stride of an input."""
+    return f"{plain(tensor)}_stride{dim}"
+
+
 def scalar_identifier(name: str) -> str:
     """A run-time scalar's name in emitted text: an identifier that is no fixed name of the math either."""
     safe = identifier(name)

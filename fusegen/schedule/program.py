@@ -1,66 +1,45 @@
-"""Programs: what one call does, step by step, with every size as a formula."""
+"""Programs: the steps of one call with what they were made of; `Program.call` is the part that runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from functools import cached_property
 from typing import TypeAlias
 
-from fusegen.dtypes import DType
-from fusegen.ir.formula import Formula
+from fusegen.calls.call import (
+    Buffer,
+    Call,
+    KernelLaunch,
+    LaunchArgument,
+    MapArgument,
+    MatrixProduct,
+    PointerArgument,
+    Role,
+    ScalarArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
+from fusegen.calls.formula import Formula, size
+from fusegen.calls.numbers import Numbers
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import numbers_of
 from fusegen.passes.fuse import Group
 from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 
 
-class Role(Enum):
-    """What a buffer is to the caller."""
-
-    INPUT = "input"
-    OUTPUT = "output"
-    TEMPORARY = "temporary"
-
-
 @dataclass(frozen=True)
-class BufferSpec:
-    """A buffer of a call: row-major unless it is an input.
+class BufferSpec(Buffer):
+    """A buffer of a program.
 
     Attributes:
-        key: its number.
-        name: in emitted text and explanations.
-        shape: sizes as formulas.
-        role: an input's tensor, a result, or memory of the call's own.
         node: the value that it holds, in the value's shape; None for what only one group knows.
     """
 
-    key: int
-    name: str
-    dtype: DType
-    shape: tuple[Formula, ...]
-    role: Role
     node: int | None = None
-
-
-@dataclass(frozen=True)
-class TensorMapSpec:
-    """A tile-wise view of a buffer for the tensor memory accelerator, outermost dim first.
-
-    Attributes:
-        buffer: its key.
-        shape, strides: in elements.
-        offset: of the first element from the buffer's, in elements.
-        box: the tile.
-        writable: whether results leave by it.
-    """
-
-    buffer: int
-    shape: tuple[Formula, ...]
-    strides: tuple[Formula, ...]
-    offset: Formula
-    box: tuple[int, ...]
-    writable: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,37 +48,6 @@ class Traffic:
 
     read: Formula
     written: Formula
-
-
-@dataclass(frozen=True)
-class MapArgument:
-    """A tensor map, by its number."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class PointerArgument:
-    """The address of a buffer."""
-
-    buffer: int
-
-
-@dataclass(frozen=True)
-class SizeArgument:
-    """An integer."""
-
-    formula: Formula
-
-
-@dataclass(frozen=True)
-class ScalarArgument:
-    """A run-time scalar."""
-
-    name: str
-
-
-LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | ScalarArgument
 
 
 @dataclass(frozen=True)
@@ -127,25 +75,16 @@ class Launch:
     extra: tuple[Formula, ...] = ()
 
     @property
-    def arguments(self) -> tuple[LaunchArgument, ...]:
-        """The kernel's arguments in the order of its parameters: tensor maps, extra sizes, buffers, sizes, scalars."""
-        return (
+    def call(self) -> KernelLaunch:
+        """What runs it: its kernel's arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
+        arguments: tuple[LaunchArgument, ...] = (
             *map(MapArgument, range(len(self.tensor_maps))),
             *map(SizeArgument, self.extra),
-            *(PointerArgument(p.buffer) for p in self.kernel.pointers),
-            *(SizeArgument(Formula(name)) for name in self.kernel.sizes),
-            *(ScalarArgument(name) for name, _ in self.kernel.scalars),
+            *(PointerArgument(p.buffer, p.writable) for p in self.kernel.pointers),
+            *(SizeArgument(size(name)) for name in self.kernel.sizes),
+            *(ScalarArgument(name, dtype.is_float) for name, dtype in self.kernel.scalars),
         )
-
-
-@dataclass(frozen=True)
-class StridedOperand:
-    """A view of a buffer for a library call."""
-
-    buffer: int
-    shape: tuple[Formula, ...]
-    strides: tuple[Formula, ...]
-    offset: Formula
+        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments)
 
 
 @dataclass(frozen=True)
@@ -158,6 +97,11 @@ class LibraryProduct:
     group: Group
     traffic: Traffic
     reason: str = ""
+
+    @property
+    def call(self) -> MatrixProduct:
+        """What runs it."""
+        return MatrixProduct(self.a, self.b, self.out)
 
 
 Step: TypeAlias = Launch | LibraryProduct
@@ -199,3 +143,15 @@ class Program:
     def launches(self) -> tuple[Launch, ...]:
         """The kernel launches."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @cached_property
+    def call(self) -> Call:
+        """What runs it, without what it was made of."""
+        derived = numbers_of(self.graph.derived)
+        return Call(
+            buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
+            inputs=self.inputs,
+            steps=tuple(step.call for step in self.steps),
+            results=tuple(view.buffer for view in self.results),
+            scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
+        )

@@ -14,12 +14,11 @@ from torch import Tensor
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
-from fusegen.runtime.backends import backend_of, target_of
+from fusegen.runtime.backends import machine_of, target_of
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.scalars import scalars_of
-from fusegen.schedule.program import LibraryProduct, Program, Step
+from fusegen.schedule.program import Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
@@ -101,18 +100,15 @@ class Prepared:
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.bind((), arguments)
         sizes = self.dispatcher.sizes(variant, values, ())
-        scalars = scalars_of(variant.graph, sizes, self.dispatcher.parameters.names)
-        _, backend = backend_of(device)
-        program = BoundProgram(variant, sizes, device, backend)
+        scalars = scalars_of(variant.program.call.scalars, sizes, self.dispatcher.parameters.names)
+        program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
         return program(tensors, scalars(values) if scalars else {})
 
 
 def _without_text(step: Step) -> str:
     """What is not in a launch's text; all of a library product."""
-    if isinstance(step, LibraryProduct):
-        return repr((step.a, step.b, step.out))
-    return repr((step.grid, step.block, step.shared_bytes, step.tensor_maps, step.arguments))
+    return repr(step.call)
 
 
 def _digest(source: Source) -> str:

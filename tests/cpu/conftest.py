@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fusegen.lang.functions  # noqa: F401 - registers torch's functions with the tracer
+from fusegen.calls.call import Role, StridedOperand
 from fusegen.dtypes import DType, from_torch
 from fusegen.emit import emit
 from fusegen.ir.graph import Graph, InputSpec
@@ -25,7 +26,7 @@ from fusegen.passes.pipeline import run_passes
 from fusegen.runtime.host_launch import host_kernels
 from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.lower import lower
-from fusegen.schedule.program import BufferSpec, Launch, Program, Role, StridedOperand
+from fusegen.schedule.program import BufferSpec, Launch, Program
 from fusegen.settings import settings
 from fusegen.source import Source
 from fusegen.target import target
@@ -65,9 +66,9 @@ class Runner:
         self.graph = self._trace(function, inputs, symbolic, tuple(scalars))
         device = target("cpu")
         lowered = run_passes(self.graph)
-        computed = scalars_of(lowered, self.sizes, tuple(scalars))
-        self.scalars = computed(tuple(scalars.values())) if computed else {}
         self.program = lower(lowered, fuse(lowered, device), device, {})
+        computed = scalars_of(self.program.call.scalars, self.sizes, tuple(scalars))
+        self.scalars = computed(tuple(scalars.values())) if computed else {}
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
         self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
 

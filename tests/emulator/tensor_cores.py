@@ -11,8 +11,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
+from fusegen.runtime.backends import emulated_machine
 from fusegen.runtime.emulator import EARLY, Timing
-from fusegen.runtime.execute import BoundProgram, EmulatorBackend
 from fusegen.runtime.scalars import scalars_of
 
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
@@ -26,8 +26,8 @@ def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timi
     variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
     assert len(variant.program.launches) == len(variant.program.steps)
     sizes = kernel._dispatcher.sizes(variant, values, hidden)
-    scalars = scalars_of(variant.graph, sizes, kernel._dispatcher.parameters.names)
-    program = BoundProgram(variant, sizes, torch.device("cpu"), EmulatorBackend(timing))
+    scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
+    program = emulated_machine(machine, timing).bound(variant, sizes, torch.device("cpu"))
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
     torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN

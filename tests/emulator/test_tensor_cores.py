@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.calls.call import TensorMapSpec
 from fusegen.errors import EmulationError
 from fusegen.ir.formula import formula
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import Timing
 from fusegen.schedule.heuristics.attention import _PLANS
-from fusegen.schedule.program import TensorMapSpec
 from tests.emulator.tensor_cores import EVERY_TIMING, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

@@ -12,11 +12,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
+from fusegen.calls.call import Role
 from fusegen.errors import FusegenError
 from fusegen.ir.reference import evaluate, widen
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.names import identifier
-from fusegen.schedule.program import LibraryProduct, Role
+from fusegen.schedule.program import LibraryProduct
 from tests.fuzz.bound import Bound, Value
 from tests.fuzz.enclosure import Exact, Float
 from tests.fuzz.program import tensors_of

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.api import Lowered
+from fusegen.calls.call import Role
+from fusegen.calls.workspace import arrange
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.program import LibraryProduct, Role, Step
-from fusegen.schedule.workspace import arrange, touched_by
+from fusegen.schedule.program import LibraryProduct, Step
 from tests.unit.blocks import BLOCKS, BertLayer, GPT2Block, LlamaLayer, stacked
 
 WIDTH, HEADS = 512, 8
@@ -61,7 +62,7 @@ def test_what_several_kernels_need_is_written_by_one_of_them() -> None:
 
     args = (*(torch.randn(33, 64) for _ in range(3)), torch.randn(64, 64))
     low = fg.kernel(function).lower(*args, target="cpu")
-    assert sum(bool({0, 1, 2} & touched_by(step)) for step in low.program.launches) == 1
+    assert sum(bool({0, 1, 2} & step.touched.keys()) for step in low.program.call.launches) == 1
     for got, wanted in zip(fg.kernel(function)(*args), function(*args), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
@@ -96,7 +97,7 @@ def test_a_kept_value_is_one_number() -> None:
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_the_workspace_holds_what_lives_at_once(make: type[nn.Module], target: str) -> None:
     low = lowered(half(stacked(make, 3, WIDTH, HEADS)), 8, 256, WIDTH, target=target)
-    slots, total = arrange(low.program, low.sizes)
+    slots, total = arrange(low.program.call, low.sizes)
     steps = range(len(low.program.steps))
     most = max(sum(s.size for s in slots if s.first <= step <= s.last) for step in steps)
     assert most <= total <= 1.1 * most
@@ -111,7 +112,7 @@ def test_a_temporary_is_written_before_it_is_read(make: type[nn.Module]) -> None
     written = {spec.key for spec in low.program.buffers if spec.role is Role.INPUT}
     for step in low.program.steps:
         writes = written_by(step)
-        assert touched_by(step) - writes <= written
+        assert step.call.touched.keys() - writes <= written
         written |= writes
 
 

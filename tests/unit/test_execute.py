@@ -16,7 +16,7 @@ def test_the_arguments_of_a_launch_in_the_order_of_its_parameters() -> None:
     low = fg.kernel(function).lower(randn(5, 40)[:, :7], randn(7, 5), 2.5, 3, target="sm_90a")
     (launch,) = low.program.launches
     given = {key: torch.empty(1) for key in (p.buffer for p in launch.kernel.pointers)}
-    filled = argument_filler(launch, low.sizes)(given, {"a": 2.5, "b": 3})
+    filled = argument_filler(launch.call, low.sizes)(given, {"a": 2.5, "b": 3})
     pointers, sizes = len(launch.kernel.pointers), launch.kernel.sizes
     assert filled[:pointers] == [given[p.buffer].data_ptr() for p in launch.kernel.pointers]
     assert filled[pointers : pointers + len(sizes)] == [low.sizes[name] for name in sizes]

@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel"]
+NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel", "load"]
 
 
 def public(value: object) -> set[str]:
@@ -53,7 +53,7 @@ def test_errors_have_their_parts() -> None:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["list", "show", "explain", "demo", "bench", "verify", "doctor", "cache"]
+    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "verify", "doctor", "cache"]
 
 
 def test_the_package_is_imported_without_torch() -> None:

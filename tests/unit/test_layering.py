@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from fusegen.calls.numbers import arity
 from fusegen.dtypes import DType
 from fusegen.emit import cpu, cuda
 from fusegen.emit.cpu.spelling import CPP
@@ -34,6 +35,7 @@ ORDER = (
     ("errors", "units"),
     ("dtypes", "settings", "target"),
     ("source", "state"),
+    ("calls",),
     ("ir",),
     ("lang", "passes"),
     ("schedule",),
@@ -41,6 +43,7 @@ ORDER = (
     ("jit",),
     ("runtime",),
     ("explain",),
+    ("bundle",),
     ("api",),
     ("fusegen",),
     ("specs",),
@@ -147,6 +150,32 @@ def test_there_are_no_circles() -> None:
     assert circle is None, " -> ".join(circle or ())
 
 
+HEAVY = ("sympy", "jinja2", "nvrtc")
+
+
+def test_what_loads_built_kernels_imports_neither_compilers_nor_computer_algebra() -> None:
+    edges = {name: [i.imported for i in imports() if i.importer == name and not i.for_types] for name in modules()}
+    closure, stack = set[str](), ["fusegen.bundle.load"]
+    while stack:
+        name = stack.pop()
+        if name not in closure:
+            closure.add(name)
+            packages = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
+            stack += [*edges[name], *packages]
+    found = [f"{name} imports {outside}" for name in sorted(closure) for outside in _outside(modules()[name])]
+    assert not [line for line in found if line.endswith(HEAVY)]
+    assert "fusegen.runtime.execute" in closure and "fusegen.ir.graph" not in closure
+
+
+def _outside(path: Path) -> Iterator[str]:
+    """Names that a file imports, each with what it is imported from."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node.module or "", *(alias.name for alias in node.names))
+
+
 def find_circle(edges: dict[str, list[str]]) -> list[str] | None:
     """One circle, as the modules along it, or None."""
     done: set[str] = set()
@@ -198,6 +227,11 @@ def test_every_kind_of_group_is_lowered_and_emitted() -> None:
     assert set(cuda.EMITTERS) == bodies, "emit/cuda/__init__.py"
     on_tensor_cores = {ContractionBody, AttentionBody}  # torch's products take their place on the CPU
     assert set(cpu.EMITTERS) == bodies - on_tensor_cores, "emit/cpu/__init__.py"
+
+
+@pytest.mark.parametrize("op", PRIMITIVES, ids=lambda op: op.row.name)
+def test_every_primitive_is_an_operation_on_numbers(op: Op) -> None:
+    assert arity(op.row.name) == op.row.arity, "calls/numbers.py: how Python writes it, or that torch computes it"
 
 
 @pytest.mark.parametrize("language", [CUDA, CPP], ids=["cuda", "cpp"])

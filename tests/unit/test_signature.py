@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import InputSpec
-from fusegen.runtime.signature import History, Sizes, input_specs, span
+from fusegen.runtime.signature import History, Sizes, input_specs
+from fusegen.runtime.tensors import span
 
 
 def specs(

@@ -294,7 +294,7 @@ def test_torch_compile_around_a_kernel() -> None:
 
 def test_an_address_of_zero_reaches_no_kernel() -> None:
     lowered = fg.kernel(doubled).lower(randn(COUNT), target="cpu")
-    fill = argument_filler(lowered.program.launches[0], lowered.sizes)
+    fill = argument_filler(lowered.program.call.launches[0], lowered.sizes)
     there = {spec.key: randn(COUNT) for spec in lowered.program.buffers}
     assert all(fill(there, {})[: len(there)])
     with pytest.raises(ArgumentError, match="tensor without memory"):

@@ -7,9 +7,10 @@ from typing import Any
 
 import sympy
 
+from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, literal, product
@@ -177,5 +178,4 @@ def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan:
 
 def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, processors: int) -> Formula:
     """Blocks stay and stride over tiles of queries."""
-    works = f"({formula(product((batches, heads)))}) * ({ceil_div(queries, plan.tile_q)})"
-    return Formula(f"min({works}, {processors})")
+    return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), processors)

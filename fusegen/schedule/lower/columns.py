@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add, mul
 
-from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.calls.formula import formula_of
+from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.heuristics.columns import column_plan
 from fusegen.schedule.kernel import ColumnBody, Kernel, Reduction
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.lower.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
@@ -20,7 +23,7 @@ PARTIAL = axis_symbol("part")
 
 def partials_buffer(context: Context, node: int, plan: RowPlan, column_axes: Axes) -> int:
     """The workspace of a column sum: a row for each block that shares the rows."""
-    shape = (Formula(str(plan.resident)), formula(product(column_axes.extents)))
+    shape = (formula_of(plan.resident), formula(product(column_axes.extents)))
     return context.memory.add(f"partial_{node}", context.graph.nodes[node].dtype.compute, shape)
 
 
@@ -70,6 +73,6 @@ def combine_partials(
 
 def _traffic(workspace: Sequence[int], nodes: Sequence[int], context: Context) -> Traffic:
     partials = map(context.memory.spec, workspace)
-    read = " + ".join(" * ".join([*(f"({f})" for f in w.shape), str(w.dtype.itemsize)]) for w in partials)
-    written = " + ".join(f"({formula(product(context.graph.nodes[n].shape))}) * {context.memory.dtype(n).itemsize}" for n in nodes)
-    return Traffic(Formula(read), Formula(written))
+    read = [reduce(mul, w.shape, formula_of(w.dtype.itemsize)) for w in partials]
+    written = [(product(context.graph.nodes[n].shape), context.memory.dtype(n).itemsize) for n in nodes]
+    return Traffic(reduce(add, read), total_bytes(written))

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 import sympy
 
+from fusegen.calls.call import Role
+from fusegen.calls.formula import Formula
 from fusegen.dtypes import DType
-from fusegen.ir.formula import Formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.symbolic import Axes, Index, product
@@ -20,7 +21,7 @@ from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan
-from fusegen.schedule.program import Role, Traffic
+from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from fusegen.calls.call import TensorMapSpec
+from fusegen.calls.formula import Formula, minimum
 from fusegen.errors import VerificationError
-from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position
 from fusegen.ir.strided import StridedView, contiguous_strides
@@ -25,7 +27,7 @@ from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.plan import ContractionPlan
-from fusegen.schedule.program import Launch, Step, TensorMapSpec
+from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.terms import Evaluator, substitute
 
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
@@ -231,5 +233,5 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 
 def _grid(rows: Dim, parts: Sequence[ProductPart], plan: ContractionPlan, processors: int) -> Formula:
     """Blocks stay and stride over the tiles."""
-    tiles = f"({ceil_div(rows, plan.tile_m)}) * {sum(-(-part.columns // plan.tile_n) for part in parts)}"
-    return Formula(f"min({tiles}, {processors * plan.blocks_per_sm})")
+    tiles = ceil_div(rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in parts)
+    return minimum(tiles, processors * plan.blocks_per_sm)

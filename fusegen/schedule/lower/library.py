@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusegen.calls.call import StridedOperand
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
@@ -12,7 +13,7 @@ from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.contraction import unserved
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.placement import place
-from fusegen.schedule.program import LibraryProduct, Step, StridedOperand
+from fusegen.schedule.program import LibraryProduct, Step
 
 
 def lower_library(context: Context) -> Sequence[Step]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusegen.calls.call import Role
+from fusegen.calls.formula import Formula
 from fusegen.dtypes import DType
-from fusegen.ir.formula import Formula, formula
+from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes
 from fusegen.ir.ops import Family, Op
@@ -16,7 +18,7 @@ from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import strip_views
 from fusegen.schedule.names import Namer
-from fusegen.schedule.program import BufferSpec, ResultView, Role
+from fusegen.schedule.program import BufferSpec, ResultView
 
 _PRODUCTS = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.ir.formula import Formula, ceil_div, formula
+from fusegen.calls.formula import Formula, formula_of, minimum
+from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.functions import cut
@@ -254,11 +255,11 @@ class RowKernelBuilder:
         rows = product(self.math.row_axes.extents)
         if self.plan.tiled:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
-            return Formula(f"({tiles}) * {self.plan.resident}")
+            return tiles * self.plan.resident
         if self.plan.persistence is Persistence.STAGED:
-            return Formula(f"min({formula(rows)}, {self.plan.resident})")
+            return minimum(formula(rows), self.plan.resident)
         if self.plan.resident:
-            return Formula(str(self.plan.resident))
+            return formula_of(self.plan.resident)
         return ceil_div(rows, self.plan.rows)
 
     def _shared_bytes(self, phases: Sequence[Phase]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusegen.schedule.program import BufferSpec, Launch, Program, Role, Step
+from fusegen.calls.call import Buffer, Call, Role
 
 _ALIGNMENT = 256  # bytes between values; what torch's allocator gives
 
@@ -34,10 +34,10 @@ class Slot:
         return self.first <= other.last and other.first <= self.last
 
 
-def arrange(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
-    """The places of a program's temporaries, and the bytes that they take together."""
-    touched = [touched_by(step) for step in program.steps]
-    return packed(_slot(spec, touched, sizes) for spec in program.buffers if spec.role is Role.TEMPORARY)
+def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
+    """The places of a call's temporaries, and the bytes that they take together."""
+    touched = [step.touched for step in call.steps]
+    return packed(_slot(spec, touched, sizes) for spec in call.buffers if spec.role is Role.TEMPORARY)
 
 
 def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
@@ -61,14 +61,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
-def _slot(spec: BufferSpec, touched: Sequence[frozenset[int]], sizes: Mapping[str, int]) -> Slot:
+def _slot(spec: Buffer, touched: Sequence[Mapping[int, bool]], sizes: Mapping[str, int]) -> Slot:
     steps = [number for number, keys in enumerate(touched) if spec.key in keys]
     shape = tuple(extent(sizes) for extent in spec.shape)
     return Slot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, steps[0], steps[-1])
-
-
-def touched_by(step: Step) -> frozenset[int]:
-    """The buffers that a step reads or writes."""
-    if isinstance(step, Launch):
-        return frozenset((*(p.buffer for p in step.kernel.pointers), *(m.buffer for m in step.tensor_maps)))
-    return frozenset((step.a.buffer, step.b.buffer, step.out.buffer))

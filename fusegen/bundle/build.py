@@ -1,0 +1,215 @@
+"""Builds kernels into a folder: compiled for each target, with all that a call needs of them as data. Needs no GPU."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
+from fusegen.bundle.validate import check_call
+from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.calls.structure import Kind, Structure
+from fusegen.dtypes import from_torch
+from fusegen.emit.unit import unit_text
+from fusegen.errors import ArgumentError, BundleError
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import InputSpec
+from fusegen.jit import nvrtc
+from fusegen.jit.host import compile_shared
+from fusegen.lang import run
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.host_kernel import instruction_set
+from fusegen.runtime.host_launch import host_flags
+from fusegen.runtime.parameters import Parameters
+from fusegen.schedule.names import plain
+from fusegen.settings import cache_folder
+from fusegen.target import Backend, Target
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A kernel for some kind of calls.
+
+    Attributes:
+        name: by which it is loaded.
+        function: the user's.
+        arguments: by parameter; tensors may be meta ones.
+        target: the machine.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    target: Target
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the folder."""
+
+    path: str
+    content: bytes
+
+
+def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
+    """Compiles kernels into a new folder, which is there whole or not at all.
+
+    Args:
+        folder: what is made; its parent exists.
+        wanted: one a kind of calls and target.
+        version: of fusegen.
+
+    Raises:
+        BundleError: the folder is there, or cannot be written; or a kernel needs what only its function knows.
+        CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
+        TraceError: a function does something that no kernel can do.
+    """
+    if folder.exists():
+        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+    kernels: dict[str, BuiltKernel] = {}
+    with _new_folder(folder) as unfinished:
+        for each in wanted:
+            known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
+            number = sum(len(kernel.variants) for kernel in kernels.values())
+            variant, files = _built(each, number)
+            for file in files:
+                _write(unfinished / file.path, file.content)
+            kernels[each.name] = replace(known, variants=(*known.variants, variant))
+        manifest = Manifest(version, tuple(kernels.values()))
+        _write(unfinished / NAME, manifest_text(manifest).encode())
+    return manifest
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside the one that is wanted, which takes its place when all has gone well."""
+    try:
+        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+        unfinished.mkdir()
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
+    try:
+        yield unfinished
+        unfinished.rename(folder)
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _built(wanted: Wanted, number: int) -> tuple[BuiltVariant, list[_File]]:
+    """A program as data, with the files of its kernels, in a folder of that number."""
+    dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
+    values = dispatcher.bind((), wanted.arguments)
+    device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
+    variant, _ = dispatcher.variant(values, wanted.target, device)
+    if variant.state.names:
+        what = f"{wanted.name} closes over tensors, which a built kernel does not find again"
+        raise BundleError(what, mend="pass them as arguments")
+    place = f"{plain(wanted.name)}/{wanted.target.name}-{number}"
+    make, machine = (_host_files, instruction_set()) if wanted.target.backend is Backend.CPU else (_cuda_files, "")
+    code, files = make(variant, place)
+    signature = signature_of(variant, dispatcher.parameters.names, values)
+    call = variant.program.call
+    check_call(dispatcher.parameters.names, signature, call, wanted.name)
+    return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
+
+
+# Binaries.
+
+
+def _cuda_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
+    code, files = [], []
+    for source in variant.sources:
+        cubin = nvrtc.compile_cubin(source, variant.request.target.name).cubin
+        binary, text = _File(f"{place}/{source.entry}.cubin", cubin), _File(f"{place}/{source.entry}.cu", source.text.encode())
+        code.append(Code(binary.path, digest(cubin), source.entry, text.path))
+        files += [binary, text]
+    return code, files
+
+
+def _host_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
+    """One library for all kernels of a program."""
+    if not variant.sources:
+        return [], []
+    text = unit_text(variant.sources)
+    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
+    files = [_File(f"{place}/kernels.so", library), _File(f"{place}/kernels.cpp", text.encode())]
+    return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in variant.sources], files
+
+
+# Data.
+
+
+def _parameters(parameters: Parameters) -> tuple[Parameter, ...]:
+    found = inspect.signature(parameters.function).parameters
+    defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
+    is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
+    both = zip(parameters.given, parameters.names, strict=True)
+    return tuple(Parameter(given, name, is_named[given], defaults.get(given)) for given, name in both)
+
+
+def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
+    """What a variant assumes of a call, as data.
+
+    Args:
+        variant: the program, compiled for ``values``.
+        names: of the parameters, as texts call them.
+        values: one a parameter.
+    """
+    request = variant.request
+    known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in request.specs}
+    known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
+    known |= {name: ExtentArgument(size) for size, name in request.sizes.of_parameters.items()}
+    return Signature(
+        arguments=tuple(known.get(name, Constant(value)) for name, value in zip(names, values, strict=True)),
+        default_dtype=from_torch(torch.get_default_dtype()),
+        multiples=request.sizes.multiples,
+        bounds=request.sizes.bounds,
+        relations=variant.guards,
+        conditions=variant.conditions,
+        wide=request.wide,
+    )
+
+
+def _tensor(spec: InputSpec) -> TensorArgument:
+    return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
+
+
+_HOLDERS = {tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}
+
+
+def structure_of(structure: run.Structure) -> Structure:
+    """How results are put together, as data.
+
+    Raises:
+        BundleError: by something else than tuples, lists, dicts and named tuples.
+    """
+    if structure.is_leaf():
+        return Structure(Kind.TENSOR)
+    kind = _HOLDERS.get(structure.type)
+    if kind is None:
+        what = f"a result is a {structure.type.__name__}, which cannot be written down"
+        raise BundleError(what, mend="return tuples, lists, dicts and named tuples")
+    keys: tuple[Any, ...] = tuple(structure.context) if kind is Kind.DICT else ()
+    if kind is Kind.NAMED_TUPLE:
+        keys = structure.context._fields
+    if not all(type(key) in (str, int) for key in keys):
+        raise ArgumentError("a result is a dict whose keys are neither texts nor ints", mend="return a dict with such keys")
+    name = structure.context.__name__ if kind is Kind.NAMED_TUPLE else ""
+    return Structure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -1,0 +1,261 @@
+"""Built kernels, called as they were declared. Nothing here traces, compiles or needs computer algebra."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
+
+from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, binary, read_manifest
+from fusegen.bundle.match import Mismatch, described, match
+from fusegen.calls.signature import Constant, ExtentArgument
+from fusegen.calls.structure import builder
+from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
+from fusegen.lang.running import is_tracing
+from fusegen.runtime import cuda, devices
+from fusegen.runtime.arguments import check
+from fusegen.runtime.bound import NOTHING, Bound, Facts, unfollowed
+from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, HostBackend
+from fusegen.runtime.host_kernel import HostKernel, instruction_set
+from fusegen.runtime.keys import Values, part, tensor_part
+
+_MOST_BOUND = 1024  # exact shapes that are remembered
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def load(folder: str | os.PathLike[str]) -> Bundle:
+    """The kernels of a folder that ``fusegen build`` wrote.
+
+    A folder holds machine code: load only what you would run. What is checked is that its files are as they were built.
+
+    Raises:
+        BundleError: something in the folder is missing, was changed, or is of another version.
+    """
+    place = Path(folder)
+    manifest = read_manifest(place)
+    for kernel in manifest.kernels:
+        for variant in kernel.variants:
+            for code in variant.code:
+                binary(place, code)
+    return Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
+
+
+class Bundle(Mapping[str, "BuiltFunction"]):
+    """Built kernels by name: ``bundle.NAME`` or ``bundle["NAME"]``."""
+
+    def __init__(self, kernels: Mapping[str, BuiltFunction]) -> None:
+        self._kernels = dict(kernels)
+
+    def __getitem__(self, name: str) -> BuiltFunction:
+        return self._kernels[name]
+
+    def __getattr__(self, name: str) -> BuiltFunction:
+        if name in self.__dict__.get("_kernels", ()):
+            return self._kernels[name]
+        raise AttributeError(f"no kernel {name!r} was built; there is {', '.join(self.__dict__.get('_kernels', ()))}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._kernels]
+
+    def __repr__(self) -> str:
+        return f"<fusegen bundle of {', '.join(self._kernels)}>"
+
+
+class BuiltFunction:
+    """A built kernel: what was declared, for the calls and the targets for which it was built.
+
+    Args:
+        folder: where its binaries lie.
+        kernel: what the manifest says of it.
+    """
+
+    def __init__(self, folder: Path, kernel: BuiltKernel) -> None:
+        self.__name__ = kernel.name
+        self.__signature__ = _signature(kernel.parameters)
+        self._folder = folder
+        self._kernel = kernel
+        self._given = tuple(parameter.name for parameter in kernel.parameters)
+        self._plain = tuple(parameter.plain for parameter in kernel.parameters)
+        self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
+        self._static = tuple(_is_static(kernel, place) for place in range(len(self._given)))
+        self._bound: dict[tuple[object, ...], list[Bound]] = {}
+        self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the kernel.
+
+        Raises:
+            ArgumentError: an argument has the wrong type, device or dtype, or nothing was built for such a call.
+            GradientError: an input requires a gradient.
+            TraceError: it is called in another kernel.
+            BundleError: a binary is not as it was built.
+        """
+        values = args if len(args) == self._positional and not kwargs else self._bind(args, kwargs)
+        try:
+            candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
+        except (TypeError, RuntimeError, ValueError, FusegenError):  # something that no kernel takes: the checks say what
+            candidates = ()
+        for bound in candidates:
+            if bound.find(values) is not None:
+                if dispatch_modes() or forward_ad._current_level >= 0:
+                    check(self.__name__, self._given, values)
+                return bound(values, NOTHING)
+        return self._first_call(values)
+
+    # Copies: binaries are loaded once, and found again by their folder.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BuiltFunction:
+        """The kernel itself, as a function's copy is the function."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By folder and name."""
+        return _found_again, (str(self._folder.resolve()), self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<fusegen kernel {self.__name__}, built for {', '.join(self.targets)}>"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What it was built for."""
+        return tuple(dict.fromkeys(variant.target for variant in self._kernel.variants))
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        try:
+            bound = self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            what = f"{self.__name__}: {error}"
+            raise ArgumentError(what, mend=f"call it as {self.__name__}{self.__signature__}") from None
+        bound.apply_defaults()
+        return [bound.arguments[name] for name in self._given]
+
+    def _key(self, values: Values) -> tuple[object, ...]:
+        """What the choice of a bound program depends on."""
+        statics = zip(values, self._static, strict=True)
+        parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
+        return (*parts, torch.get_default_dtype())
+
+    def _first_call(self, values: Values) -> Any:
+        if is_tracing():
+            raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", mend="call what it was built of")
+        check(self.__name__, self._given, values)
+        with self._lock:
+            bound = unfollowed(self._bound_for)(values)
+            if len(self._bound) >= _MOST_BOUND:
+                self._bound.clear()
+            key = self._key(values)
+            self._bound[key] = [bound, *self._bound.get(key, ())]
+        return bound(values, NOTHING)
+
+    def _bound_for(self, values: Values) -> Bound:
+        device = next(value.device for value in values if isinstance(value, Tensor))
+        number, variant, sizes = self._variant(values, device)
+        backend, kernels = self._kernels(number, variant, device)
+        program = BoundProgram(variant.call, builder(variant.structure), sizes, device, backend, kernels)
+        facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
+        return Bound(program, facts, self._uncomputable)
+
+    def _uncomputable(self, values: Values) -> Any:
+        given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
+        raise ArgumentError(f"{self.__name__}: Python cannot compute what the kernel needs of {given}", mend="pass other numbers")
+
+    # Which program.
+
+    def _variant(self, values: Values, device: torch.device) -> tuple[int, BuiltVariant, dict[str, int]]:
+        """The program for some arguments, with its number and its sizes.
+
+        Raises:
+            ArgumentError: none was built that is good for them.
+        """
+        target = devices.target_of(device).name
+        reasons = []
+        for number, variant in enumerate(self._kernel.variants):
+            if variant.target != target:
+                continue
+            try:
+                return number, variant, match(variant.signature, variant.call, self._plain, values)
+            except Mismatch as reason:
+                reasons.append((variant, str(reason)))
+        if not reasons:
+            what = f"{self.__name__} was not built for {target} ({device}); it was built for {', '.join(self.targets)}"
+            raise ArgumentError(what, mend=f"build it again with --arch {','.join((*self.targets, target))}")
+        raise self._unfit(reasons)
+
+    def _unfit(self, reasons: Sequence[tuple[BuiltVariant, str]]) -> ArgumentError:
+        """The error of a call for which nothing was built; of several programs, each with its reason."""
+        what = "; ".join(reason for _, reason in reasons)
+        built = "; ".join(described(variant.signature, self._given) for variant, _ in reasons)
+        return ArgumentError(f"{self.__name__}: {what}", mend=f"build it for such a call too; it was built for {built}")
+
+    # Binaries.
+
+    def _kernels(self, number: int, variant: BuiltVariant, device: torch.device) -> tuple[Backend, list[Any]]:
+        """What launches a program's kernels on a device, and the kernels, which are loaded once."""
+        index = devices.index_of(device) if device.type == "cuda" else None
+        if (number, index) not in self._loaded:
+            self._loaded[number, index] = self._load(variant, index)
+        return self._loaded[number, index]
+
+    def _load(self, variant: BuiltVariant, index: int | None) -> tuple[Backend, list[Any]]:
+        if index is None:
+            return HostBackend(), [self._host_kernel(code, variant.machine) for code in variant.code]
+        shared = [launch.shared_bytes for launch in variant.call.launches]
+        return CudaBackend(index), [self._cuda_kernel(c, s, index) for c, s in zip(variant.code, shared, strict=True)]
+
+    def _cuda_kernel(self, code: Code, shared_bytes: int, index: int) -> Any:
+        try:
+            return cuda.load(binary(self._folder, code), code.entry, code.entry, shared_bytes, index)
+        except LaunchError as error:
+            raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
+
+    def _host_kernel(self, code: Code, machine: str) -> HostKernel:
+        path = self._folder / code.file
+        if machine != instruction_set():
+            what = f"{path} was built for another kind of processor"
+            raise BundleError(what, mend="build it on a machine like this one: fusegen build … --arch cpu")
+        binary(self._folder, code)
+        try:
+            return HostKernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
+        except (OSError, AttributeError) as error:
+            raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
+
+
+def _found_again(folder: str, name: str) -> BuiltFunction:
+    return load(folder)[name]
+
+
+def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
+    """A function's, from what the manifest says of its parameters.
+
+    Raises:
+        BundleError: no function can have such parameters.
+    """
+    kinds = {True: inspect.Parameter.KEYWORD_ONLY, False: _POSITIONAL}
+    defaults = [inspect.Parameter.empty if p.default is None else p.default.value for p in parameters]
+    try:
+        return inspect.Signature(
+            [inspect.Parameter(p.name, kinds[p.keyword_only], default=d) for p, d in zip(parameters, defaults, strict=True)]
+        )
+    except ValueError as error:
+        raise BundleError(f"the manifest names parameters that no function has: {error}", mend="build it again") from None
+
+
+def _is_static(kernel: BuiltKernel, place: int) -> bool:
+    """Whether a program is bound to the value of a parameter."""
+    return any(isinstance(variant.signature.arguments[place], (Constant, ExtentArgument)) for variant in kernel.variants)

@@ -1,0 +1,192 @@
+"""The manifest of a folder of built kernels: what is there, as data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusegen.bundle.codec import decode, encode
+from fusegen.bundle.validate import check_call
+from fusegen.calls.call import Call
+from fusegen.calls.signature import Constant, Signature
+from fusegen.calls.structure import Structure, builder
+from fusegen.errors import BundleError
+
+NAME = "manifest.json"
+"""Of the file."""
+
+FORMAT = 1
+"""Of the manifest; one that is not this one is refused."""
+
+_AGAIN = "build it again, or copy the whole folder"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel's function.
+
+    Attributes:
+        name: the user's.
+        plain: what calls and numbers name it.
+        keyword_only: whether a call must name it.
+        default: where there is one.
+    """
+
+    name: str
+    plain: str
+    keyword_only: bool
+    default: Constant | None
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel's binary.
+
+    Attributes:
+        file: of the folder.
+        sha256: of the file.
+        entry: the symbol.
+        source: the file of the text that it was compiled of, for reading.
+    """
+
+    file: str
+    sha256: str
+    entry: str
+    source: str
+
+
+@dataclass(frozen=True)
+class BuiltVariant:
+    """A program for some kind of calls on a target.
+
+    Attributes:
+        target: such as ``sm_90a``.
+        machine: of a CPU: a digest of its instruction set; else empty.
+        signature: what it assumes of a call.
+        call: what it does.
+        structure: how its results are put together.
+        code: one a launch.
+    """
+
+    target: str
+    machine: str
+    signature: Signature
+    call: Call
+    structure: Structure
+    code: tuple[Code, ...]
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel with its parameters and its programs."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    variants: tuple[BuiltVariant, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds.
+
+    Attributes:
+        fusegen: the version that built it.
+        kernels: by name, each once.
+    """
+
+    fusegen: str
+    kernels: tuple[BuiltKernel, ...]
+
+
+def digest(content: bytes) -> str:
+    """The hash by which files are known."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The file's text; its hash stands in it."""
+    content = encode(manifest, Manifest)
+    return json.dumps({"format": FORMAT, "sha256": digest(_canonical(content)), "content": content}, indent=1) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder.
+
+    Raises:
+        BundleError: there is none, or it is not as it was written, or of another format.
+    """
+    path = folder / NAME
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
+        raise BundleError(what, mend="give the folder that fusegen build --out wrote") from None
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is damaged: {error}", mend=_AGAIN) from None
+    try:
+        return _checked(document, path)
+    except RecursionError:
+        raise BundleError(f"{path} is nested too deeply", mend=_AGAIN) from None
+
+
+def _checked(document: Any, path: Path) -> Manifest:
+    if not isinstance(document, dict) or "format" not in document:
+        raise BundleError(f"{path} is no manifest of built kernels", mend="give the folder that fusegen build --out wrote")
+    if document["format"] != FORMAT:
+        what = f"{path} is of format {str(document['format'])[:20]}, this fusegen reads {FORMAT}"
+        raise BundleError(what, mend="build it again with this fusegen, or update fusegen")
+    content = document.get("content")
+    if document.get("sha256") != digest(_canonical(content)):
+        raise BundleError(f"{path} is not as it was written: its hash differs", mend=_AGAIN)
+    manifest: Manifest = decode(content, Manifest, path.name)
+    names = [kernel.name for kernel in manifest.kernels]
+    if len(set(names)) < len(names):
+        raise BundleError(f"{path} holds a kernel twice", mend=_AGAIN)
+    for kernel in manifest.kernels:
+        for variant in kernel.variants:
+            _check_variant(kernel, variant, f"{path}: {kernel.name} for {variant.target}")
+    return manifest
+
+
+def _canonical(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> None:
+    """Refuses a variant whose parts do not fit each other."""
+    names = [parameter.plain for parameter in kernel.parameters]
+    check_call(names, variant.signature, variant.call, where)
+    if len(variant.code) != len(variant.call.launches):
+        raise BundleError(f"{where}: {len(variant.code)} binaries for {len(variant.call.launches)} launches", mend=_AGAIN)
+    try:
+        builder(variant.structure)
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}", mend=_AGAIN) from None
+    if variant.structure.tensors != len(variant.call.results):
+        what = f"{where}: {len(variant.call.results)} results for {variant.structure.tensors} places"
+        raise BundleError(what, mend=_AGAIN)
+
+
+def binary(folder: Path, code: Code) -> bytes:
+    """A kernel's binary, which is as it was built.
+
+    Raises:
+        BundleError: it is missing, has been changed, or lies outside of the folder.
+    """
+    path = folder / code.file
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError) as error:  # a null in it, say, or links in a circle
+        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", mend=_AGAIN) from None
+    if not is_inside:
+        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", mend=_AGAIN)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}", mend=_AGAIN) from None
+    if digest(content) != code.sha256:
+        raise BundleError(f"{path} is not as it was built: its hash differs", mend=_AGAIN)
+    return content

@@ -1,0 +1,150 @@
+"""Whether a call is one that a program is good for: its sizes, or in words why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.calls.call import Call
+from fusegen.calls.formula import Operator
+from fusegen.calls.numbers import Numbers, python_condition
+from fusegen.calls.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
+from fusegen.runtime.tensors import WIDE, alignment, span
+from fusegen.schedule.names import stride_name
+from fusegen.state import same
+
+_LEAST = 2  # of a size that is no literal: 0 and 1 select code
+
+
+class Mismatch(Exception):
+    """Why a call is none that a program is good for."""
+
+
+def match(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+    """Values of all sizes and strides in a call.
+
+    Args:
+        signature: what the program assumes.
+        call: what it does.
+        names: of the parameters, as texts call them.
+        values: one a parameter.
+
+    Raises:
+        Mismatch: the program is not good for the call.
+    """
+    if torch.get_default_dtype() is not signature.default_dtype.torch:
+        raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
+    sizes: dict[str, int] = {}
+    for name, argument, value in zip(names, signature.arguments, values, strict=True):
+        _match_value(name, argument, value, sizes)
+    _check_sizes(signature, sizes)
+    for name, argument, value in zip(names, signature.arguments, values, strict=True):
+        if isinstance(argument, TensorArgument):
+            sizes |= {stride_name(name, dim): stride for dim, stride in enumerate(value.stride())}
+            _match_layout(name, argument, value, sizes)
+    _check_relations(signature, sizes)
+    _check_conditions(signature.conditions, names, values, sizes)
+    if not signature.wide:
+        _check_narrow(call, names, values, sizes)
+    return sizes
+
+
+def described(signature: Signature, names: Sequence[str]) -> str:
+    """What a program is good for, in words."""
+    arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
+    conditions = [*map(str, signature.relations), *(signature.conditions.text(place) for _, place in signature.conditions.results)]
+    conditions += [f"{size} a multiple of {multiple}" for size, multiple in signature.multiples if multiple > 1]
+    conditions += [f"{size} at most {bound}" for size, bound in signature.bounds]
+    return arguments + (f", where {', '.join(conditions)}" if conditions else "")
+
+
+def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int]) -> None:
+    """Refuses a value of another kind; notes the sizes that it gives."""
+    if isinstance(argument, TensorArgument):
+        _match_tensor(name, argument, value, sizes)
+    elif isinstance(argument, Constant):
+        if not same(value, argument.value):
+            raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+    elif isinstance(argument, NumberArgument):
+        is_kind = isinstance(value, float) if argument.is_float else type(value) is int
+        if not is_kind:
+            raise Mismatch(f"{name!r} is {_shown(value)}, built for a run-time {argument}")
+    elif type(value) is not int:
+        raise Mismatch(f"{name!r} is {_shown(value)}, built for an int")
+    else:
+        _note(f"{name!r}", argument.size, value, sizes)
+
+
+def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[str, int]) -> None:
+    if not isinstance(value, Tensor):
+        raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+    if value.dtype is not argument.dtype.torch or value.dim() != len(argument.shape):
+        shape = ", ".join(map(str, value.shape))
+        raise Mismatch(f"{name!r} is {str(value.dtype).removeprefix('torch.')}[{shape}], built for {argument}")
+    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if wanted.operator is Operator.SIZE:
+            _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
+        elif wanted({}) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+
+
+def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
+    if sizes.setdefault(size, value) != value:
+        raise Mismatch(f"{what} is {value}, but {size} is {sizes[size]} already")
+
+
+def _check_sizes(signature: Signature, sizes: Mapping[str, int]) -> None:
+    for name, value in sizes.items():
+        if value < _LEAST:
+            raise Mismatch(f"{name} is {value}, built for {_LEAST} and more: 0 and 1 are programs of their own")
+    for name, multiple in signature.multiples:
+        if sizes[name] % multiple:
+            raise Mismatch(f"{name} is {sizes[name]}, built for multiples of {multiple}")
+    for name, bound in signature.bounds:
+        if sizes[name] > bound:
+            raise Mismatch(f"{name} is {sizes[name]}, built for at most {bound}")
+
+
+def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Mapping[str, int]) -> None:
+    """Refuses a tensor that lies otherwise in memory; the stride of a dim of one element says nothing."""
+    for dim, wanted in enumerate(argument.strides):
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != wanted(sizes):
+            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {wanted} = {wanted(sizes)}")
+    found = alignment(tensor, [stride.operator is not Operator.INTEGER for stride in argument.strides])
+    if found % argument.alignment:
+        raise Mismatch(f"{name!r} lies at multiples of {found} bytes, built for {argument.alignment}")
+
+
+def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:
+    for relation in signature.relations:
+        if not relation(sizes):
+            given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
+            raise Mismatch(f"built for {relation}, which does not hold for {given}")
+
+
+def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    places = {name: place for place, name in enumerate(names)}
+    for result in program.results:
+        if not python_condition(Numbers(program.lines, (result,)), places, sizes)(values):
+            given = ", ".join(f"{name} = {values[places[name]]!r}" for name in program.names)
+            raise Mismatch(f"built for {program.text(result[1])}, which does not hold for {given}")
+
+
+def _check_narrow(call: Call, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    """Refuses tensors that indices of 32 bits cannot number."""
+    spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
+    spans |= {buffer.name: math.prod(extent(sizes) for extent in buffer.shape) for buffer in call.buffers}
+    for name, count in spans.items():
+        if count >= WIDE:
+            raise Mismatch(f"{name!r} has {count} elements, built for less than {WIDE}")
+
+
+def _shown(value: object) -> str:
+    """A value in words, briefly."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    return repr(value)[:60] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"

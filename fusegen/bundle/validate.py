@@ -1,0 +1,132 @@
+"""Whether the parts of a call that was read from a file fit each other: what is named exists, what is counted is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fusegen.calls.call import Call, KernelLaunch, MapArgument, Role, ScalarArgument, SizeArgument, StridedOperand, TensorMapSpec
+from fusegen.calls.formula import SIGNS, Formula
+from fusegen.calls.numbers import Numbers, Operation, Scalar, arity
+from fusegen.calls.signature import NumberArgument, Signature, TensorArgument
+from fusegen.errors import BundleError
+from fusegen.schedule.names import stride_name
+
+
+def check_call(parameters: Sequence[str], signature: Signature, call: Call, where: str) -> None:
+    """Refuses a call that cannot run.
+
+    Args:
+        parameters: names, in order.
+        signature: what is assumed of them.
+        call: what runs.
+        where: for messages.
+
+    Raises:
+        BundleError: naming what does not fit.
+    """
+    for problem in _problems(parameters, signature, call):
+        raise BundleError(f"{where}: {problem}", mend="build it again")
+
+
+def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> Iterator[str]:
+    if len(signature.arguments) != len(parameters):
+        yield f"{len(signature.arguments)} arguments for {len(parameters)} parameters"
+        return
+    arguments = dict(zip(parameters, signature.arguments, strict=True))
+    tensors = {name for name, argument in arguments.items() if isinstance(argument, TensorArgument)}
+    numbers = {name for name, argument in arguments.items() if isinstance(argument, NumberArgument)}
+    sizes = signature.sizes | {stride for name in tensors for stride in _strides(name, arguments[name])}
+    yield from (f"the tensor {name!r} has other strides than dims" for name in tensors if not _is_whole(arguments[name]))
+    yield from (f"there is no tensor {name!r}" for _, name in call.inputs if name not in tensors)
+    yield from _signature_problems(signature, sizes)
+    yield from _role_problems(call)
+    yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
+    yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
+    yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
+    yield from _missing("scalar", _scalars_of(call), {name for name, _ in call.scalars.results})
+    yield from (f"no relation is written {relation.sign!r}" for relation in signature.relations if relation.sign not in SIGNS)
+    for program in (call.scalars, signature.conditions):
+        yield from _program_problems(program, numbers, sizes)
+
+
+def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator[str]:
+    yield from _missing("size", (name for name, _ in (*signature.multiples, *signature.bounds)), sizes)
+    yield from (f"{name} cannot be a multiple of {value}" for name, value in signature.multiples if value < 1)
+    for argument in signature.arguments:
+        if isinstance(argument, TensorArgument):
+            yield from (f"{dim} is neither a size nor a literal" for dim in argument.shape if dim.operands)
+            if argument.alignment < 1:
+                yield f"no address is a multiple of {argument.alignment}"
+
+
+def _role_problems(call: Call) -> Iterator[str]:
+    """Buffers that nobody gives, makes or asks for."""
+    keys = {role: {buffer.key for buffer in call.buffers if buffer.role is role} for role in Role}
+    given = {key for key, _ in call.inputs}
+    touched = {key for step in call.steps for key in step.touched}
+    if sum(map(len, keys.values())) < len(call.buffers):
+        yield "two buffers have one number"
+    yield from (f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ given)
+    yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT])
+    yield from (f"the buffer {key} is used by no step" for key in keys[Role.TEMPORARY] - touched)
+
+
+def _strides(name: str, argument: object) -> tuple[str, ...]:
+    return tuple(stride_name(name, dim) for dim in range(len(argument.shape))) if isinstance(argument, TensorArgument) else ()
+
+
+def _is_whole(argument: object) -> bool:
+    return isinstance(argument, TensorArgument) and len(argument.shape) == len(argument.strides)
+
+
+def _missing(kind: str, named: Iterable[object], known: Iterable[object]) -> Iterator[str]:
+    yield from (f"there is no {kind} {name!r}" for name in set(named) - set(known))
+
+
+def _buffers_of(call: Call) -> Iterator[int]:
+    yield from (key for key, _ in call.inputs)
+    yield from call.results
+    for step in call.steps:
+        yield from step.touched
+
+
+def _scalars_of(call: Call) -> Iterator[str]:
+    for launch in call.launches:
+        yield from (argument.name for argument in launch.arguments if isinstance(argument, ScalarArgument))
+
+
+def _maps_of(call: Call) -> Iterator[int]:
+    for launch in call.launches:
+        yield from (argument.number for argument in launch.arguments if isinstance(argument, MapArgument))
+
+
+def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
+    for argument in signature.arguments:
+        yield from (*argument.shape, *argument.strides) if isinstance(argument, TensorArgument) else ()
+    for relation in signature.relations:
+        yield from (relation.left, relation.right)
+    for buffer in call.buffers:
+        yield from buffer.shape
+    for step in call.steps:
+        if isinstance(step, KernelLaunch):
+            yield step.grid
+            yield from (argument.formula for argument in step.arguments if isinstance(argument, SizeArgument))
+        for view in step.tensor_maps if isinstance(step, KernelLaunch) else (step.a, step.b, step.out):
+            yield from _view(view)
+
+
+def _view(view: TensorMapSpec | StridedOperand) -> Iterator[Formula]:
+    yield from (*view.shape, *view.strides, view.offset)
+
+
+def _program_problems(program: Numbers, scalars: set[str], sizes: frozenset[str]) -> Iterator[str]:
+    yield from _missing("number", program.names, scalars)
+    yield from _missing("size", program.sizes, sizes)
+    for position, line in enumerate(program.lines):
+        if isinstance(line, Operation) and arity(line.name) != len(line.operands):
+            yield f"no operation {line.name!r} of {len(line.operands)} numbers"
+        if isinstance(line, Operation) and not all(0 <= place < position for place in line.operands):
+            yield f"a number that comes later is an operand of {line.name!r}"
+        if isinstance(line, Scalar) and not line.name:
+            yield "a number without a name"
+    yield from (f"the result {name!r} is no line" for name, place in program.results if not 0 <= place < len(program.lines))

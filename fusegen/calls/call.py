@@ -1,0 +1,168 @@
+"""What one call does, step by step, with every size as a formula: all that runs it, beside the kernels themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from fusegen.calls.formula import Formula
+from fusegen.calls.numbers import Numbers
+from fusegen.dtypes import DType
+
+
+class Role(Enum):
+    """What a buffer is to the caller."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a call: row-major unless it is an input.
+
+    Attributes:
+        key: its number.
+        name: in emitted text and explanations.
+        shape: sizes as formulas.
+        role: an input's tensor, a result, or memory of the call's own.
+    """
+
+    key: int
+    name: str
+    dtype: DType
+    shape: tuple[Formula, ...]
+    role: Role
+
+
+@dataclass(frozen=True)
+class TensorMapSpec:
+    """A tile-wise view of a buffer for the tensor memory accelerator, outermost dim first.
+
+    Attributes:
+        buffer: its key.
+        shape, strides: in elements.
+        offset: of the first element from the buffer's, in elements.
+        box: the tile.
+        writable: whether results leave by it.
+    """
+
+    buffer: int
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
+    offset: Formula
+    box: tuple[int, ...]
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class MapArgument:
+    """A tensor map, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class PointerArgument:
+    """The address of a buffer, and whether the kernel writes there."""
+
+    buffer: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class SizeArgument:
+    """An integer."""
+
+    formula: Formula
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A run-time scalar, as a float or an integer of 64 bits."""
+
+    name: str
+    is_float: bool
+
+
+LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | ScalarArgument
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """The launch of a kernel.
+
+    Attributes:
+        tensor_maps: those that the arguments name.
+        grid: number of blocks.
+        block: threads of a block.
+        shared_bytes: dynamic shared memory of a block.
+        arguments: in the order of the kernel's parameters.
+    """
+
+    tensor_maps: tuple[TensorMapSpec, ...]
+    grid: Formula
+    block: int
+    shared_bytes: int
+    arguments: tuple[LaunchArgument, ...]
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """The buffers that it reads or writes, each with whether it is written."""
+        pointers = [a for a in self.arguments if isinstance(a, PointerArgument)]
+        found = [*((p.buffer, p.writable) for p in pointers), *((m.buffer, m.writable) for m in self.tensor_maps)]
+        written = {buffer for buffer, writable in found if writable}
+        return {buffer: buffer in written for buffer, _ in found}
+
+
+@dataclass(frozen=True)
+class StridedOperand:
+    """A view of a buffer for a library call."""
+
+    buffer: int
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
+    offset: Formula
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b."""
+
+    a: StridedOperand
+    b: StridedOperand
+    out: StridedOperand
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {self.a.buffer: False, self.b.buffer: False, self.out.buffer: True}
+
+
+CallStep: TypeAlias = KernelLaunch | MatrixProduct
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call does.
+
+    Attributes:
+        buffers: all buffers.
+        inputs: keys of those that are the caller's tensors, with the names of their parameters.
+        steps: in order.
+        results: keys of the buffers that are the results, in order.
+        scalars: what kernels get for their scalars, computed of the caller's numbers.
+    """
+
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[tuple[int, str], ...]
+    steps: tuple[CallStep, ...]
+    results: tuple[int, ...]
+    scalars: Numbers
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        """The kernel launches."""
+        return tuple(step for step in self.steps if isinstance(step, KernelLaunch))

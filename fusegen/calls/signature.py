@@ -1,0 +1,95 @@
+"""For which calls a program is good: all that it assumes of its arguments, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.calls.formula import Formula, Operator, Relation
+from fusegen.calls.numbers import Numbers
+from fusegen.dtypes import DType
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor.
+
+    Attributes:
+        dtype: its element type.
+        shape: literal sizes, or names of sizes.
+        strides: elements from one index to the next, a dim each; what is a name of its own may be any.
+        alignment: bytes, up to 16, that divide the address and every stride that is no literal.
+    """
+
+    dtype: DType
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
+    alignment: int
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        own = frozenset[str]().union(*(s.sizes for s in self.strides)) - frozenset[str]().union(*(d.sizes for d in self.shape))
+        return f"{text} of strides [{', '.join(map(str, self.strides))}]" if own else text
+
+
+@dataclass(frozen=True)
+class NumberArgument:
+    """A run-time number: a float, or an int of 64 bits."""
+
+    is_float: bool
+
+    def __str__(self) -> str:
+        return "float" if self.is_float else "int"
+
+
+@dataclass(frozen=True)
+class ExtentArgument:
+    """An int that is used as a size, by the size's name."""
+
+    size: str
+
+    def __str__(self) -> str:
+        return f"int {self.size}"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that selected code: None, a truth, a number, a text, a dtype of torch, or a tuple of such."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+Argument: TypeAlias = TensorArgument | NumberArgument | ExtentArgument | Constant
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a program assumes of a call.
+
+    Attributes:
+        arguments: one a parameter.
+        default_dtype: torch's, on which depends what some functions give.
+        multiples: what divides a size, by its name.
+        bounds: what a size does not pass, likewise.
+        relations: of sizes.
+        conditions: of numbers.
+        wide: whether indices have 64 bits.
+    """
+
+    arguments: tuple[Argument, ...]
+    default_dtype: DType
+    multiples: tuple[tuple[str, int], ...]
+    bounds: tuple[tuple[str, int], ...]
+    relations: tuple[Relation, ...]
+    conditions: Numbers
+    wide: bool
+
+    @property
+    def sizes(self) -> frozenset[str]:
+        """Names of the sizes that dims and ints give."""
+        tensors = [a for a in self.arguments if isinstance(a, TensorArgument)]
+        dims = {str(dim.value) for tensor in tensors for dim in tensor.shape if dim.operator is Operator.SIZE}
+        return frozenset(dims | {a.size for a in self.arguments if isinstance(a, ExtentArgument)})

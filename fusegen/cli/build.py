@@ -1,0 +1,104 @@
+"""``fusegen build``: compile kernels into a folder, from which `fusegen.load` calls them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import fusegen
+from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.manifest import BuiltVariant, Manifest
+from fusegen.bundle.match import described
+from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
+from fusegen.cli.document import print_document
+from fusegen.cli.load import Found, load
+from fusegen.cli.terminal import Terminal
+from fusegen.errors import ArgumentError
+from fusegen.target import Target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
+    arch_help = "comma-separated, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
+    parser.add_argument("--arch", metavar="TARGETS", help=arch_help)
+    dtype_help = "comma-separated: each is built; of tensors whose shape does not say (default: bf16, on the CPU f32)"
+    parser.add_argument("--dtype", metavar="DTYPES", help=dtype_help)
+    add_inputs(parser)
+
+
+def run(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Builds, and says what there is."""
+    found = _kernels(options)
+    targets = [chosen_target(name) for name in _words(options.arch)]
+    manifest = build(options.out, _wanted(found, targets, options, terminal.progress), fusegen.__version__)
+    terminal.progress()
+    if options.json:
+        print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
+    else:
+        _print(terminal, manifest, options.out)
+    return 0
+
+
+def _words(text: str | None) -> list[str | None]:
+    """A comma-separated list's words, each once; None alone where nothing is given."""
+    return [None] if text is None else list(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _kernels(options: argparse.Namespace) -> list[Found]:
+    """The kernels that the options name.
+
+    Raises:
+        ArgumentError: two have one name, or shapes are given for more than one.
+    """
+    found = [load(name) for name in dict.fromkeys(options.kernel)]
+    names = [each.name for each in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ArgumentError(f"two kernels are called {twice[0]}", mend="build them into two folders")
+    if len(found) > 1 and (options.shape or options.arg):
+        raise ArgumentError("--shape and --arg are of one kernel", mend="build kernels with shapes of their own one by one")
+    return found
+
+
+def _wanted(
+    found: Sequence[Found], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
+) -> Iterator[Wanted]:
+    """Each kernel for each target and dtype."""
+    for each in found:
+        for target in targets:
+            for dtype in _words(options.dtype):
+                arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
+                check_complete(each, arguments)
+                progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
+                yield Wanted(each.name, each.kernel.function, arguments, target)
+
+
+def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
+    for kernel in manifest.kernels:
+        terminal.title(kernel.name)
+        names = [parameter.name for parameter in kernel.parameters]
+        for variant in kernel.variants:
+            terminal.line(f"{variant.target}, {_steps(variant)}: {described(variant.signature, names)}")
+    terminal.line(f"kernels = fusegen.load({str(folder)!r}) calls them")
+
+
+def _steps(variant: BuiltVariant) -> str:
+    launches = len(variant.call.launches)
+    products = len(variant.call.steps) - launches
+    text = f"{launches} kernel{'' if launches == 1 else 's'}"
+    return text + (f" and {products} library product{'' if products == 1 else 's'}" if products else "")
+
+
+def _facts(manifest: Manifest) -> list[dict[str, object]]:
+    return [
+        {"name": kernel.name, "variants": [_fact(variant, [p.name for p in kernel.parameters]) for variant in kernel.variants]}
+        for kernel in manifest.kernels
+    ]
+
+
+def _fact(variant: BuiltVariant, names: Sequence[str]) -> dict[str, object]:
+    arguments = {name: str(argument) for name, argument in zip(names, variant.signature.arguments, strict=True)}
+    files = sorted({file for code in variant.code for file in (code.file, code.source)})
+    return {"target": variant.target, "arguments": arguments, "steps": len(variant.call.steps), "files": files}

@@ -1,0 +1,96 @@
+"""Kernels built into folders, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.load import BuiltFunction, load
+from fusegen.runtime.parameters import Parameters
+from fusegen.target import target
+from tests.unit.eager import randn
+
+Function = Callable[..., Any]
+
+
+class Pair(NamedTuple):
+    """Two results."""
+
+    low: Tensor
+    high: Tensor
+
+
+def pointwise(x: Tensor, bias: Tensor, scale: float = 0.5) -> Tensor:
+    return F.gelu(x + bias) * scale
+
+
+def row(x: Tensor, weight: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight) + x
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x @ w.mT + bias)
+
+
+def several(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    hidden = (x - x.mean(0)) @ w
+    return hidden.softmax(-1), (hidden * 2).sum(0), (hidden @ w.mT).amax(1)
+
+
+def nested(x: Tensor) -> dict[str, Any]:
+    return {"both": [Pair(x.amin(-1), x.amax(-1)), (x * 2,)], "sum": x.sum()}
+
+
+def numbers(x: Tensor, lr: float, step: int, *, mode: str = "plain") -> Tensor:
+    factor = lr / (1 - 0.9**step)
+    return x * factor if lr > 0.25 else x - factor * (2 if mode == "plain" else 3)
+
+
+def sized(x: Tensor, y: Tensor) -> Tensor:
+    return x.sum(0) + (y.sum(0) if y.shape[0] > 4 * x.shape[0] else y.amax(0))
+
+
+CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[Any, ...]]] = {
+    "pointwise": (pointwise, (randn(7, 24), randn(24)), (randn(33, 24), randn(24), 2.5)),
+    "row": (row, (randn(7, 100), randn(100)), (randn(65, 100), randn(100))),
+    "product": (product, (randn(8, 64), randn(32, 64), randn(32)), (randn(17, 64), randn(32, 64), randn(32))),
+    "several": (several, (randn(9, 6), randn(6, 5)), (randn(40, 6), randn(6, 5))),
+    "nested": (nested, (randn(5, 40),), (randn(3, 40),)),
+    "numbers": (numbers, (randn(5, 8), 0.5, 3), (randn(2, 8), 0.75, 11)),
+    "sized": (sized, (randn(2, 8), randn(9, 8)), (randn(3, 8), randn(14, 8))),
+}
+"""Functions with the arguments for which they are built, and others for which that is good."""
+
+
+def built(folder: Path, function: Function, arguments: tuple[Any, ...], architecture: str = "cpu") -> BuiltFunction:
+    """A function that was built for a call, loaded."""
+    name = function.__name__
+    build(folder, [wanted(function, arguments, architecture)], "test")
+    return load(folder)[name]
+
+
+def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu") -> Wanted:
+    """A function for a kind of calls."""
+    given = dict(zip(Parameters.of(function).given, arguments, strict=False))
+    meta = {
+        name: value.to("meta") if isinstance(value, Tensor) and value.is_contiguous() else value for name, value in given.items()
+    }
+    return Wanted(function.__name__, function, meta, target(architecture))
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether results are the same bits in the same structure."""
+    if isinstance(one, Tensor):
+        return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    is_alike = type(one) is type(other) or (
+        isinstance(one, Pair) and type(other).__name__ == "Pair" and other._fields == one._fields
+    )
+    return is_alike and len(one) == len(other) and all(map(equal, one, other))

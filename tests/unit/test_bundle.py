@@ -1,0 +1,367 @@
+"""Built kernels: the same results as those that are declared, and clear words where nothing was built."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.bundle.build import build, signature_of, structure_of
+from fusegen.bundle.codec import decode, encode
+from fusegen.bundle.load import load
+from fusegen.bundle.manifest import read_manifest
+from fusegen.bundle.match import match
+from fusegen.bundle.validate import check_call
+from fusegen.calls.call import Call
+from fusegen.calls.formula import size
+from fusegen.calls.numbers import Numbers, Scalar
+from fusegen.calls.signature import Constant, Signature
+from fusegen.calls.structure import Structure, builder
+from fusegen.errors import ArgumentError, BundleError, GradientError, TraceError
+from fusegen.jit import host, nvrtc
+from fusegen.runtime.backends import emulated_machine
+from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
+from fusegen.runtime.execute import BoundProgram
+from fusegen.specs import SPECS, Spec
+from fusegen.target import target
+from tests.unit.bundles import CASES, built, equal, numbers, pointwise, row, sized, wanted
+from tests.unit.eager import randn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Without compiler, templates and computer algebra.
+
+ALONE = """
+import pickle, sys
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("sympy", "jinja2") or name == "cuda.bindings.nvrtc" or "jit.nvrtc" in name:
+            raise ImportError(f"{name} cannot be imported here")
+
+sys.meta_path.insert(0, Refuses())
+import fusegen as fg
+kernels = fg.load(sys.argv[1])
+calls, results = pickle.load(open(sys.argv[2], "rb")), {}
+for name, arguments in calls.items():
+    results[name] = kernels[name](*arguments)
+import torch
+from torch.utils._pytree import tree_leaves
+torch.save({name: tree_leaves(r) for name, r in results.items()}, sys.argv[3])
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("sympy", "jinja2") or "nvrtc" in name))
+"""
+
+
+def test_a_process_without_sympy_jinja_and_nvrtc_calls_them_with_equal_bits(tmp_path: Path) -> None:
+    from torch.utils._pytree import tree_leaves
+
+    build(tmp_path / "kernels", [wanted(function, made) for function, made, _ in CASES.values()], "test")
+    (tmp_path / "calls").write_bytes(pickle.dumps({name: other for name, (_, _, other) in CASES.items()}))
+    command = [sys.executable, "-c", ALONE, *(str(tmp_path / name) for name in ("kernels", "calls", "results"))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "[]"
+    results = torch.load(tmp_path / "results", weights_only=True)
+    for name, (function, _, other) in CASES.items():
+        theirs = tree_leaves(fg.kernel(function)(*other))
+        assert len(results[name]) == len(theirs)
+        assert all(torch.equal(one, two) for one, two in zip(results[name], theirs, strict=True)), name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_their_structure_are_a_kernel_s(name: str, tmp_path: Path) -> None:
+    function, made, other = CASES[name]
+    kernel, found = fg.kernel(function), built(tmp_path / "kernels", function, made)
+    for arguments in (made, other, other):
+        assert equal(kernel(*arguments), found(*arguments))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
+    function, made, other = CASES[name]
+    halves = [tuple(a.bfloat16() if isinstance(a, Tensor) else a for a in given) for given in (made, other)]
+    built(tmp_path / "kernels", function, halves[0], "sm_90a")
+    (kernel,) = read_manifest(tmp_path / "kernels").kernels
+    (variant,) = kernel.variants
+    for code in variant.code:
+        assert (tmp_path / "kernels" / code.file).read_bytes()[:4] == b"\x7fELF"
+        assert code.entry in (tmp_path / "kernels" / code.source).read_text()
+    dispatcher = Dispatcher(function, function.__name__)
+    values = dispatcher.bind(halves[1], {})
+    lowered, _ = dispatcher.variant(values, target("sm_90a"), torch.device("cpu"))
+    sizes = match(variant.signature, variant.call, [p.plain for p in kernel.parameters], values)
+    kernels = emulated_kernels(lowered.sources)
+    cpu = torch.device("cpu")
+    program = BoundProgram(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
+    theirs = emulated_machine(target("sm_90a")).bound(lowered, dispatcher.sizes(lowered, values, ()), cpu)
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    scalars = _scalars(variant.call, sizes, dispatcher, values)
+    assert equal(theirs(tensors, scalars), program(tensors, scalars))
+
+
+def _scalars(call: Call, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
+    from fusegen.runtime.scalars import scalars_of
+
+    found = scalars_of(call.scalars, sizes, dispatcher.parameters.names)
+    return dict(found(values)) if found else {}
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80", "cpu"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_what_is_written_is_read_again(spec: Spec, architecture: str) -> None:
+    dispatcher = Dispatcher(spec.kernel.function, spec.name)
+    values = dispatcher.bind((), spec.example(torch.bfloat16))
+    variant, _ = dispatcher.variant(values, target(architecture), torch.device("cpu" if architecture == "cpu" else "cuda"))
+    signature = signature_of(variant, dispatcher.parameters.names, values)
+    call, structure = variant.program.call, structure_of(variant.structure)
+    check_call(dispatcher.parameters.names, signature, call, spec.name)
+    assert decode(json.loads(json.dumps(encode(call, Call))), Call, "call") == call
+    assert decode(json.loads(json.dumps(encode(signature, Signature))), Signature, "signature") == signature
+    assert decode(json.loads(json.dumps(encode(structure, Structure))), Structure, "structure") == structure
+
+
+def test_what_is_written_is_read_again_with_all_digits() -> None:
+    program = Numbers((0.1 + 0.2, 1e-320, float("-inf"), 2**70, True, Scalar("s"), size("n") * 3 // 7))
+    assert repr(decode(json.loads(json.dumps(encode(program, Numbers))), Numbers, "numbers")) == repr(program)
+
+
+def test_values_that_select_code_are_read_again() -> None:
+    for value in (None, True, 3, -0.0, float("inf"), "é", (1, (2.5, None)), torch.bfloat16):
+        found = decode(json.loads(json.dumps(encode(Constant(value), Constant))), Constant, "value").value
+        assert repr(found) == repr(value)
+    with pytest.raises(BundleError, match="cannot be written down"):
+        encode(Constant(object()), Constant)
+
+
+# Which calls.
+
+
+def refusal(kernel: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(ArgumentError) as error:
+        kernel(*arguments, **named)
+    return str(error.value)
+
+
+def test_what_does_not_fit_says_why_and_what_was_built(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", row, (randn(7, 100), randn(100)))
+    x, weight = randn(8, 100), randn(100)
+    assert "'x' is float64[8, 100], built for float32[x_dim0, 100]" in refusal(kernel, x.double(), weight)
+    assert "'x' is float32[2, 8, 100]" in refusal(kernel, randn(2, 8, 100), weight)
+    assert "dim 1 of 'x' is 99, built for 100" in refusal(kernel, randn(8, 99), randn(99))
+    assert "x_dim0 is 1, built for 2 and more" in refusal(kernel, x[:1], weight)
+    assert "x_dim0 is 0" in refusal(kernel, x[:0], weight)
+    assert "the stride of dim 0 of 'x' is 200, built for 100 = 100" in refusal(kernel, randn(8, 200)[:, :100], weight)
+    assert "'weight' is None, built for float32[100]" in refusal(kernel, x, None)
+    assert "it was built for x: float32[x_dim0, 100], weight: float32[100]" in refusal(kernel, x, weight.double())
+    assert "missing a required argument: 'weight'" in refusal(kernel, x)
+    assert "call it as row(x, weight)" in refusal(kernel, x, weight, 3)
+
+
+def test_sizes_that_are_one_in_the_example_stay_one(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", lambda_of_two(), (randn(7, 8), randn(7, 8)))
+    assert "dim 0 of 'y' is 6, but x_dim0 is 5 already" in refusal(kernel, randn(5, 8), randn(6, 8))
+
+
+def lambda_of_two() -> Any:
+    def both(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    return both
+
+
+def test_alignment_is_a_guard(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", pointwise, (randn(7, 24), randn(24)))
+    odd = randn(8 * 24 + 1)[1:].view(8, 24)
+    assert "'x' lies at multiples of 4 bytes, built for 16" in refusal(kernel, odd, randn(24))
+
+
+def test_a_relation_of_sizes_is_a_guard(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", sized, (randn(2, 8), randn(9, 8)))
+    x, y = randn(3, 8), randn(12, 8)
+    assert "built for y_dim0 > x_dim0 * 4, which does not hold for x_dim0 = 3, y_dim0 = 12" in refusal(kernel, x, y)
+    assert equal(kernel(x, randn(13, 8).fill_(1)), sized(x, torch.ones(13, 8)))
+
+
+def test_conditions_of_numbers_are_guards(tmp_path: Path) -> None:
+    kernel, x = built(tmp_path / "kernels", numbers, (randn(5, 8), 0.5, 3)), randn(5, 8)
+    assert equal(kernel(x, 0.5, 9), fg.kernel(numbers)(x, 0.5, 9))
+    for _ in range(2):  # also where a program is bound for these shapes
+        assert "built for lr > 0.25, which does not hold for lr = 0.125" in refusal(kernel, x, 0.125, 3)
+    assert "'lr' is 1, built for a run-time float" in refusal(kernel, x, 1, 3)
+    assert "'step' is True, built for a run-time int" in refusal(kernel, x, 0.5, True)
+    assert "'mode' is 'other', built for 'plain'" in refusal(kernel, x, 0.5, 3, mode="other")
+    assert "Python cannot compute" in refusal(kernel, x, 0.5, 0)
+
+
+def test_the_default_dtype_is_a_guard(tmp_path: Path) -> None:
+    kernel, x = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), (randn(7, 100), randn(100))
+    kernel(*x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert "default dtype is torch.float64, built for float32" in refusal(kernel, *x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_gradients_and_values_of_traces_are_refused(tmp_path: Path) -> None:
+    kernel, x, weight = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), randn(7, 100), randn(100)
+    kernel(x, weight)
+    with pytest.raises(GradientError, match="'weight' requires a gradient"):
+        kernel(x, weight.requires_grad_())
+    with torch.no_grad():
+        assert equal(kernel(x, weight), fg.kernel(row)(x, weight.detach()))
+    with pytest.raises(TraceError, match="cannot be inlined"):
+        fg.kernel(lambda x, weight: kernel(x, weight) + 1)(x, weight.detach())
+
+
+def test_another_architecture_says_what_there_is(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", row, (randn(7, 100), randn(100)), "sm_90a")
+    assert "row was not built for cpu (cpu); it was built for sm_90a" in (text := refusal(kernel, randn(7, 100), randn(100)))
+    assert "--arch sm_90a,cpu" in text
+    assert kernel.targets == ("sm_90a",) and repr(kernel) == "<fusegen kernel row, built for sm_90a>"
+
+
+def test_several_programs_of_one_kernel(tmp_path: Path) -> None:
+    arguments = [(randn(7, 24).to(dtype), randn(24).to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    strided = (randn(7, 30)[:, :24], randn(24))
+    one_row = (randn(1, 24), randn(24))
+    build(tmp_path / "kernels", [wanted(pointwise, each) for each in (*arguments, strided, one_row)], "test")
+    kernel, declared = load(tmp_path / "kernels").pointwise, fg.kernel(pointwise)
+    for each in (*arguments, strided, one_row, (randn(9, 78)[:, :24], randn(24)), (randn(1, 24), randn(24), 3.0)):
+        assert equal(kernel(*each), declared(*each))
+    text = refusal(kernel, randn(7, 24).half(), randn(24).half())
+    assert "x: float32[x_dim0, 24] of strides [x_stride0, 1], bias: float32[24]" in text
+    assert text.count("built for float32") == 3 and text.count("built for bfloat16") == 1
+
+
+def test_a_size_that_is_an_int(tmp_path: Path) -> None:
+    def shortened(x: Tensor, length: int) -> Tensor:
+        return x[:length].sum(-1)
+
+    kernel, x = built(tmp_path / "kernels", shortened, (randn(12, 9), 5)), randn(20, 9)
+    for length in (3, 11):
+        assert equal(kernel(x, length), fg.kernel(shortened)(x, length))
+    for length in (1, -3, 25):
+        assert "length" in refusal(kernel, x, length)
+
+
+def test_keyword_only_parameters_and_defaults(tmp_path: Path) -> None:
+    kernel, x = built(tmp_path / "kernels", numbers, (randn(5, 8), 0.5, 3)), randn(5, 8)
+    assert str(kernel.__signature__) == "(x, lr, step, *, mode='plain')"
+    assert equal(kernel(step=4, x=x, lr=0.5, mode="plain"), kernel(x, 0.5, 4))
+    assert "too many positional arguments" in refusal(kernel, x, 0.5, 4, "plain")
+
+
+# A second call of the same shapes.
+
+
+def test_later_calls_match_nothing_and_load_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusegen.bundle import load as module
+
+    kernel, arguments = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), (randn(7, 100), randn(100))
+    first = kernel(*arguments)
+    kernel(randn(9, 100), randn(100))
+
+    def never(*_: object) -> None:
+        raise AssertionError("a bound program is there")
+
+    for name in ("match", "binary", "BoundProgram", "check"):
+        monkeypatch.setattr(module, name, never)
+    assert equal(kernel(*arguments), first)
+    assert len(kernel._loaded) == 1
+
+
+def test_threads_call_one_kernel(tmp_path: Path) -> None:
+    kernel, inputs = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), [randn(n, 100) for n in range(2, 18)]
+    weight, results = randn(100), dict[int, Tensor]()
+
+    def work(number: int) -> None:
+        results[number] = kernel(inputs[number], weight)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    declared = fg.kernel(row)
+    assert all(equal(results[n], declared(x, weight)) for n, x in enumerate(inputs))
+
+
+# What cannot be built.
+
+
+def test_what_only_the_function_knows_is_refused(tmp_path: Path) -> None:
+    weight = randn(8)
+
+    def closed(x: Tensor) -> Tensor:
+        return x * weight
+
+    def called(x: Tensor, act: Any) -> Tensor:
+        return act(x)
+
+    refused = ((closed, (randn(3, 8),), "closes over tensors"), (called, (randn(3, 8), F.gelu), "written down"))
+    for function, arguments, text in refused:
+        with pytest.raises(BundleError, match=text):
+            built(tmp_path / "kernels", function, arguments)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", fails)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "kernels", [wanted(row, (randn(7, 100), randn(100)), arch) for arch in ("cpu", "sm_90a")], "test")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kernels").mkdir()
+    with pytest.raises(BundleError, match="is there already"):
+        build(tmp_path / "kernels", [], "test")
+    with pytest.raises(BundleError, match="cannot be made"):
+        build(tmp_path / "nowhere" / "kernels", [], "test")
+
+
+def test_a_bundle_is_a_mapping_with_attributes(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", row, (randn(7, 100), randn(100)))
+    kernels = fg.load(str(tmp_path / "kernels"))
+    assert list(kernels) == ["row"] and len(kernels) == 1 and "row" in dir(kernels) and kernels.row.__name__ == kernel.__name__
+    assert re.fullmatch("<fusegen bundle of row>", repr(kernels))
+    with pytest.raises(AttributeError, match="no kernel 'rows' was built; there is row"):
+        _ = kernels.rows
+
+
+def test_copies(tmp_path: Path) -> None:
+    kernel, arguments = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), (randn(7, 100), randn(100))
+    assert copy.deepcopy([kernel])[0] is kernel
+    both = load(tmp_path / "kernels"), kernel
+    again, other = pickle.loads(pickle.dumps(both))
+    assert equal(again.row(*arguments), kernel(*arguments)) and equal(other(*arguments), kernel(*arguments))
+    assert list(copy.deepcopy(again)) == ["row"]
+
+
+def test_torch_compile_calls_it_as_it_is(tmp_path: Path) -> None:
+    kernel, weight = built(tmp_path / "kernels", row, (randn(7, 100), randn(100))), randn(100)
+    compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")
+    for x in (randn(3, 100), randn(3, 100), randn(8, 100)):
+        assert equal(compiled(x), kernel(x + 1, weight) * 2)
+
+
+def test_building_compiles_by_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (randn(7, 100), randn(100))
+    built(tmp_path / "one", row, arguments)
+    monkeypatch.setattr(host, "_build", None)
+    built(tmp_path / "two", row, arguments)
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()

@@ -1,0 +1,224 @@
+"""Folders that are not as they were built: each is refused in words, and none runs anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusegen as fg
+from fusegen.bundle import manifest
+from fusegen.bundle.load import load
+from fusegen.errors import BundleError
+from tests.unit.bundles import built, nested, numbers
+from tests.unit.eager import randn
+
+Change = Callable[[Any], object]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a kernel that has numbers, conditions and keyword parameters."""
+    folder = tmp_path_factory.mktemp("bundle") / "kernels"
+    built(folder, numbers, (randn(5, 8), 0.5, 3))
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "kernels"))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as error:
+        load(folder)
+    return str(error.value)
+
+
+def test_a_copy_is_as_good(folder: Path) -> None:
+    x = randn(4, 8)
+    assert load(folder).numbers(x, 0.5, 3).equal(fg.kernel(numbers)(x, 0.5, 3))
+
+
+# Files.
+
+
+def test_there_is_no_manifest(tmp_path: Path, folder: Path) -> None:
+    assert "no built kernels in" in refusal(tmp_path / "nowhere")
+    assert "no built kernels in" in refusal(folder / "manifest.json")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"1" * 5000])
+def test_a_manifest_that_is_no_json(folder: Path, damage: bytes) -> None:
+    (folder / "manifest.json").write_bytes(damage)
+    assert "is damaged" in refusal(folder)
+
+
+@pytest.mark.parametrize("document", ["null", "[]", "{}", '{"content": {}}'])
+def test_json_that_is_no_manifest(folder: Path, document: str) -> None:
+    (folder / "manifest.json").write_text(document)
+    assert "is no manifest" in refusal(folder)
+
+
+@pytest.mark.parametrize("version", [2, "1", None, [1], 10**30])
+def test_an_unknown_format(folder: Path, version: object) -> None:
+    document = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(document | {"format": version}))
+    assert "of format" in (text := refusal(folder)) and "update fusegen" in text
+
+
+def test_a_byte_of_the_manifest_has_changed(folder: Path) -> None:
+    path = folder / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"block": ', '"block": 1', 1))
+    assert "its hash differs" in refusal(folder)
+
+
+def library(folder: Path) -> Path:
+    """The binary of the only kernel."""
+    (found,) = folder.rglob("*.so")
+    return found
+
+
+def test_a_binary_is_missing(folder: Path) -> None:
+    library(folder).unlink()
+    assert "kernels.so cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:100], lambda b: b[:200] + b"\x90" + b[201:], lambda _: b""])
+def test_a_binary_has_changed(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = library(folder)
+    path.write_bytes(damage(path.read_bytes()))
+    assert "kernels.so is not as it was built" in refusal(folder)
+
+
+def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None:
+    kernel, path = load(folder).numbers, library(folder)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BundleError, match="not as it was built"):
+        kernel(randn(4, 8), 0.5, 3)
+
+
+# Manifests that somebody wrote.
+
+
+def rewrite(folder: Path, change: Change) -> None:
+    """Changes the content, with a hash that fits."""
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document["content"])
+    document["sha256"] = manifest.digest(manifest._canonical(document["content"]))
+    path.write_text(json.dumps(document))
+
+
+def variant(content: Any) -> Any:
+    return content["kernels"][0]["variants"][0]
+
+
+def put(*place: str | int, value: object) -> Change:
+    """Puts a value into a variant."""
+
+    def change(content: Any) -> None:
+        at = variant(content)
+        for step in place[:-1]:
+            at = at[step]
+        assert not isinstance(at, dict) or place[-1] in at
+        at[place[-1]] = value
+
+    return change
+
+
+LAUNCH = ("call", "steps", 0, "KernelLaunch")
+CODE = "__import__('os').system('touch HACKED')"
+
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "code in a formula": (put(*LAUNCH, "grid", value=CODE), "there is no size"),
+    "code in an operator": (put(*LAUNCH, "grid", value=[CODE, 1, 2]), "is no formula"),
+    "a formula without operands": (put(*LAUNCH, "grid", value=["+"]), "is no formula"),
+    "a quotient of three": (put(*LAUNCH, "grid", value=["//", 1, 2, 3]), "of 3 operands"),
+    "a formula that is a float": (put(*LAUNCH, "grid", value=1.5), "is no formula"),
+    "a formula that is true": (put(*LAUNCH, "grid", value=True), "is no formula"),
+    "a formula of great depth": (put(*LAUNCH, "grid", value=json.loads('["-", ' * 900 + "1" + "]" * 900)), ""),
+    "code in a shape": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=CODE), ""),
+    "code in an operation": (put("call", "scalars", "lines", -1, "Operation", "name", value=CODE), "no operation"),
+    "torch's functions": (put("call", "scalars", "lines", -1, "Operation", "name", value="save"), "no operation 'save'"),
+    "code in a number's name": (put("call", "scalars", "lines", 0, value={"Scalar": {"name": CODE}}), "there is no number"),
+    "code in a constant": (put("call", "scalars", "lines", 0, value={"float": CODE}), "is no float"),
+    "an operand that comes later": (put("call", "scalars", "lines", -1, "Operation", "operands", 0, value=99), "comes later"),
+    "an operand before the first": (put("call", "scalars", "lines", -1, "Operation", "operands", 0, value=-1), "comes later"),
+    "code in a named tuple": (
+        put("structure", value={"kind": "NAMED_TUPLE", "parts": [{"kind": "TENSOR", "parts": [], "keys": [], "name": ""}],
+                                "keys": [{"str": CODE}], "name": "Pair"}), "valid identifiers"),
+    "more keys than parts": (
+        put("structure", value={"kind": "DICT", "parts": [], "keys": [{"str": "a"}], "name": ""}), "1 keys for 0 parts"),
+    "a buffer that is not there": (put("call", "results", 0, value=77), "77 is no result"),
+    "an operand that is not there": (
+        put(*LAUNCH, "arguments", 0, value={"PointerArgument": {"buffer": 77, "writable": False}}), "there is no buffer 77"),
+    "an argument as a result": (put("call", "results", 0, value=0), "0 is no result"),
+    "an input of another role": (put("call", "buffers", 0, "role", value="OUTPUT"), "is an input, or not"),
+    "memory that nobody uses": (
+        lambda content: variant(content)["call"]["buffers"].append(
+            {"key": 9, "name": "w", "dtype": "INT8", "shape": [1], "role": "TEMPORARY"}),
+        "used by no step"),
+    "two buffers of one number": (
+        lambda content: variant(content)["call"]["buffers"].append(variant(content)["call"]["buffers"][0]), "one number"),
+    "an alignment of nothing": (put("signature", "arguments", 0, "TensorArgument", "alignment", value=0), "a multiple of 0"),
+    "a multiple of nothing": (put("signature", "multiples", value=[["x_dim0", 0]]), "a multiple of 0"),
+    "a bound of a size that is not there": (put("signature", "bounds", value=[["q", 8]]), "there is no size 'q'"),
+    "a dim that is computed": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=["+", 1, 2]), "neither a size"),
+    "a name that no system has": (put("code", 0, "file", value="\ud800"), "no name of a file"),
+    "a scalar that is not there": (
+        put(*LAUNCH, "arguments", -1, value={"ScalarArgument": {"name": "q", "is_float": True}}), "no scalar 'q'"),
+    "a map that is not there": (put(*LAUNCH, "arguments", -1, value={"MapArgument": {"number": 0}}), "no tensor map 0"),
+    "an unknown kind of step": (put("call", "steps", 0, value={"Shell": {}}), "one of KernelLaunch"),
+    "a field too many": (put(*LAUNCH, value={}), "an object of tensor_maps"),
+    "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "no DType"),
+    "a number in place of a text": (put("target", value=3), "str expected"),
+    "a truth in place of a number": (put(*LAUNCH, "block", value=True), "int expected"),
+    "a binary too few": (put("code", value=[]), "0 binaries for 1 launches"),
+    "a file outside": (put("code", 0, "file", value="../../secret"), "outside of the folder"),
+    "a file of the system": (put("code", 0, "file", value="/etc/hostname"), "outside of the folder"),
+    "a file that is a folder": (put("code", 0, "file", value="numbers"), "cannot be read"),
+    "a file with a null in its name": (put("code", 0, "file", value="a\0b"), "no name of a file"),
+    "an argument too few": (put("signature", "arguments", value=[]), "0 arguments for 4 parameters"),
+    "an argument too many": (lambda content: variant(content)["signature"]["arguments"].append({"Constant": None}), "5 arguments"),
+    "a relation of no sign": (
+        put("signature", "relations", value=[{"left": 1, "sign": "or", "right": 1}]), "no relation is written 'or'"),
+    "parameters without order": (lambda content: content["kernels"][0]["parameters"].reverse(), ""),
+    "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "no function has"),
+    "two kernels of one name": (lambda content: content["kernels"].append(content["kernels"][0]), "twice"),
+    "no kernels at all": (lambda content: content.update(kernels=None), "a list expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    change, text = HOSTILE[name]
+    rewrite(folder, change)
+    assert text in refusal(folder)
+    assert not list(folder.rglob("HACKED"))
+
+
+def test_a_library_of_another_processor(folder: Path) -> None:
+    rewrite(folder, put("machine", value="m0123456789abcdef"))
+    with pytest.raises(BundleError, match="another kind of processor"):
+        load(folder).numbers(randn(4, 8), 0.5, 3)
+
+
+def test_an_entry_that_is_not_in_the_library(folder: Path) -> None:
+    rewrite(folder, put("code", 0, "entry", value="fg_other"))
+    with pytest.raises(BundleError, match=r"kernels\.so cannot be loaded"):
+        load(folder).numbers(randn(4, 8), 0.5, 3)
+
+
+def test_a_named_tuple_needs_no_class_of_the_user_s(tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", nested, (randn(5, 40),))
+    assert "tests.unit" not in (tmp_path / "kernels" / "manifest.json").read_text()
+    pair = kernel(randn(3, 40))["both"][0]
+    assert type(pair).__name__ == "Pair" and pair.high.shape == (3,)

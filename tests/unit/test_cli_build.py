@@ -1,0 +1,105 @@
+"""``fusegen build``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen as fg
+from fusegen.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = """
+from typing import Annotated
+import torch.nn.functional as F
+from torch import Tensor
+import fusegen as fg
+
+@fg.kernel
+def gated(x: Annotated[Tensor, "rows 32"], gate: Annotated[Tensor, "rows 32"], scale: float = 1.0) -> Tensor:
+    return F.silu(gate) * x * scale
+
+@fg.kernel
+def plain(x, w):
+    return F.relu(x @ w)
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(USER)
+    return path
+
+
+def test_a_spec_in_a_process_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "kernels"
+    words = ["build", "softmax", "rms_norm", "--arch", "sm_90a,cpu", "--dtype", "f32,bf16", "--out", str(out)]
+    done = subprocess.run([sys.executable, "-m", "fusegen", *words], capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "building rms_norm for sm_90a, bf16" in done.stderr
+    assert "cpu, 1 kernel: x: float32[x_dim0, 4096]" in done.stdout and f"fusegen.load('{out}')" in done.stdout
+    kernels = fg.load(out)
+    assert list(kernels) == ["softmax", "rms_norm"] and kernels.softmax.targets == ("sm_90a", "cpu")
+    x = torch.randn(3, 4096)
+    torch.testing.assert_close(kernels.softmax(x), F.softmax(x, -1))
+    assert kernels.softmax(x.bfloat16()).dtype is torch.bfloat16
+    assert len(list(out.rglob("*.cubin"))) == len(list(out.rglob("*.cu"))) == 4
+
+
+def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "kernels"
+    assert main(["build", f"{user_file}:gated", "--arch", "cpu", "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ((kernel,), (variant,)) = document["kernels"], document["kernels"][0]["variants"]
+    assert kernel["name"] == "gated" and variant["target"] == "cpu" and variant["steps"] == 1
+    assert variant["arguments"] == {"x": "float32[rows, 32]", "gate": "float32[rows, 32]", "scale": "float"}
+    files = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
+    assert files == ["gated/cpu-0/kernels.cpp", "gated/cpu-0/kernels.so", "manifest.json"]
+    x, gate = torch.randn(2, 5, 32)
+    torch.testing.assert_close(fg.load(out).gated(x, gate, scale=0.5), F.silu(gate) * x * 0.5)
+
+
+def test_shapes_on_the_command_line(tmp_path: Path, user_file: Path) -> None:
+    out = tmp_path / "kernels"
+    words = ["build", f"{user_file}:plain", "--shape", "x=64x16:f32", "w=16x8:f32", "--arch", "cpu", "--out", str(out)]
+    assert main(words) == 0
+    x, w = torch.randn(9, 16), torch.randn(16, 8)
+    torch.testing.assert_close(fg.load(out).plain(x, w), F.relu(x @ w))
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "code"),
+    [
+        (["softmax"], "the following arguments are required: --out", 2),
+        (["nothing", "--out", "OUT"], "no kernel is called 'nothing'", 2),
+        (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
+        (["softmax", "--arch", "", "--out", "OUT"], "unknown target ''", 2),
+        (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
+        (["softmax", "--out", "MINE"], "is there already", 1),
+        (["softmax", "--out", "nowhere/OUT"], "cannot be made", 1),
+        (["MINE:plain", "--out", "OUT"], "nothing is known of x, w of plain · try: --shape x=16384x4096", 2),
+        (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "are of one kernel", 2),
+        (["MINE:plain", "MINE:plain", "other.py:plain", "--out", "OUT"], "no file other.py", 2),
+    ],
+)
+def test_mistakes(
+    words: list[str], text: str, code: int, tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.replace("OUT", str(tmp_path / "out")).replace("MINE", str(user_file)) for word in words]
+    assert main(["build", *given]) == code
+    assert text in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = user_file.with_name("other.py")
+    other.write_text(USER)
+    assert main(["build", f"{user_file}:gated", f"{other}:gated", "--out", str(tmp_path / "out")]) == 2
+    assert "two kernels are called gated" in capsys.readouterr().err
