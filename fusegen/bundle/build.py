@@ -16,6 +16,7 @@ import torch
 
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
 from fusegen.bundle.validate import check_call
+from fusegen.calls.formula import Relation, formula_of
 from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import from_torch
@@ -28,9 +29,11 @@ from fusegen.jit.host import compile_shared
 from fusegen.lang import run
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.forms import Rows
 from fusegen.runtime.host_kernel import instruction_set
 from fusegen.runtime.host_launch import host_flags
 from fusegen.runtime.parameters import Parameters
+from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.names import plain
 from fusegen.settings import cache_folder
 from fusegen.target import Backend, Target
@@ -81,10 +84,11 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
         for each in wanted:
             known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            variant, files = _built(each, number)
-            for file in files:
-                _write(unfinished / file.path, file.content)
-            kernels[each.name] = replace(known, variants=(*known.variants, variant))
+            for variant, files in _built(each, number):
+                for file in files:
+                    _write(unfinished / file.path, file.content)
+                known = replace(known, variants=(*known.variants, variant))
+            kernels[each.name] = known
         manifest = Manifest(version, tuple(kernels.values()))
         _write(unfinished / NAME, manifest_text(manifest).encode())
     return manifest
@@ -112,8 +116,8 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _built(wanted: Wanted, number: int) -> tuple[BuiltVariant, list[_File]]:
-    """A program as data, with the files of its kernels, in a folder of that number."""
+def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
+    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
     dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
     values = dispatcher.bind((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
@@ -121,12 +125,28 @@ def _built(wanted: Wanted, number: int) -> tuple[BuiltVariant, list[_File]]:
     if variant.state.names:
         what = f"{wanted.name} closes over tensors, which a built kernel does not find again"
         raise BundleError(what, mend="pass them as arguments")
-    place = f"{plain(wanted.name)}/{wanted.target.name}-{number}"
+    for count, (rows, form) in enumerate(variant.forms.all(), number):
+        place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
+        yield _built_form(wanted, dispatcher.parameters.names, values, variant.laid_out(form), _limits(rows), place)
+
+
+def _limits(rows: Rows) -> tuple[Relation, ...]:
+    """Between which numbers of rows a plan is taken; the last one has no end."""
+    found = []
+    for dim, numbers in rows.items():
+        found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
+        found += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
+    return tuple(found)
+
+
+def _built_form(
+    wanted: Wanted, names: Sequence[str], values: Sequence[Any], variant: Variant, plan: tuple[Relation, ...], place: str
+) -> tuple[BuiltVariant, list[_File]]:
     make, machine = (_host_files, instruction_set()) if wanted.target.backend is Backend.CPU else (_cuda_files, "")
     code, files = make(variant, place)
-    signature = signature_of(variant, dispatcher.parameters.names, values)
+    signature = replace(signature_of(variant, names, values), plan=plan)
     call = variant.program.call
-    check_call(dispatcher.parameters.names, signature, call, wanted.name)
+    check_call(names, signature, call, wanted.name)
     return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
 
 
@@ -182,6 +202,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         multiples=request.sizes.multiples,
         bounds=request.sizes.bounds,
         relations=variant.guards,
+        plan=(),
         conditions=variant.conditions,
         wide=request.wide,
     )

@@ -199,8 +199,8 @@ class BuiltFunction:
 
     def _unfit(self, reasons: Sequence[tuple[BuiltVariant, str]]) -> ArgumentError:
         """The error of a call for which nothing was built; of several programs, each with its reason."""
-        what = "; ".join(reason for _, reason in reasons)
-        built = "; ".join(described(variant.signature, self._given) for variant, _ in reasons)
+        what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
+        built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
         return ArgumentError(f"{self.__name__}: {what}", mend=f"build it for such a call too; it was built for {built}")
 
     # Binaries.

@@ -120,7 +120,7 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
 
 
 def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:
-    for relation in signature.relations:
+    for relation in (*signature.relations, *signature.plan):
         if not relation(sizes):
             given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
             raise Mismatch(f"built for {relation}, which does not hold for {given}")

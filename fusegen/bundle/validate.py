@@ -44,7 +44,11 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
     yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
     yield from _missing("scalar", _scalars_of(call), {name for name, _ in call.scalars.results})
-    yield from (f"no relation is written {relation.sign!r}" for relation in signature.relations if relation.sign not in SIGNS)
+    yield from (
+        f"no relation is written {relation.sign!r}"
+        for relation in (*signature.relations, *signature.plan)
+        if relation.sign not in SIGNS
+    )
     for program in (call.scalars, signature.conditions):
         yield from _program_problems(program, numbers, sizes)
 
@@ -103,7 +107,7 @@ def _maps_of(call: Call) -> Iterator[int]:
 def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
     for argument in signature.arguments:
         yield from (*argument.shape, *argument.strides) if isinstance(argument, TensorArgument) else ()
-    for relation in signature.relations:
+    for relation in (*signature.relations, *signature.plan):
         yield from (relation.left, relation.right)
     for buffer in call.buffers:
         yield from buffer.shape

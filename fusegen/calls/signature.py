@@ -75,6 +75,7 @@ class Signature:
         multiples: what divides a size, by its name.
         bounds: what a size does not pass, likewise.
         relations: of sizes.
+        plan: likewise, by which one of several programs is taken that are all good for the call.
         conditions: of numbers.
         wide: whether indices have 64 bits.
     """
@@ -84,6 +85,7 @@ class Signature:
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     relations: tuple[Relation, ...]
+    plan: tuple[Relation, ...]
     conditions: Numbers
     wide: bool
 

@@ -20,7 +20,7 @@ from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
-from fusegen.runtime.forms import Forms
+from fusegen.runtime.forms import Form, Forms
 from fusegen.runtime.signature import Sizes
 from fusegen.schedule.program import Program
 from fusegen.source import Source
@@ -94,8 +94,10 @@ class Variant:
     def at(self, sizes: Mapping[str, int]) -> Variant:
         """The variant as it is laid out for some sizes."""
         form = self.forms.at(sizes)
-        if form.program is self.program:
-            return self
+        return self if form.program is self.program else self.laid_out(form)
+
+    def laid_out(self, form: Form) -> Variant:
+        """The variant in one of its forms."""
         return replace(self, graph=form.graph, groups=form.groups, program=form.program, sources=form.sources)
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bundle.build import build, signature_of, structure_of
+from fusegen.bundle.build import Wanted, build, signature_of, structure_of
 from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.load import load
-from fusegen.bundle.manifest import read_manifest
-from fusegen.bundle.match import match
+from fusegen.bundle.manifest import BuiltVariant, read_manifest
+from fusegen.bundle.match import Mismatch, match
 from fusegen.bundle.validate import check_call
 from fusegen.calls.call import Call
 from fusegen.calls.formula import size
@@ -101,14 +102,15 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     halves = [tuple(a.bfloat16() if isinstance(a, Tensor) else a for a in given) for given in (made, other)]
     built(tmp_path / "kernels", function, halves[0], "sm_90a")
     (kernel,) = read_manifest(tmp_path / "kernels").kernels
-    (variant,) = kernel.variants
-    for code in variant.code:
+    names = [p.plain for p in kernel.parameters]
+    for code in (code for variant in kernel.variants for code in variant.code):
         assert (tmp_path / "kernels" / code.file).read_bytes()[:4] == b"\x7fELF"
         assert code.entry in (tmp_path / "kernels" / code.source).read_text()
     dispatcher = Dispatcher(function, function.__name__)
     values = dispatcher.bind(halves[1], {})
+    (variant,) = (variant for variant in kernel.variants if _fits(variant, names, values))
     lowered, _ = dispatcher.variant(values, target("sm_90a"), torch.device("cpu"))
-    sizes = match(variant.signature, variant.call, [p.plain for p in kernel.parameters], values)
+    sizes = match(variant.signature, variant.call, names, values)
     kernels = emulated_kernels(lowered.sources)
     cpu = torch.device("cpu")
     program = BoundProgram(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
@@ -251,6 +253,32 @@ def test_several_programs_of_one_kernel(tmp_path: Path) -> None:
     text = refusal(kernel, randn(7, 24).half(), randn(24).half())
     assert "x: float32[x_dim0, 24] of strides [x_stride0, 1], bias: float32[24]" in text
     assert text.count("built for float32") == 3 and text.count("built for bfloat16") == 1
+
+
+def test_every_plan_is_built_and_found_by_the_number_of_rows(tmp_path: Path) -> None:
+    def linear_gelu(x: Tensor, weight: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight))
+
+    def arguments(rows: int) -> dict[str, Tensor]:
+        return {"x": torch.empty(rows, 2048, device="meta").half(), "weight": torch.empty(4096, 2048, device="meta").half()}
+
+    build(tmp_path / "built", [Wanted("linear_gelu", linear_gelu, arguments(512), target("sm_90a"))], "0")
+    (kernel,) = read_manifest(tmp_path / "built").kernels
+    calls = []
+    for rows in (2, 8, 33, 100, 512, 8191, 65537, 200000):
+        fitting = [v.call for v in kernel.variants if _fits(v, ["x", "weight"], [*arguments(rows).values()])]
+        low = fg.kernel(linear_gelu).lower(**arguments(rows), target="sm_90a")
+        assert fitting == [low.program.call], f"{rows} rows"
+        calls += fitting
+    assert len({str(call) for call in calls}) >= 3
+
+
+def _fits(variant: BuiltVariant, names: Sequence[str], values: Sequence[Any]) -> bool:
+    try:
+        match(variant.signature, variant.call, names, values)
+    except Mismatch:
+        return False
+    return True
 
 
 def test_a_size_that_is_an_int(tmp_path: Path) -> None:
