@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, IndexRangeError
 from fusegen.lang.run import Structure
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.emulated_maps import encode
@@ -272,17 +273,27 @@ class EmulatorBackend(Backend):
         def step(given: Buffers, scalars: Scalars) -> None:
             maps = [encode(spec, given[spec.buffer], sizes) for spec in launch.tensor_maps]
             fill = argument_filler(launch, sizes, [_found_at(ctypes.addressof(encoded)) for encoded in maps])
-            emulate(
-                emulated,
-                grid=grid,
-                block=launch.block,
-                shared_bytes=launch.shared_bytes,
-                arguments=fill(given, scalars),
-                buffers=[Buffer.of(names[key], given[key], writable=key in written) for key in touched],
-                timing=self.timing,
-            )
+            try:
+                emulate(
+                    emulated,
+                    grid=grid,
+                    block=launch.block,
+                    shared_bytes=launch.shared_bytes,
+                    arguments=fill(given, scalars),
+                    buffers=[Buffer.of(names[key], given[key], writable=key in written) for key in touched],
+                    timing=self.timing,
+                )
+            except IndexRangeError as error:
+                raise _out_of_range(error.what, sizes) from None
 
         return step
+
+
+def _out_of_range(message: str, sizes: Mapping[str, int]) -> IndexRangeError:
+    """The error of an index that names no element, with the sizes of this call in the range that it ends with."""
+    words, bracket, limits = message.rpartition("[")
+    known = re.sub(r"[A-Za-z_]\w*", lambda name: str(sizes.get(name[0], name[0])), limits)
+    return IndexRangeError(words + bracket + known, mend="check the values that are used as indices")
 
 
 def _found_at(address: int) -> MapOf:
@@ -310,4 +321,10 @@ class HostBackend(Backend):
         def step(given: Buffers, scalars: Scalars) -> None:
             kernel(fill(given, scalars))
 
-        return step
+        def checked(given: Buffers, scalars: Scalars) -> None:
+            failed = ctypes.c_char_p()
+            kernel([*fill(given, scalars), ctypes.addressof(failed)])
+            if failed.value is not None:
+                raise _out_of_range(failed.value.decode(), sizes)
+
+        return checked if launch.kernel.checks else step
