@@ -113,6 +113,8 @@ class Terms:
         while (term := self.items[position]).op in (Op.CAST, Op.ADD):
             numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]
             total = total + sum(int(str(self.items[a].payload)) for a in numbers)
+            if len(numbers) == len(term.args):
+                return total
             (position,) = (a for a in term.args if a not in numbers)
         if isinstance(term.payload, Read):
             return total + Loaded(term.payload.buffer, term.payload.offset)

@@ -62,6 +62,7 @@ MODULE = torch.nn.Embedding(6, 8, padding_idx=2).requires_grad_(False)
 X, IDS = randn(6, 8), indices(3, 4, below=6)
 POINTWISE: dict[str, Case] = {
     "embedding": (lambda ids, t: F.embedding(ids, t) * 2, (IDS, X)),
+    "embedding of strided indices": (lambda ids, t: F.embedding(ids, t) * 2, (IDS.T, X)),
     "embedding of a vector": (lambda ids, t: F.embedding(ids, t), (IDS[0], randn(6, 7, dtype=BF16))),
     "embedding of a number": (lambda ids, t: F.embedding(ids, t), (IDS[0, 0], X)),
     "a module": (lambda ids: MODULE(ids), (IDS,)),
@@ -74,7 +75,10 @@ POINTWISE: dict[str, Case] = {
         lambda x, i: x.gather(0, i).gather(1, i).gather(0, i).gather(1, i),
         (randn(6, 6), indices(6, 6, below=6)),
     ),
-    "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1), (randn(2, 1, 4), indices(1, 5, 4, below=1))),
+    "take_along_dim": (
+        lambda x, i: torch.take_along_dim(x, i, 1),
+        (randn(2, 1, 4), ints(1, 5, 4, low=-1, high=1, dtype=torch.int64)),
+    ),
     "take_along_dim of pairs": (lambda x, i: x.take_along_dim(i, dim=-1), (X, X.argsort(-1))),
     "take_along_dim of all": (lambda x, i: x.take_along_dim(i), (X, indices(2, 3, below=48))),
     "index_select": (lambda x, i: x.index_select(1, i), (X, indices(5, below=8, dtype=torch.int32))),

@@ -187,7 +187,8 @@ def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tr
 
 @implements("take_along_dim")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTensor:
-    """As gather, of a tensor and an index that broadcast along all other dims; without dim, of the flat ones."""
+    """As gather, of a tensor and an index that broadcast along all other dims; without dim, of the flat ones. Along a
+    dim, negative values count from the end."""
     tracer = tracer_of(input, indices)
     x, chosen = tracer.lift(input), tracer.lift(indices)
     if dtype_of(chosen) is not DType.INT64:
@@ -199,7 +200,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
     place = normalize_dim(dim or 0, x.ndim)
     common = broadcast([(*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)])
     x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
-    return _gathered(x, place, chosen)
+    return _gathered(x, place, chosen, wraps=dim is not None)
 
 
 @implements("index_select")
