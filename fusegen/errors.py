@@ -78,6 +78,10 @@ class LaunchError(FusegenError):
     """A compiled kernel could not be launched."""
 
 
+class IndexRangeError(FusegenError, IndexError):
+    """A value that a kernel used as an index names no element. On a GPU it is a device assert with the same words."""
+
+
 class EmulationError(FusegenError):
     """The emulator saw a kernel do something illegal: out of bounds, a race, an uninitialised read."""
 

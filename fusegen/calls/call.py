@@ -100,6 +100,7 @@ class KernelLaunch:
         block: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         arguments: in the order of the kernel's parameters.
+        checks: whether the kernel says of an index that it read that it names no element.
     """
 
     tensor_maps: tuple[TensorMapSpec, ...]
@@ -107,6 +108,7 @@ class KernelLaunch:
     block: int
     shared_bytes: int
     arguments: tuple[LaunchArgument, ...]
+    checks: bool = False
 
     @property
     def touched(self) -> dict[int, bool]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusegen.emit.offsets import Offsets
 from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, call_view, fragment
 from fusegen.schedule.access import Access
-from fusegen.schedule.kernel import Function, Parameter, Phase, Pointer, RowBody
+from fusegen.schedule.kernel import Function, Parameter, Phase, RowBody
 
 
 @dataclass(frozen=True)
@@ -43,37 +44,42 @@ class PhaseView:
     row_writes: tuple[tuple[FragmentView, str], ...]
 
 
-def phase_views(body: RowBody, pointers: Mapping[int, Pointer]) -> list[PhaseView]:
+def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
     """The views of all phases."""
     lane_axis = body.column_axes.symbols[-1]
     reads = {a.name: a for phase in body.phases for a in phase.reads}
     held = {p.name: p for phase in body.phases for p in phase.held}
-    return [_phase(phase, body, pointers, reads, held, lane_axis) for phase in body.phases]
+    return [_phase(phase, body, offsets, reads, held, lane_axis) for phase in body.phases]
 
 
 def _phase(
     phase: Phase,
     body: RowBody,
-    pointers: Mapping[int, Pointer],
+    offsets: Offsets,
     reads: Mapping[str, Access],
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
     arguments = phase.call.arguments if phase.call else ()
     return PhaseView(
-        row_reads=tuple(fragment(a, pointers, None) for a in phase.row_reads),
-        row_call=call_view(phase.row_call, frozenset(), body.coordinates, None) if phase.row_call else None,
-        loads=tuple(fragment(a, pointers, lane_axis) for a in phase.reads),
-        late=tuple(fragment(a, pointers, lane_axis) for a in phase.late),
-        uses=tuple(fragment(reads[a.name], pointers, lane_axis) for a in arguments if a.kind == "read" and a.name in reads),
+        row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
+        row_call=call_view(phase.row_call, frozenset(), body.coordinates, offsets, None) if phase.row_call else None,
+        loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
+        late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
+        uses=tuple(fragment(reads[a.name], offsets, lane_axis) for a in arguments if a.kind == "read" and a.name in reads),
         given=tuple((a.name, held[a.name].dtype.spelling) for a in arguments if a.kind == "held"),
-        call=call_view(phase.call, frozenset(), body.coordinates, lane_axis) if phase.call else None,
+        call=call_view(phase.call, frozenset(), body.coordinates, offsets, lane_axis) if phase.call else None,
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
-        writes=tuple(fragment(a, pointers, lane_axis) for a in phase.writes),
-        row_writes=tuple((fragment(a, pointers, None), name) for a, name in phase.row_writes),
+        writes=tuple(fragment(a, offsets, lane_axis) for a in phase.writes),
+        row_writes=tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes),
     )
+
+
+def row_accesses(body: RowBody) -> list[Access]:
+    """What a row kernel reads."""
+    return [a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late)]
 
 
 def row_functions(body: RowBody) -> list[Function]:

@@ -8,30 +8,16 @@ from dataclasses import dataclass
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.formula import integer_text
+from fusegen.emit.offsets import Offsets
+from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel
 from fusegen.schedule.names import identifier
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
 """The lane within a thread's group of neighbours, as templates name it."""
-
-
-def c_text(index: Index) -> str:
-    """An index in C."""
-    return integer_text(index, "/")
-
-
-def condition_text(bounds: Bounds) -> str:
-    """A condition in C."""
-    parts = []
-    if bounds.lower is not None and bounds.lower != 0:
-        parts.append(f"{c_text(bounds.index)} >= {c_text(bounds.lower)}")
-    if bounds.upper is not None:
-        parts.append(f"{c_text(bounds.index)} < {c_text(bounds.upper)}")
-    return " && ".join(parts) or "true"
 
 
 @dataclass(frozen=True)
@@ -65,9 +51,9 @@ class FragmentView:
         return self.pattern == Pattern.UNIFORM.value
 
 
-def fragment(access: Access, pointers: Mapping[int, Pointer], lane_axis: sympy.Symbol | None) -> FragmentView:
+def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -> FragmentView:
     """The view of an access whose lanes run along an axis."""
-    pointer = pointers[access.buffer]
+    pointer = offsets.pointers[access.buffer]
     shifted = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
     return FragmentView(
         name=access.name,
@@ -76,10 +62,10 @@ def fragment(access: Access, pointers: Mapping[int, Pointer], lane_axis: sympy.S
         pointer=pointer.name,
         pattern=access.pattern.value,
         width=access.width,
-        offset=c_text(access.offset),
-        lane_offset=c_text(sympy.sympify(access.offset).subs(shifted)),
-        condition=" && ".join(condition_text(b) for b in access.conditions),
-        lane_condition=" && ".join(condition_text(shift(b, shifted)) for b in access.conditions),
+        offset=offsets.text(access.offset),
+        lane_offset=offsets.text(sympy.sympify(access.offset).subs(shifted)),
+        condition=offsets.condition(access.conditions),
+        lane_condition=offsets.condition(shift(b, shifted) for b in access.conditions),
     )
 
 
@@ -119,35 +105,42 @@ class CallView:
         return len(self.results) == 1
 
 
-def call_view(call: Call, uniform: frozenset[str], coordinates: Sequence[Coordinate], lane_axis: sympy.Symbol | None) -> CallView:
+def call_view(
+    call: Call, uniform: frozenset[str], coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None
+) -> CallView:
     """The view of a call.
 
     Args:
         uniform: names of fragments that have one element for all lanes.
         coordinates: of the kernel.
+        offsets: how they are written.
         lane_axis: along which lanes run.
     """
     values = {c.name: c.value for c in coordinates}
-    arguments = [_argument(a, uniform, values, lane_axis) for a in call.arguments]
+    arguments = [_argument(a, uniform, values, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
 def _argument(
-    argument: Argument, uniform: frozenset[str], values: Mapping[str, Index | Bounds], lane_axis: sympy.Symbol | None
+    argument: Argument,
+    uniform: frozenset[str],
+    values: Mapping[str, Index | Bounds],
+    offsets: Offsets,
+    lane_axis: sympy.Symbol | None,
 ) -> str:
     if argument.kind == "coordinate":
-        return coordinate_text(values[argument.name], {} if lane_axis is None else {lane_axis: lane_axis + LANE})
+        return coordinate_text(values[argument.name], offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
     if argument.kind == "scalar" or argument.name in uniform:
         return argument.name
     return f"{argument.name}[v]"
 
 
-def coordinate_text(value: Index | Bounds, replaced: Mapping[sympy.Symbol, Index]) -> str:
+def coordinate_text(value: Index | Bounds, offsets: Offsets, replaced: Mapping[sympy.Symbol, Index]) -> str:
     """A coordinate as the math takes it."""
     if isinstance(value, Bounds):
         return condition_text(shift(value, replaced))
-    return c_text(sympy.sympify(value).subs(replaced))
+    return offsets.text(sympy.sympify(value).subs(replaced))
 
 
 def kernel_parameters(kernel: Kernel) -> list[str]:

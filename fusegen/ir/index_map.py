@@ -1,12 +1,12 @@
 """Where a node's element comes from: index maps of pointwise broadcasting and of views.
 
 `sources` answers, for an element of a node, which elements of its operands it reads. Everything that the compiler
-knows of slices, reshapes, permutations, broadcasts and concatenations is in this file.
+knows of slices, reshapes, permutations, broadcasts, concatenations and gathers is in this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -14,7 +14,19 @@ import sympy
 
 from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, delinearize, linearize, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import (
+    Axes,
+    Dim,
+    Index,
+    IndexValue,
+    axis_symbol,
+    delinearize,
+    linearize,
+    literal,
+    product,
+    same,
+    simplify_dim,
+)
 
 Position: TypeAlias = tuple[Index, ...]
 
@@ -38,7 +50,7 @@ class ElementSource:
 
 
 def sources(graph: Graph, position: int, index: Position, axes: Axes) -> tuple[ElementSource, ...]:
-    """The operands' elements that the element ``index`` of a pointwise or view node reads.
+    """The operands' elements that the element ``index`` of a pointwise, view or indexing node reads.
 
     Args:
         graph: the graph.
@@ -49,6 +61,8 @@ def sources(graph: Graph, position: int, index: Position, axes: Axes) -> tuple[E
     node = graph.nodes[position]
     if node.family is Family.POINTWISE:
         return tuple(ElementSource(a, broadcast_index(graph.nodes[a].shape, index)) for a in node.args)
+    if node.family is Family.INDEXING:
+        return _gather(graph, position, index)
     return _VIEWS[node.op](graph, node, index, axes)
 
 
@@ -89,6 +103,21 @@ def _concat(graph: Graph, node: Node, index: Position, axes: Axes) -> tuple[Elem
         found.append(ElementSource(a, shifted, Bounds(index[dim], start, end)))
         start = end
     return tuple(found)
+
+
+def _gather(graph: Graph, position: int, index: Position) -> tuple[ElementSource, ...]:
+    """Where a gather reads: in its operand at a value that is found when the kernel runs, and that value."""
+    node = graph.nodes[position]
+    dim = cast(int, node.attr("dim"))
+    x, chosen = node.args
+    value = IndexValue(position, graph.nodes[x].shape[dim], *index)
+    return ElementSource(x, (*index[:dim], value, *index[dim + 1 :])), ElementSource(chosen, index)
+
+
+def index_values(indices: Iterable[Index]) -> tuple[IndexValue, ...]:
+    """The values that some indices are made of, in an order of their own."""
+    found = set().union(*(i.atoms(IndexValue) for i in indices if not isinstance(i, int)))
+    return tuple(sorted(found, key=str))
 
 
 def _reshape(graph: Graph, node: Node, index: Position, axes: Axes) -> tuple[ElementSource, ...]:

@@ -210,6 +210,16 @@ def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     return tuple(first)
 
 
+def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    x, index = operands
+    if len(x.shape) != len(index.shape):
+        text = f"gather from {shape_text(x.shape)} by indices of shape {shape_text(index.shape)}"
+        raise ShapeError(text, mend="give the index as many dims as the tensor has")
+    if index.dtype not in (DType.INT32, DType.INT64):
+        raise TraceError(f"an index of {index.dtype}", mend="convert it to torch.int64")
+    return index.shape
+
+
 _VIEWS: dict[Op, Callable[[Sequence[Operand], Attrs], Shape]] = {
     Op.EXPAND: _expand,
     Op.PERMUTE: _permute,
@@ -222,6 +232,7 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.LEAF: _leaf,
     Family.POINTWISE: _pointwise,
     Family.VIEW: _view,
+    Family.INDEXING: _gather,
     Family.REDUCTION: _reduction,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,

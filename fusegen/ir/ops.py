@@ -17,6 +17,7 @@ class Family(Enum):
     LEAF = "leaf"
     POINTWISE = "pointwise"
     VIEW = "view"
+    INDEXING = "indexing"
     REDUCTION = "reduction"
     CONTRACTION = "contraction"
     NORMALIZATION = "normalization"
@@ -163,6 +164,9 @@ class Op(Enum):
     RESHAPE = _view("reshape")
     SLICE = _view("slice")
     CONCAT = _view("concat", None)
+
+    # (x, index): x at the index's values along a dim, and at the same places along all others.
+    GATHER = Row("gather", Family.INDEXING, 2, Result.SAME)
 
     # Reductions over the dims in the attributes; a reduced dim is kept with extent 1.
     SUM = _reduction("sum", Result.SUM)

@@ -165,6 +165,10 @@ def _concat(*tensors: Tensor, dim: int) -> Tensor:
     return torch.cat(tensors, dim)
 
 
+def _gather(x: Tensor, index: Tensor, dim: int, wraps: bool) -> Tensor:
+    return x.gather(dim, torch.where(index < 0, index + x.shape[dim], index) if wraps else index)
+
+
 def _var(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
     return x.var(dims, correction=correction, keepdim=True)
 
@@ -260,6 +264,7 @@ RULES: dict[Op, Rule] = {
     Op.RESHAPE: lambda x, shape: x.reshape(shape),
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
+    Op.GATHER: _gather,
     Op.SUM: lambda x, dims: x.sum(dims, keepdim=True) if dims else x,
     Op.AMAX: _kept(torch.amax),
     Op.AMIN: _kept(torch.amin),

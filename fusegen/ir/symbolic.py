@@ -54,6 +54,26 @@ class Modulo(sympy.Function):  # type: ignore[misc]
         return a % b if a.is_Integer and b.is_Integer else None
 
 
+class IndexValue(sympy.Function):  # type: ignore[misc]
+    """What a gather reads its operand at: ``IndexValue(node, extent, *index)`` for the element ``index`` of the gather ``node``.
+
+    The kernel reads it, and checks that it is below the extent.
+    """
+
+    is_integer = True
+    is_nonnegative = True
+
+    @property
+    def node(self) -> int:
+        """The gather."""
+        return int(self.args[0])
+
+    @property
+    def index(self) -> tuple[sympy.Expr, ...]:
+        """Its element."""
+        return tuple(self.args[2:])
+
+
 def size_symbol(name: str) -> sympy.Symbol:
     """The symbol of a run-time size; at least 1, since empty tensors never reach a kernel."""
     return sympy.Symbol(name, integer=True, positive=True)
@@ -198,7 +218,7 @@ class Axes:
         if not term.is_nonnegative:
             return None
         bounded: dict[sympy.Expr, sympy.Expr] = {axis: extent - 1 for axis, extent in self._bounds.items() if term.has(axis)}
-        for call in term.atoms(Modulo):
+        for call in term.atoms(Modulo, IndexValue):  # both are below their second operand
             bounded = {call: call.args[1] - 1} | {a: e for a, e in bounded.items() if not call.has(a)}
         if term.atoms(FloorDiv):
             return self._greatest_quotient(term)

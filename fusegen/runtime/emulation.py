@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusegen.calls import call
+from fusegen.errors import IndexRangeError
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
-from fusegen.runtime.execute import Backend, Buffers, MapOf, Scalars, Step, argument_filler, nothing
+from fusegen.runtime.execute import Backend, Buffers, MapOf, Scalars, Step, argument_filler, nothing, out_of_range
 from fusegen.source import Source
 
 
@@ -39,15 +40,18 @@ class EmulatorBackend(Backend):
         def step(given: Buffers, scalars: Scalars) -> None:
             maps = [encode(spec, given[spec.buffer], sizes) for spec in launch.tensor_maps]
             fill = argument_filler(launch, sizes, [_found_at(ctypes.addressof(encoded)) for encoded in maps])
-            emulate(
-                kernel,
-                grid=grid,
-                block=launch.block,
-                shared_bytes=launch.shared_bytes,
-                arguments=fill(given, scalars),
-                buffers=[Buffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()],
-                timing=self.timing,
-            )
+            try:
+                emulate(
+                    kernel,
+                    grid=grid,
+                    block=launch.block,
+                    shared_bytes=launch.shared_bytes,
+                    arguments=fill(given, scalars),
+                    buffers=[Buffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()],
+                    timing=self.timing,
+                )
+            except IndexRangeError as error:
+                raise out_of_range(error.what, sizes) from None
 
         return step
 

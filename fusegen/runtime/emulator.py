@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusegen.emit.environment import templates
 from fusegen.emit.primitives import closure
-from fusegen.errors import EmulationError
+from fusegen.errors import EmulationError, IndexRangeError
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder
 
@@ -37,6 +37,7 @@ _PRODUCT = re.compile(
 )
 """An instruction of tensor cores: a function of the emitted text, since there is one for each shape."""
 _MESSAGE_BYTES = 1024
+_BAD_INDEX = 2  # what a launch gives that met one
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
 
 
@@ -107,6 +108,7 @@ def emulate(
         timing: when things happen whose time is not settled.
 
     Raises:
+        IndexRangeError: an index that the kernel read names no element.
         EmulationError: the kernel did something illegal, or a primitive that it uses has no host version.
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
     """
@@ -119,7 +121,10 @@ def emulate(
         _buffer_array(buffers), len(buffers),
         ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value,
     )  # fmt: skip
-    if run.function(ctypes.byref(launch)) != 0:
+    status = run.function(ctypes.byref(launch))
+    if status == _BAD_INDEX:
+        raise IndexRangeError(message.value.decode())
+    if status != 0:
         raise EmulationError(message.value.decode(errors="replace"), where=run.where)
 
 

@@ -5,6 +5,8 @@ Nothing here knows what a call was made of, and nothing compiles.
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,7 +28,7 @@ from fusegen.calls.call import (
     TensorMapSpec,
 )
 from fusegen.calls.workspace import arrange
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.library import multiply
 
@@ -250,4 +252,17 @@ class HostBackend(Backend):
         def step(given: Buffers, scalars: Scalars) -> None:
             kernel(fill(given, scalars))
 
-        return step
+        def checked(given: Buffers, scalars: Scalars) -> None:
+            failed = ctypes.c_char_p()
+            kernel([*fill(given, scalars), ctypes.addressof(failed)])
+            if failed.value is not None:
+                raise out_of_range(failed.value.decode(), sizes)
+
+        return checked if launch.checks else step
+
+
+def out_of_range(message: str, sizes: Mapping[str, int]) -> IndexRangeError:
+    """The error of an index that names no element, with the sizes of this call in the range that it ends with."""
+    words, bracket, limits = message.rpartition("[")
+    known = re.sub(r"[A-Za-z_]\w*", lambda name: str(sizes.get(name[0], name[0])), limits)
+    return IndexRangeError(words + bracket + known, mend="check the values that are used as indices")

@@ -12,6 +12,7 @@ import sympy
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, Modulo, Stride, axis_symbol, same, simplify_dim
+from fusegen.schedule.indices import Loaded
 
 Multiples: TypeAlias = Mapping[str, int]
 
@@ -81,6 +82,11 @@ def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbo
     for call in expression.atoms(FloorDiv, Modulo):
         if call.has(outer) or call.has(inner):
             return False
+    reads = expression.atoms(Loaded)
+    if reads:  # indices, which must depend on both axes as on one, too
+        if not all(_acts_as_one(read.offset, outer, inner, extent) for read in reads):
+            return False
+        expression = expression.subs({read: sympy.Dummy() for read in reads})
     a, b = expression.coeff(outer), expression.coeff(inner)
     rest = sympy.expand(expression - a * outer - b * inner)
     return not rest.has(outer) and not rest.has(inner) and same(sympy.expand(b * extent), a)

@@ -360,6 +360,7 @@ class Kernel:
         scalars: run-time scalars, in the order of the parameters.
         body: the math and the pipeline's particulars.
         wide: whether indices need 64 bits.
+        checks: whether it checks indices that it reads.
     """
 
     name: str
@@ -368,3 +369,4 @@ class Kernel:
     scalars: tuple[tuple[str, DType], ...]
     body: Body
     wide: bool = False
+    checks: bool = False

@@ -84,7 +84,7 @@ class Launch:
             *(SizeArgument(size(name)) for name in self.kernel.sizes),
             *(ScalarArgument(name, dtype.is_float) for name, dtype in self.kernel.scalars),
         )
-        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments)
+        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments, self.kernel.checks)
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,24 @@ affine offsets, coordinates, results of reductions, lanes of an accumulator, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+import sympy
 import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node
-from fusegen.ir.index_map import Bounds, Position, sources
+from fusegen.ir.index_map import Bounds, Position, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+from fusegen.schedule.indices import Checked, Loaded
 
 
 class Leaf(Enum):
@@ -101,6 +103,27 @@ class Terms:
             return self.put(Term(Leaf.CONSTANT, (), dtype, _as_number(payload, dtype)))
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
+    def integer(self, position: int) -> Index:
+        """An integer term as an expression: one that is read, or a coordinate, and numbers that are added to it.
+
+        Raises:
+            VerificationError: it is made of anything else.
+        """
+        total: Index = 0
+        while (term := self.items[position]).op in (Op.CAST, Op.ADD):
+            numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]
+            total = total + sum(int(str(self.items[a].payload)) for a in numbers)
+            if len(numbers) == len(term.args):
+                return total
+            (position,) = (a for a in term.args if a not in numbers)
+        if isinstance(term.payload, Read):
+            return total + Loaded(term.payload.buffer, term.payload.offset)
+        if term.op is Leaf.COORDINATE:
+            return total + cast(sympy.Expr, term.payload)
+        if term.op is Leaf.CONSTANT:
+            return total + int(str(term.payload))
+        raise VerificationError(f"an index is computed by {term.op!r} inside of a kernel")
+
     def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
         """Everything that some terms are made of, in topological order; what is in ``stop`` is not looked into."""
         found: set[int] = set()
@@ -166,13 +189,16 @@ class Evaluator:
         return self._memo[wanted]
 
     def _below(self, element: Element) -> tuple[Element, ...]:
-        """The elements that an element is made of."""
+        """The elements that an element is made of; of one that is read, the values that say where it lies."""
         position, index, context = element
         node = self.graph.nodes[position]
-        if position in self.memory or node.family not in (Family.VIEW, Family.POINTWISE):
-            return ()
+        if position in self.memory or node.family not in (Family.VIEW, Family.POINTWISE, Family.INDEXING):
+            return tuple((self.graph.nodes[value.node].args[1], value.index, context) for value in index_values(index))
         if node.op is Op.CONCAT:
             return tuple(part for part, _ in self._parts(element))
+        if node.family is Family.INDEXING:
+            index = sources(self.graph, position, index, self.axes)[0].index
+            return ((node.args[0], index, context),)
         return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
 
     def _evaluate(self, element: Element, args: list[int]) -> int:
@@ -180,16 +206,28 @@ class Evaluator:
         position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory:
-            return self._read(position, index, context)
+            return self._read(position, self._resolved(index, args, self.memory[position]), context)
         if node.family is Family.LEAF:
-            return self._leaf(node, index)
+            return self._leaf(node, self._resolved(index, args, -1))
         if node.op is Op.CONCAT:
             return self._concat(element, args)
-        if node.family is Family.VIEW:
+        if node.family in (Family.VIEW, Family.INDEXING):
             return args[0]
         if node.family is Family.POINTWISE:
             return self._pointwise(position, args)
         return self._anchor(position, index)
+
+    def _resolved(self, index: Position, args: Sequence[int], buffer: int) -> Position:
+        """The index of an element of a buffer, with what the kernel reads and checks in the place of the values of gathers.
+
+        Args:
+            args: their terms.
+        """
+        found: dict[object, Index] = {}
+        for value, term in zip(index_values(index), args, strict=True):
+            gather = self.graph.nodes[value.node]
+            found[value] = Checked(self.terms.integer(term), value.args[1], int(bool(gather.attr("wraps"))), buffer)
+        return tuple(substitute(i, found) for i in index) if found else index
 
     def _read(self, position: int, index: Position, context: Context) -> int:
         node = self.graph.nodes[position]

@@ -46,7 +46,7 @@ inline void call(void (*kernel)(P...), const Launch& launch) {
   Call<P...>{kernel, Parameter<P>::take(launch, next++)...};  // braces: evaluated from left to right
 }
 
-// 0 when every block ran to its end; otherwise launch.message says what is wrong.
+// 0 when every block ran to its end; otherwise launch.message says what is wrong: 2 with an index of the user's, 1 with the kernel.
 inline i32 run(const Launch& launch, void (*kernel)(const Launch&)) {
   Shape shape{static_cast<u32>(launch.block), static_cast<u32>(launch.block * launch.cluster)};
   Machine local{launch, kernel, shape, Stacks{launch.block * launch.cluster}};
@@ -58,7 +58,7 @@ inline i32 run(const Launch& launch, void (*kernel)(const Launch&)) {
   map_buffers();
   for (i32 b = 0; b < launch.grid && !local.failed; b += launch.cluster) run_cluster(b);
   machine = nullptr;
-  return local.failed;
+  return local.bad_index ? 2 : local.failed;
 }
 
 }  // namespace emulator

@@ -148,6 +148,7 @@ struct Machine {
   Thread* current = nullptr;
   Context scheduler;
   bool failed = false;
+  bool bad_index = false;  // failed since the user's index names no element
 };
 
 static thread_local Machine* machine = nullptr;
@@ -180,6 +181,14 @@ __attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, c
   va_start(values, format);
   report_values(*machine->current, format, values);
   va_end(values);
+  switch_context(machine->current->context, machine->scheduler);
+  abort();
+}
+
+// Ends the launch for an index of the user's that names no element.
+[[noreturn]] inline void fail_index(const char* message) {
+  snprintf(machine->launch.message, machine->launch.message_bytes, "%s", message);
+  machine->failed = machine->bad_index = true;
   switch_context(machine->current->context, machine->scheduler);
   abort();
 }

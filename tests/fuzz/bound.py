@@ -19,7 +19,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import RULES as EXACT
 from fusegen.ir.reference import Interpreter
 from tests.fuzz.arithmetic import Arithmetic
-from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, converted, hull, rounded, where
+from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, anything, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
 from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS
 
@@ -83,6 +83,8 @@ class Bound(Interpreter):
         attrs = {key: self._concrete(value) for key, value in node.attrs}
         if node.family is Family.VIEW:
             return _viewed(node.op, args, attrs)
+        if node.op is Op.GATHER:
+            return _gathered(args[0], args[1], attrs)
         if node.op is Op.CAST:
             return _cast(args[0], node.dtype)
         if node.family is Family.POINTWISE:
@@ -232,14 +234,26 @@ def _wide(dtype: DType) -> torch.dtype:
     return torch.bool if dtype is DType.BOOL else torch.int64
 
 
-def _viewed(op: Op, args: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+def _viewed(op: Op, args: Sequence[Value], attrs: Mapping[str, Any], *certain: Tensor) -> Value:
+    """Elements in other places; certain operands come last."""
+
     def parts(name: str) -> Tensor:
-        found: Tensor = EXACT[op](*(getattr(a, name) for a in args), **attrs)
+        found: Tensor = EXACT[op](*(getattr(a, name) for a in args), *certain, **attrs)
         return found
 
     if isinstance(args[0], Exact):
         return Exact(parts("value"), parts("sure"))
     return Float(parts("lo"), parts("hi"), parts("nan"), parts("num"))
+
+
+def _gathered(x: Value, index: Value, attrs: Mapping[str, Any]) -> Value:
+    """Elements at an index; no claim where that is uncertain."""
+    assert isinstance(index, Exact)
+    at = torch.where(index.sure, index.value, torch.zeros_like(index.value))
+    found = _viewed(Op.GATHER, [x], attrs, at)
+    if isinstance(found, Exact):
+        return Exact(found.value, found.sure & index.sure)
+    return where(index.sure, found, anything(found.lo))
 
 
 def _as_float(x: Value) -> Float:

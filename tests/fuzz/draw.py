@@ -326,6 +326,29 @@ def _view_call(draw: Draw, shape: tuple[int, ...], dim: int) -> str:
     return pick(draw, choices)
 
 
+def _indexing(draw: Draw, state: State) -> None:
+    """Elements that a value of integers names: an input as it is, where torch finds all of them, or anything within the dim."""
+    x, i = number(draw, state, lambda t: t.dim() > 0), number(draw, state, is_integer)
+    if x is None:
+        return
+    size, dim = state.values[x].shape, between(draw, 0, state.values[x].dim() - 1)
+    colons = ":, " * dim
+    if i is None or not pick(draw, (True, True, True, False)):
+        first = between(draw, 0, 3)
+        index = f"(torch.arange({max(size[dim] // 2, 1)}, device={{0}}.device) + {first})"
+        calls = [f"{{0}}[{colons}{index}]", f"{{0}}[{colons}{index} - {size[dim]}]", f"{{0}}.index_select({dim}, {index} % 2)"]
+        state.add(pick(draw, calls), x)
+        return
+    inside = f"({{1}} % {max(size[dim], 1)}).long()"
+    is_input = i < len(state.values) - len(state.steps)
+    index = pick(draw, (["{1}", "{1}.long()"] if is_input else []) + [inside])
+    calls = [
+        f"{{0}}[{colons}{index}]", f"{{0}}.index_select({dim}, {index}.flatten())", f"{{0}}.gather({dim}, {index})",
+        f"torch.take_along_dim({{0}}, {inside}, {dim})", f"F.embedding({index}, {{0}})", f"{{0}}[..., None, {index}]",
+    ]  # fmt: skip
+    state.add(pick(draw, calls), x, i)
+
+
 def _concatenation(draw: Draw, state: State) -> None:
     x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
@@ -407,10 +430,10 @@ KINDS: dict[str, Callable[[Draw, State], None]] = {
     "predicate": _predicate,
     "normalization": _normalization, "concatenation": _concatenation, "coordinate": _coordinate, "product": _product,
     "attention": _attention,
-    "bits": _bits, "twice": twice, "alike": alike, "numbers": numbers,
+    "bits": _bits, "indexing": _indexing, "twice": twice, "alike": alike, "numbers": numbers,
 }  # fmt: skip
 WEIGHTED = [
     *["unary"] * 7, *["binary"] * 6, *["view"] * 5, *["reduction"] * 4, *["cast"] * 2, *["choice"] * 2, "predicate",
     "normalization", "normalization", "concatenation", "coordinate", "product", "attention", "bits",
-    *["twice"] * 4, "alike", "alike", *["numbers"] * 3,
+    *["indexing"] * 2, *["twice"] * 4, "alike", "alike", *["numbers"] * 3,
 ]  # fmt: skip

@@ -90,7 +90,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.cumsum(-1), "cumsum"),
     (lambda x: x.add_(1), "add_"),
     (lambda x: x.__setitem__(0, 1), "writing into a tensor"),
-    (lambda x: x[x > 0], "indexing by a tensor"),
+    (lambda x: x[x > 0], "indexing by a mask"),
     (lambda x: x[[0, 1]], "indexing by a list"),
     (lambda x: x[True], "indexing by a bool"),
     (lambda x: x.flip(0), "flip"),

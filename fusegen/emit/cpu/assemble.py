@@ -32,7 +32,7 @@ class Names:
     Attributes:
         entry: the exported symbol.
         stem: begins the names of the pipeline's own functions.
-        parameters: buffers, sizes, scalars.
+        parameters: buffers, sizes, scalars; where indices are checked, the place for what is said of one that is out of range.
     """
 
     entry: str
@@ -53,7 +53,10 @@ class Names:
 def names_of(kernel: Kernel) -> Names:
     """The names of a kernel's pipeline."""
     split = [text.rsplit(" ", 1) for text in kernel_parameters(kernel)]
-    return Names(entry(kernel), f"{identifier(kernel.name)}_of", tuple(Parameter(*pair) for pair in split))
+    parameters = [Parameter(*pair) for pair in split]
+    if kernel.checks:
+        parameters.append(Parameter("const char**", "failed"))
+    return Names(entry(kernel), f"{identifier(kernel.name)}_of", tuple(parameters))
 
 
 def assemble(kernel: Kernel, target: Target, kind: str, math: str, pipeline: str) -> Source:

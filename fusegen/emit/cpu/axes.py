@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen.emit.views import c_text, decode
+from fusegen.emit.text import c_text
+from fusegen.emit.views import decode
 from fusegen.ir.symbolic import Axes, product
 
 
@@ -24,7 +25,7 @@ class NestView:
     extent: str
     outer: str
     outer_count: str
-    decode: tuple[str, ...]
+    decode: list[str]
 
     @classmethod
     def of(cls, axes: Axes, outer: str) -> NestView:
@@ -36,7 +37,7 @@ class NestView:
             extent=c_text(axes.extents[-1]),
             outer=outer if several else "".join(s.name for s in before.symbols),
             outer_count=c_text(product(before.extents)),
-            decode=tuple(decode(before, outer, "Index")) if several else (),
+            decode=decode(before, outer, "Index") if several else [],
         )
 
     @property

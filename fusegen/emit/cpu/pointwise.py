@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
+from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.views import call_view, fragment
 from fusegen.schedule.kernel import Kernel, PointwiseBody
 from fusegen.schedule.program import Launch
@@ -16,17 +17,18 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
     lane_axis = body.axes.symbols[-1]
-    reads = [fragment(a, pointers, lane_axis) for a in body.reads]
+    indices, offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
+    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
         "cpu/pointwise.cpp.jinja",
         names=names_of(kernel),
         nest=NestView.of(body.axes, "row"),
+        indices=indices,
         reads=reads,
-        writes=[fragment(a, pointers, lane_axis) for a in body.writes],
-        call=call_view(body.call, uniform, body.coordinates, lane_axis),
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
     return assemble(kernel, target, "pointwise", math_text([body.call.function]), pipeline)

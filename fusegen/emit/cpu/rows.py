@@ -5,9 +5,11 @@ from __future__ import annotations
 from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
+from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.reductions import reduction_functions, view
-from fusegen.emit.row_views import phase_views, row_functions
-from fusegen.emit.views import c_text, decode, fragment
+from fusegen.emit.row_views import phase_views, row_accesses, row_functions
+from fusegen.emit.text import c_text
+from fusegen.emit.views import decode, fragment
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
 from fusegen.schedule.program import Launch
@@ -19,18 +21,18 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
+    indices, offsets = cpu_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
     lane_axis = body.column_axes.symbols[-1]
-    partials = {a.name: fragment(a, pointers, lane_axis) for a in body.partials}
+    partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
     along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
     pipeline = render(
         "cpu/rows.cpp.jinja",
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
-        row_decode=decode(body.row_axes, "row", "Index"),
+        row_decode=decode(body.row_axes, "row", "Index") + indices,
         nest=NestView.of(body.column_axes, "column_outer"),
-        phases=phase_views(body, pointers),
+        phases=phase_views(body, offsets),
         kinds=list(along.values()),
         sums=[(view(r), partials[r.name]) for p in body.phases for r in p.column_sums],
         plan=body.plan,
@@ -44,14 +46,14 @@ def emit_columns(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
+    offsets = cpu_offsets(kernel)
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cpu/columns.cpp.jinja",
         names=names_of(kernel),
         nest=NestView.of(body.column_axes, "row"),
         sums=[
-            (view(r), fragment(p, pointers, lane_axis), fragment(w, pointers, lane_axis))
+            (view(r), fragment(p, offsets, lane_axis), fragment(w, offsets, lane_axis))
             for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
         ],
         parts=body.partial_rows,

@@ -9,10 +9,12 @@ from typing import Any, cast
 import sympy
 
 from fusegen.emit.environment import environment
-from fusegen.emit.views import LANE, c_text, condition_text, decode
+from fusegen.emit.offsets import Offsets, cuda_offsets
+from fusegen.emit.text import c_text, condition_text
+from fusegen.emit.views import LANE, decode
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
-from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource, Pointer
+from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"
@@ -153,16 +155,16 @@ def _macro(name: str) -> Callable[[Any], str]:
 
 def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
     place = wrapper.place
-    pointers = {p.buffer: p for p in kernel.pointers}
+    offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     return WrapperView(
         doc=wrapper.doc,
         signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *place.parameters, *outs]),
         decode=tuple(_decode(function.axes, place)),
-        reads=tuple(_read_view(r, pointers[r.buffer], function.axes, place) for r in function.reads),
+        reads=tuple(_read_view(r, offsets, function.axes, place) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
-        arguments=[_argument(a, function, place) for a in function.arguments],
+        arguments=[_argument(a, function, offsets, place) for a in function.arguments],
         results=tuple(ResultView(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
     )
 
@@ -192,21 +194,22 @@ def _decode(axes: Axes, place: Place) -> list[str]:
     return lines
 
 
-def _read_view(read: LaneRead, pointer: Pointer, axes: Axes, place: Place) -> ReadView:
+def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: Place) -> ReadView:
+    pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
-    offsets = [c_text(_renamed(o, axes, place)) for o in read.offsets]
+    places = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
     conditions = [_conditions(c, axes, place) for c in read.conditions]
-    base = f"operands.{pointer.name}"
-    values = [f"widen(load_once({base}, {offset}))" for offset in offsets]
+    base = f"{offsets.prefix}{pointer.name}"
+    values = [f"widen(load_once({base}, {offset}))" for offset in places]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
-    return ReadView(read.name, wide, base, read.vector, offsets[0], conditions[0], tuple(guarded))
+    return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], tuple(guarded))
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, place: Place) -> str:
     return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
 
 
-def _argument(argument: LaneArgument, function: LaneFunction, place: Place) -> str:
+def _argument(argument: LaneArgument, function: LaneFunction, offsets: Offsets, place: Place) -> str:
     if argument.source is LaneSource.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
     if argument.source is LaneSource.SCALAR:
@@ -218,7 +221,7 @@ def _argument(argument: LaneArgument, function: LaneFunction, place: Place) -> s
     if isinstance(value, Bounds):
         moved = _renamed_bounds(value, function.axes, place)
         return condition_text(Bounds(moved.index + step, moved.lower, moved.upper))
-    return c_text(_renamed(value, function.axes, place) + step)
+    return offsets.text(_renamed(value, function.axes, place) + step)
 
 
 def _renamed_bounds(bounds: Bounds, axes: Axes, place: Place) -> Bounds:

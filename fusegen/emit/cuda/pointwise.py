@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.views import c_text, call_view, decode, entry, fragment, kernel_parameters
+from fusegen.emit.offsets import cuda_offsets
+from fusegen.emit.text import c_text
+from fusegen.emit.views import call_view, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import Kernel, PointwiseBody
 from fusegen.schedule.program import Launch
@@ -16,9 +18,9 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
     lane_axis = body.axes.symbols[-1]
-    reads = [fragment(a, pointers, lane_axis) for a in body.reads]
+    indices, offsets = cuda_offsets(kernel).found_first(body.reads, [lane_axis])
+    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
         "cuda/pointwise.cu.jinja",
@@ -27,9 +29,10 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         count=c_text(product(body.axes.extents)),
         decode=decode(body.axes, "position", "Index"),
+        indices=indices,
         reads=reads,
-        writes=[fragment(a, pointers, lane_axis) for a in body.writes],
-        call=call_view(body.call, uniform, body.coordinates, lane_axis),
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
     return assemble(kernel, target, "pointwise", math_text([body.call.function]), pipeline)

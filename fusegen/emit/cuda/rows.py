@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
+from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.reductions import reduction_functions, view
-from fusegen.emit.row_views import phase_views, row_functions
-from fusegen.emit.views import c_text, decode, entry, fragment, kernel_parameters
+from fusegen.emit.row_views import phase_views, row_accesses, row_functions
+from fusegen.emit.text import c_text
+from fusegen.emit.views import decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
 from fusegen.schedule.program import Launch
@@ -18,8 +20,8 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
-    phases = phase_views(body, pointers)
+    indices, offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    phases = phase_views(body, offsets)
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
     along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
     lane_axis = body.column_axes.symbols[-1]
@@ -30,12 +32,12 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
-        row_decode=decode(body.row_axes, "row", "Index"),
+        row_decode=decode(body.row_axes, "row", "Index") + indices,
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=list(along.values()),
-        partials=[fragment(a, pointers, lane_axis) for a in body.partials],
+        partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         stage_offsets=body.stage_offsets,
         plan=body.plan,
     )
@@ -47,7 +49,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
-    pointers = {p.buffer: p for p in kernel.pointers}
+    offsets = cuda_offsets(kernel)
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/columns.cu.jinja",
@@ -57,7 +59,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
         sums=[
-            (view(r), fragment(p, pointers, lane_axis), fragment(w, pointers, lane_axis))
+            (view(r), fragment(p, offsets, lane_axis), fragment(w, offsets, lane_axis))
             for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
         ],
         parts=body.partial_rows,

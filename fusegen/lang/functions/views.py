@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import sympy
 import torch
 
@@ -17,7 +16,7 @@ from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, sim
 from fusegen.lang.functions.common import normalize_dim, sequence, tracer_of
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+from fusegen.lang.values import TracedTensor, dim_of
 
 
 def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:
@@ -187,7 +186,7 @@ def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTens
     """A run of a dim."""
     place = normalize_dim(dim, input.ndim)
     size, count = input._node.shape[place], dim_of(length)
-    first = _from_end(input._tracer, start, size)
+    first = from_end(input._tracer, start, size)
     if not (holds(input._tracer, count >= 0) and holds(input._tracer, size - first - count >= 0)):
         raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", mend="stay inside of the dim")
     return sliced(input, place, first, count)
@@ -203,7 +202,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     """One element of a dim, which is taken out."""
     place = normalize_dim(dim, input.ndim)
     shape = input._node.shape
-    chosen = _from_end(input._tracer, index, shape[place])
+    chosen = from_end(input._tracer, index, shape[place])
     if not holds(input._tracer, chosen < shape[place]):
         raise ShapeError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
     one = sliced(input, place, chosen, 1)
@@ -344,93 +343,20 @@ def is_complex(input: TracedTensor) -> bool:
     return input.is_complex()
 
 
-@implements("__getitem__")
-def getitem(input: TracedTensor, key: Any) -> TracedTensor:
-    """Basic indexing: ints, slices with positive steps, None and the ellipsis."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    _check_keys(keys)
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    if used > input.ndim:
-        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
-    if Ellipsis not in keys:
-        keys.append(Ellipsis)
-    gap = keys.index(Ellipsis)
-    keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
-    return _indexed(input, keys)
-
-
-def _check_keys(keys: list[Any]) -> None:
-    for k in keys:
-        if isinstance(k, TracedTensor):
-            raise UnsupportedError(
-                "indexing by a tensor cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
-            )
-        if not (k is None or k is Ellipsis or isinstance(k, (int, np.integer, slice, SymbolicSize))) or isinstance(k, bool):
-            raise UnsupportedError(
-                f"indexing by a {type(k).__name__} cannot be traced", mend="use ints, slices, None and ...; torch.where for masks"
-            )
-
-
-def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
-    result, place = input, 0
-    for k in keys:
-        if k is None:
-            result, place = unsqueeze(result, place), place + 1
-        elif isinstance(k, slice):
-            result, place = _slice_dim(result, place, k), place + 1
-        else:
-            result = select(result, place, k)
-    return result
-
-
-def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
-    size = x._node.shape[dim]
-    step = 1 if key.step is None else int(key.step)
-    if step <= 0:
-        raise ShapeError("a slice's step must be positive", mend="torch has no negative steps either")
-    tracer = x._tracer
-    start = 0 if key.start is None else _clipped(tracer, key.start, size)
-    stop = size if key.stop is None else _clipped(tracer, key.stop, size)
-    span = simplify_dim(stop - start)
-    if step == 1 and same(start, 0) and same(stop, size):
-        return x
-    if not holds(tracer, span > 0):
-        return sliced(x, dim, 0, 0)
-    known = literal(span)
-    if known is not None:
-        return sliced(x, dim, start, -(-known // step), step)
-    length = exact_quotient(span, step)
-    if length is None:
-        tracer.require_literal(span)
-        text = f"a slice of the run-time size {size} by a step of {step} is not supported"
-        raise ShapeError(text, mend="lower with example tensors")
-    return sliced(x, dim, start, length, step)
-
-
-def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
-    """A border of a slice counted from the front, between 0 and the size; a guard where the size is symbolic."""
-    place = dim_of(index)
-    if _is_negative(tracer, place):
-        place = simplify_dim(size + place)
-        if _is_negative(tracer, place):
-            return 0
-    return place if holds(tracer, place <= size) else size
-
-
-def _from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
+def from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
     """An index counted from the front.
 
     Raises:
         ShapeError: it lies before the first element.
     """
     place = dim_of(index)
-    if _is_negative(tracer, place):
+    if is_negative(tracer, place):
         place = simplify_dim(size + place)
-        if _is_negative(tracer, place):
+        if is_negative(tracer, place):
             raise ShapeError(f"index {index} of a dim of size {size}", mend="stay inside of the dim")
     return place
 
 
-def _is_negative(tracer: Tracer, index: Dim) -> bool:
+def is_negative(tracer: Tracer, index: Dim) -> bool:
     value = literal(index)
     return not holds(tracer, index >= 0) if value is None else value < 0

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds, Position, identity_axes, sources
+from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
@@ -19,6 +20,11 @@ from fusegen.passes.fuse.groups import Domain
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
 """Whether a reduction or product may be computed inside, read at an index under some conditions."""
+
+
+_SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
+_INDICES = (DType.INT32, DType.INT64)
+_INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 
 @dataclass
@@ -51,8 +57,16 @@ def walk(
         seen.add(element)
         check_spread(graph, len(seen))
         family = graph.nodes[position].family
-        if position in kept and position != root:
+        if (position in kept and position != root) or _is_read_at_values(graph, position, at):
             cone.inputs[position] = None
+        elif family is Family.INDEXING:
+            operand, chosen = sources(graph, position, at, axes)
+            stack.append((operand.arg, operand.index, bounds))
+            computed = computed_index(graph, chosen.arg)
+            if computed is None:
+                stack.append((chosen.arg, chosen.index, bounds))
+            else:
+                cone.inputs[computed] = None
         elif family in (Family.POINTWISE, Family.VIEW):
             for source in sources(graph, position, at, axes):
                 stack.append((source.arg, source.index, bounds if source.bounds is None else (*bounds, source.bounds)))
@@ -65,6 +79,43 @@ def walk(
             cone.anchors[position] = None
             if family is Family.REDUCTION:
                 stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes), bounds))
+
+
+def computed_index(graph: Graph, position: int) -> int | None:
+    """The value below an index that must lie in memory before a kernel can use it; None where what is read is the index itself, but
+    for a number that is added to it."""
+    leaf = _index_leaf(graph, position)
+    node = graph.nodes[leaf]
+    is_plain = node.family is Family.INDEXING and all(graph.nodes[_index_leaf(graph, a)].op is Op.INPUT for a in node.args)
+    return None if node.op in _INDEX_LEAVES or is_plain else leaf
+
+
+def _index_leaf(graph: Graph, position: int) -> int:
+    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number."""
+    added = 0
+    while True:
+        node = graph.nodes[position]
+        numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
+        is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
+        if is_view or (node.op is Op.CAST and node.dtype is DType.INT64 and graph.operands(position)[0].dtype in _INDICES):
+            below = node.args[0]
+        elif node.op is Op.ADD and node.dtype is DType.INT64 and len(numbers) == 1:
+            below = next(a for a in node.args if graph.nodes[a].op is not Op.CONSTANT)
+            added += abs(int(numbers[0]))
+        else:
+            return position
+        if added > _SMALL or graph.nodes[below].op is Op.SCALAR:
+            return position
+        position = below
+
+
+def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
+    """Whether a value must lie in memory since it is read at places that other values say: a concatenation would need to know at
+    which, and places of places of places have no end."""
+    node = graph.nodes[position]
+    if node.op is Op.CONCAT:
+        return bool(index_values([at[cast(int, node.attr("dim"))]]))
+    return node.family is Family.INDEXING and any(len(index_values([v])) > 1 for v in index_values(at))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:

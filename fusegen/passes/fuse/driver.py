@@ -218,7 +218,7 @@ def _merge_pointwise(graph: Graph, group: Group, other: int, kept: Kept) -> Grou
     grown = _reduction_group(graph, other, kept)
     if grown is not None and grown.kind is not GroupKind.POINTWISE:
         return _merge_rows(graph, grown, group.outputs[0], kept) if len(group.outputs) == 1 else None
-    if graph.nodes[other].family is not Family.POINTWISE or Domain(graph.nodes[other].shape) != group.domain:
+    if graph.nodes[other].family not in (Family.POINTWISE, Family.INDEXING) or Domain(graph.nodes[other].shape) != group.domain:
         return None
     outputs = (*group.outputs, other)
     parts = [_pointwise_group(graph, output, kept.difference(outputs)) for output in outputs]
@@ -231,7 +231,7 @@ def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | N
     domain = group.domain
     if graph.nodes[other].family is Family.REDUCTION and reduced_dims(graph, other) == domain.rows:
         columns.append(other)
-    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE):
+    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
         rows.append(other)
     else:
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim, product
 
 
 class GroupKind(Enum):
@@ -104,6 +105,33 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
             found.add(position)
             stack += graph.nodes[position].args
     return frozenset(found)
+
+
+def gathered(graph: Graph, group: Group) -> Mapping[int, Dim]:
+    """Of the inputs that a group reads only at indices which are values: how many elements, each as often as it is named."""
+    found: dict[int, Dim] = {}
+    everywhere = _inputs_below(graph, group, group.outputs)
+    for position in sorted(computed(graph, group)):
+        node = graph.nodes[position]
+        if node.family is Family.INDEXING:
+            for read in _inputs_below(graph, group, node.args[:1]) - everywhere:
+                found[read] = found.get(read, 0) + product(node.shape)
+    return found
+
+
+def _inputs_below(graph: Graph, group: Group, roots: Iterable[int]) -> set[int]:
+    """The inputs that some values are made of, but for those that are gathered from."""
+    found: set[int] = set()
+    stack, seen = list(roots), set[int]()
+    while stack:
+        position = stack.pop()
+        if position in group.inputs:
+            found.add(position)
+        elif position not in seen:
+            node = graph.nodes[position]
+            stack += node.args[1:] if node.family is Family.INDEXING else node.args
+        seen.add(position)
+    return found
 
 
 def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[int]:

@@ -124,7 +124,8 @@ class _Sharing:
         return product in self._streamed and self.graph.nodes[product].args[0] == operand
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
-        """What computing some values reads from memory, but for another value and what that is made of."""
+        """What computing some values reads from memory, but for another value and what that is made of. What is gathered stands for
+        itself: of its table, no more is read."""
         found: set[int] = set()
         stack = [a for root in roots for a in self.graph.nodes[root].args]
         seen = set() if other is None else {other}
@@ -132,10 +133,14 @@ class _Sharing:
             position = stack.pop()
             if position not in seen:
                 seen.add(position)
-                if self.graph.nodes[position].op is Op.INPUT or position in self.stored:
+                node = self.graph.nodes[position]
+                if node.op is Op.INPUT or position in self.stored:
                     found.add(position)
+                elif node.family is Family.INDEXING:
+                    found.add(position)
+                    stack.append(node.args[1])
                 else:
-                    stack += self.graph.nodes[position].args
+                    stack += node.args
         return frozenset(found)
 
     def _bytes(self, positions: Iterable[int]) -> int:

@@ -20,13 +20,16 @@ from fusegen.passes.fuse.recurrence import Recurrence
 from fusegen.schedule.access import divisor
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
+from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import AttentionBody, Function, Kernel, LaneFunction, Reduction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
     accumulator_of,
+    lane_expressions,
     lane_function,
+    lane_pointers,
     lane_position,
     lane_scalars,
     lane_sizes,
@@ -65,10 +68,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
     functions = (score, finish)
     kernel = Kernel(
         name=context.name,
-        pointers=(
-            *context.pointers((), (placement.buffer,)),
-            *context.pointers((r.buffer for f in functions for r in f.reads), ()),
-        ),
+        pointers=lane_pointers(context, functions, (placement.buffer,)),
         sizes=lane_sizes(functions, (out_offset,)),
         scalars=lane_scalars(context, functions),
         body=AttentionBody(
@@ -83,6 +83,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
             plan=plan,
         ),
         wide=context.wide,
+        checks=has_checks(lane_expressions(functions)),
     )
     return [_launch(context, kernel, operands, plan), *placement.copies]
 

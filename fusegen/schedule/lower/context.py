@@ -9,14 +9,16 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.calls.call import Role
-from fusegen.calls.formula import Formula
+from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
+from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import computed
+from fusegen.passes.fuse.groups import computed, gathered
 from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size_names, vector_width
+from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
@@ -92,10 +94,10 @@ class Context:
             return 16
         return self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name"))).alignment
 
-    def pointers(self, reads: Iterable[int], writes: Iterable[int]) -> tuple[Pointer, ...]:
-        """The kernel's pointer parameters: what it reads, then what it writes."""
+    def pointers(self, reads: Iterable[int], writes: Iterable[int], expressions: Iterable[Index] = ()) -> tuple[Pointer, ...]:
+        """The kernel's pointer parameters: what it reads, also as an index in some expressions, then what it writes."""
         written = dict.fromkeys(writes)
-        read = [b for b in dict.fromkeys(reads) if b not in written]
+        read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
         return tuple(Pointer(b, plain(f"{self.memory.spec(b).name}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
 
     def access(
@@ -126,8 +128,13 @@ class Context:
         return tuple((scalar_identifier(name), dtype) for name, dtype in self.graph.scalars if name in found)
 
     def traffic(self) -> Traffic:
-        """The fewest bytes: every input and output once."""
-        return Traffic(self._bytes(self.group.inputs), self._bytes(self.group.outputs))
+        """The fewest bytes: every input and output once; of what is gathered from, no more than is named."""
+        partly = gathered(self.graph, self.group)
+        read = self._bytes([p for p in self.group.inputs if p not in partly])
+        for position, count in partly.items():
+            whole = product(self.graph.nodes[position].shape)
+            read = read + minimum(formula(count), formula(whole)) * self.memory.dtype(position).itemsize
+        return Traffic(read, self._bytes(self.group.outputs))
 
     def _bytes(self, positions: Sequence[int]) -> Formula:
         return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in positions])

@@ -20,9 +20,20 @@ from fusegen.passes.fuse.epilogue import OCTET, position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import LANES, is_same_row
 from fusegen.schedule.access import divisor, merge_axes
+from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Accumulated, ContractionBody, Kernel, LaneFunction, PartResult, ProductPart
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.lanes import PAIR, LaneMath, lane_function, lane_position, lane_scalars, lane_sizes, pair_axes
+from fusegen.schedule.lower.lanes import (
+    PAIR,
+    LaneMath,
+    lane_expressions,
+    lane_function,
+    lane_pointers,
+    lane_position,
+    lane_scalars,
+    lane_sizes,
+    pair_axes,
+)
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import Placement, place
@@ -58,11 +69,12 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     offsets = [result.offset for part in parts for result in part.results if result.offset is not None]
     kernel = Kernel(
         name=context.name,
-        pointers=(*context.pointers((), written), *context.pointers((r.buffer for f in functions for r in f.reads), ())),
+        pointers=lane_pointers(context, functions, written),
         sizes=lane_sizes(functions, offsets),
         scalars=lane_scalars(context, functions),
         body=ContractionBody(context.graph.nodes[context.group.anchors[0]].dtype, parts, plan),
         wide=context.wide,
+        checks=has_checks(lane_expressions(functions)),
     )
     launch = Launch(
         kernel=kernel,

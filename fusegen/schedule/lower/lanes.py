@@ -22,7 +22,7 @@ from fusegen.passes.fuse.pairs import LANES, is_same_row
 from fusegen.schedule.access import divisor
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
-from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRead, LaneSource, Parameter
+from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRead, LaneSource, Parameter, Pointer
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
 from fusegen.schedule.names import scalar_identifier
@@ -108,9 +108,20 @@ def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) 
         others: further expressions over the functions' axes.
     """
     axes = {symbol for f in functions for symbol in f.axes.symbols}
-    expressions = [*others, *(e for f in functions for e in _expressions(f))]
+    expressions = [*others, *lane_expressions(functions)]
     symbols = set().union(*(sympy.sympify(e).free_symbols for e in expressions)) - axes
     return tuple(sorted(symbol.name for symbol in symbols))
+
+
+def lane_pointers(context: Context, functions: Sequence[LaneFunction], writes: Sequence[int]) -> tuple[Pointer, ...]:
+    """The pointer parameters of a kernel that calls some functions: what it writes, then what they read."""
+    reads = (read.buffer for function in functions for read in function.reads)
+    return (*context.pointers((), writes), *context.pointers(reads, (), lane_expressions(functions)))
+
+
+def lane_expressions(functions: Sequence[LaneFunction]) -> list[Index]:
+    """Everything that the calls of some functions compute of coordinates and sizes."""
+    return [e for f in functions for e in _expressions(f)]
 
 
 def _expressions(function: LaneFunction) -> list[Index]:

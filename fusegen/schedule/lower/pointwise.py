@@ -8,6 +8,7 @@ from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, merge_axes
 from fusegen.schedule.functions import cut
 from fusegen.schedule.heuristics.pointwise import pointwise_plan
+from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, PointwiseBody
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
@@ -53,11 +54,12 @@ def _launch(
     expressions += [e for r in reads.values() for b in r.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
     kernel = Kernel(
         name=context.name,
-        pointers=context.pointers((a.buffer for a in reads.values()), (a.buffer for a in writes)),
+        pointers=context.pointers((a.buffer for a in reads.values()), (a.buffer for a in writes), expressions),
         sizes=context.sizes(expressions, axes.symbols),
         scalars=context.scalars(evaluator.terms, evaluator.terms.below(tuple(roots))),
         body=PointwiseBody(axes, tuple(reads.values()), writes, tuple(coordinates.values()), call, plan),
         wide=context.wide,
+        checks=has_checks(expressions),
     )
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic())

@@ -12,6 +12,7 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.functions import cut
+from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, Reduction, RowBody
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index
@@ -87,13 +88,16 @@ class RowKernelBuilder:
             plan=self.plan,
         )
         accesses = [a for p in phases for a in (*p.reads, *p.late, *p.writes, *p.row_reads, *(w for w, _ in p.row_writes))]
+        expressions = self._expressions([*accesses, *partials])
+        reads = (a.buffer for a in self.reads.values())
         kernel = Kernel(
             name=self.context.name,
-            pointers=self.context.pointers((a.buffer for a in self.reads.values()), self._written(phases, partials)),
-            sizes=self.context.sizes(self._expressions([*accesses, *partials]), self._axis_symbols()),
+            pointers=self.context.pointers(reads, self._written(phases, partials), expressions),
+            sizes=self.context.sizes(expressions, self._axis_symbols()),
             scalars=self.context.scalars(self.math.terms, self.math.terms.below(tuple(r.term for r in self.math.roots))),
             body=body,
             wide=self.context.wide,
+            checks=has_checks(expressions),
         )
         shared = self._shared_bytes(phases)
         return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, shared, self.context.traffic())

@@ -1,0 +1,215 @@
+"""Subscripts, and indices that are values: elements that a tensor of integers names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusegen.dtypes import DType
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.ir.infer import broadcast, shape_text
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
+from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions.views import holds, is_negative, reshaped, select, sliced, unsqueeze
+from fusegen.lang.registry import implements
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+
+_KEYS = (int, np.integer, slice, SymbolicSize, torch.Tensor)
+
+
+def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
+    """Slices of a tensor along a dim, in the place of which the index's dims come.
+
+    Args:
+        wraps: whether a negative index counts from the end.
+    """
+    shape, count = x._node.shape, simplify_dim(product(index._node.shape))
+    along = [1] * dim + [count] + [1] * (x.ndim - dim - 1)
+    wide = x._tracer.add(Op.EXPAND, reshaped(index, along), shape=(*shape[:dim], count, *shape[dim + 1 :]))
+    return reshaped(_gathered(x, dim, wide, wraps=wraps), (*shape[:dim], *index._node.shape, *shape[dim + 1 :]))
+
+
+def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = False) -> TracedTensor:
+    if dtype_of(index) not in (DType.INT32, DType.INT64):
+        raise TraceError(f"an index of {dtype_of(index)}", mend="convert it to torch.int64")
+    if 0 not in index._node.shape and same(x._node.shape[dim], 0):
+        raise ShapeError(f"indices into a dim of size 0 of a tensor of shape {shape_text(x._node.shape)}", mend="give it elements")
+    return x._tracer.add(Op.GATHER, x, index, dim=dim, wraps=wraps)
+
+
+# Between brackets.
+
+
+@implements("__getitem__")
+def getitem(input: Any, key: Any) -> TracedTensor:
+    """Ints, slices with positive steps, None, the ellipsis, and one tensor of integers."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    _check_keys(keys)
+    input = tracer_of(input, *keys).lift(input)
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > input.ndim:
+        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
+    gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
+    return _indexed(input, keys)
+
+
+def _check_keys(keys: list[Any]) -> None:
+    for k in keys:
+        if not (k is None or k is Ellipsis or isinstance(k, _KEYS)) or isinstance(k, bool):
+            raise UnsupportedError(
+                f"indexing by a {type(k).__name__} cannot be traced",
+                mend="use ints, slices, None, ... and one tensor of integers; torch.where for masks",
+            )
+    if sum(isinstance(k, torch.Tensor) for k in keys) > 1:
+        mend = "index one dim after the other where each index is of all rows, or use torch.gather"
+        raise UnsupportedError("indexing by several tensors cannot be traced", mend=mend)
+
+
+def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
+    result, place = input, 0
+    for k in keys:
+        if k is None:
+            result, place = unsqueeze(result, place), place + 1
+        elif isinstance(k, torch.Tensor):
+            result, place = _by_tensor(result, place, k), place + k.ndim
+        elif isinstance(k, slice):
+            result, place = _slice_dim(result, place, k), place + 1
+        else:
+            result = select(result, place, k)
+    return result
+
+
+def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
+    size = x._node.shape[dim]
+    step = 1 if key.step is None else int(key.step)
+    if step <= 0:
+        raise ShapeError("a slice's step must be positive", mend="torch has no negative steps either")
+    tracer = x._tracer
+    start = 0 if key.start is None else _clipped(tracer, key.start, size)
+    stop = size if key.stop is None else _clipped(tracer, key.stop, size)
+    span = simplify_dim(stop - start)
+    if step == 1 and same(start, 0) and same(stop, size):
+        return x
+    if not holds(tracer, span > 0):
+        return sliced(x, dim, 0, 0)
+    known = literal(span)
+    if known is not None:
+        return sliced(x, dim, start, -(-known // step), step)
+    length = exact_quotient(span, step)
+    if length is None:
+        tracer.require_literal(span)
+        text = f"a slice of the run-time size {size} by a step of {step} is not supported"
+        raise ShapeError(text, mend="lower with example tensors")
+    return sliced(x, dim, start, length, step)
+
+
+def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
+    """A border of a slice counted from the front, between 0 and the size; a guard where the size is symbolic."""
+    place = dim_of(index)
+    if is_negative(tracer, place):
+        place = simplify_dim(size + place)
+        if is_negative(tracer, place):
+            return 0
+    return place if holds(tracer, place <= size) else size
+
+
+def _by_tensor(x: TracedTensor, dim: int, index: Any) -> TracedTensor:
+    """A tensor as a key between brackets: negative values count from the end.
+
+    Raises:
+        UnsupportedError: it is a mask.
+    """
+    chosen = x._tracer.lift(index)
+    if dtype_of(chosen) in (DType.BOOL, DType.UINT8):
+        raise UnsupportedError(
+            "indexing by a mask cannot be traced: the result's size depends on its values", mend="use torch.where(mask, x, other)"
+        )
+    return taken(x, dim, chosen, wraps=True)
+
+
+# By functions.
+
+
+@implements("F.embedding")
+def embedding(
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TracedTensor:
+    """Rows of a table; ``padding_idx``, ``scale_grad_by_freq`` and ``sparse`` concern gradients alone."""
+    unsupported_argument("embedding", max_norm=max_norm)
+    tracer = tracer_of(input, weight)
+    ids, table = tracer.lift(input), tracer.lift(weight)
+    if table.ndim != 2:
+        raise ShapeError(f"embedding by a table of {table.ndim} dims", mend="give it the shape (rows, features)")
+    if padding_idx is not None:
+        _require_row(tracer, padding_idx, table._node.shape[0])
+    return taken(table, 0, ids, wraps=False)
+
+
+def _require_row(tracer: Tracer, index: int, size: Dim) -> None:
+    """Refuses a number that is no row.
+
+    Raises:
+        ShapeError: it is too large, or too small.
+    """
+    if not (holds(tracer, size > index) and holds(tracer, size >= -index)):
+        raise ShapeError(f"padding_idx {index} of a table of {size} rows", mend="name a row of the table")
+
+
+@implements("gather")
+def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> TracedTensor:
+    """The elements that the index names along a dim, at its own places along all others."""
+    tracer = tracer_of(input, index)
+    x, chosen = tracer.lift(input), tracer.lift(index)
+    if not x.ndim or not chosen.ndim:
+        x, chosen = (reshaped(t, (1,)) if not t.ndim else t for t in (x, chosen))
+        return reshaped(gather(x, 0, chosen), tracer.lift(index)._node.shape)
+    place = normalize_dim(dim, x.ndim)
+    if chosen.ndim == x.ndim:
+        for d, (size, most) in enumerate(zip(chosen._node.shape, x._node.shape, strict=True)):
+            if d != place and not holds(tracer, size <= most):
+                raise ShapeError(
+                    f"gather: an index of shape {shape_text(chosen._node.shape)} for a tensor of shape {shape_text(x._node.shape)}",
+                    mend=f"an index may be larger than the tensor along dim {place} alone",
+                )
+    return _gathered(x, place, chosen)
+
+
+@implements("take_along_dim")
+def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTensor:
+    """As gather, of a tensor and an index that broadcast along all other dims; without dim, of the flat ones. Along a
+    dim, negative values count from the end."""
+    tracer = tracer_of(input, indices)
+    x, chosen = tracer.lift(input), tracer.lift(indices)
+    if dtype_of(chosen) is not DType.INT64:
+        raise TraceError(f"take_along_dim by indices of {dtype_of(chosen)}", mend="convert them to torch.int64")
+    if dim is None:
+        x, chosen = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, chosen))
+    if x.ndim != chosen.ndim:
+        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", mend="give both as many dims")
+    place = normalize_dim(dim or 0, x.ndim)
+    common = broadcast([(*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)])
+    x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
+    return _gathered(x, place, chosen, wraps=dim is not None)
+
+
+@implements("index_select")
+def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
+    """The slices along a dim that a vector names."""
+    tracer = tracer_of(input, index)
+    x, chosen = tracer.lift(input), tracer.lift(index)
+    if chosen.ndim > 1:
+        raise ShapeError(f"index_select by an index of {chosen.ndim} dims", mend="give a vector")
+    if not x.ndim:
+        return reshaped(taken(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), wraps=False), ())
+    return taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (simplify_dim(product(chosen._node.shape)),)), wraps=False)

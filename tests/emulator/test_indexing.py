@@ -1,0 +1,109 @@
+"""Indices that are values beside products and in attention: each epilogue and each score reads what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.passes.fuse import GroupKind
+from tests.emulator.test_epilogues import BF16, heads, tensor, weight
+from tests.unit.indexed import indices
+
+POINTWISE, ROW, LIBRARY = GroupKind.POINTWISE, GroupKind.ROW, GroupKind.LIBRARY
+CONTRACTION, ATTENTION = GroupKind.CONTRACTION, GroupKind.ATTENTION
+
+
+def residual_rows(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w)) + F.embedding(ids, table)
+
+
+def scaled_columns(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    return F.linear(x, w) * table[ids]
+
+
+def rotary_at(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    first, second = (h := heads(F.linear(x, w))).chunk(2, -1)
+    return h * cos[positions][:, None] + torch.cat((-second, first), -1) * sin[positions][:, None]
+
+
+def of_embedded(table: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.layer_norm(F.embedding(ids, table), table.shape[-1:]), w) + 1
+
+
+def rows_of_a_product(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w))[ids]
+
+
+def columns_of_a_product(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    return F.linear(x, w).gather(1, ids) * 2
+
+
+def some_weights(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    return F.linear(x, w[ids]) * 2
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 8 + table[ids].permute(2, 0, 1), -1).to(BF16) @ v
+
+
+def bias_by_distance(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    at = torch.arange(16, device=q.device)
+    distance = (at[None] - at[:, None]).abs().clamp(max=7)
+    return torch.softmax(q @ k.mT / 8 + F.embedding(distance, table).permute(2, 0, 1), -1).to(BF16) @ v
+
+
+def of_pages(q: Tensor, k: Tensor, v: Tensor, pages: Tensor) -> Tensor:
+    return torch.softmax(q @ k[pages].mT / 8, -1) @ v[pages]
+
+
+CASES: list[tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]], list[GroupKind]]] = [
+    (residual_rows, lambda: (tensor(2, 35, 64), weight(64, 64), tensor(9, 64), indices(2, 35, below=9)), [CONTRACTION]),
+    (scaled_columns, lambda: (tensor(70, 64), weight(64, 64), tensor(9), indices(64, below=9)), [CONTRACTION]),
+    (
+        rotary_at,
+        lambda: (tensor(2, 16, 64), weight(128, 64), tensor(50, 64), tensor(50, 64), indices(2, 16, below=50)),
+        [CONTRACTION],
+    ),
+    (of_embedded, lambda: (tensor(9, 64), indices(70, below=9), weight(64, 64)), [ROW, CONTRACTION]),
+    (rows_of_a_product, lambda: (tensor(70, 64), weight(64, 64), indices(33, below=70)), [CONTRACTION, POINTWISE]),
+    (columns_of_a_product, lambda: (tensor(70, 64), weight(64, 64), indices(70, 3, below=64)), [LIBRARY, POINTWISE]),
+    (some_weights, lambda: (tensor(70, 64), weight(99, 64), indices(64, below=99)), [POINTWISE, CONTRACTION]),
+    (
+        biased,
+        lambda: (tensor(1, 2, 17, 64), tensor(1, 2, 19, 64), tensor(1, 2, 19, 64), torch.randn(32, 2), indices(17, 19, below=32)),
+        [ATTENTION],
+    ),
+    (bias_by_distance, lambda: (*(tensor(1, 2, 16, 64) for _ in range(3)), torch.randn(8, 2)), [POINTWISE, ATTENTION]),
+    (
+        of_pages,
+        lambda: (tensor(2, 2, 16, 64), tensor(5, 2, 16, 64), tensor(5, 2, 16, 64), indices(2, below=5)),
+        [POINTWISE, ATTENTION],
+    ),
+]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(("function", "arguments", "kinds"), CASES, ids=[f.__name__ for f, _, _ in CASES])
+def test_beside_products(
+    function: Callable[..., Tensor], arguments: Callable[[], tuple[Tensor, ...]], kinds: list[GroupKind]
+) -> None:
+    given = arguments()
+    kernel = fg.kernel(function)
+    low = kernel.lower(*given, target="sm_90a")
+    assert [group.kind for group in low.groups] == kinds
+    assert low.asm["ptx"]
+    got, wanted = kernel(*given), function(*given)
+    torch.testing.assert_close(got.double(), wanted.double(), rtol=2**-6, atol=2**-6 * (1 + wanted.abs().max().item()))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_an_epilogue_s_index_out_of_range() -> None:
+    x, w, table, ids = tensor(70, 64), weight(64, 64), tensor(9, 64), indices(70, below=9)
+    ids[69] = 9
+    with pytest.raises(IndexError, match=r"fusegen: residual_rows: index of 'table' out of range \[0, 9\)"):
+        fg.kernel(residual_rows)(x, w, table, ids)
