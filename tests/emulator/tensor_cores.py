@@ -15,13 +15,14 @@ from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.runtime.execute import BoundProgram, EmulatorBackend
 from fusegen.runtime.scalars import scalars_of
 
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
 
 
-def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timing: Timing = EARLY) -> Tensor:
-    """The only result of a kernel whose program is launches alone, on a machine of some multiprocessors."""
+def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
+    """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
     kernel = fg.kernel(function)
-    machine = replace(targets.target("sm_90a"), processors=processors)
+    machine = replace(targets.target(target), processors=processors)
     values = kernel._dispatcher.bind(arguments, {})
     variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
     assert len(variant.program.launches) == len(variant.program.steps)
@@ -32,7 +33,29 @@ def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timi
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
     torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
     try:
-        result: Tensor = program(inputs, scalars(values) if scalars else {})
+        return program(inputs, scalars(values) if scalars else {})
     finally:
         torch.use_deterministic_algorithms(False)
-    return result
+
+
+def check(
+    function: Callable[..., Any],
+    *arguments: Any,
+    target: str = "sm_90a",
+    processors: int = 1,
+    timings: tuple[Timing, ...] = EVERY_TIMING,
+    unit: float = 0.0,
+) -> None:
+    """The kernel gives what torch gives in float64, whatever the timing.
+
+    Args:
+        processors: of the machine; with one, a block works on all tiles.
+        unit: relative error that may be tripled; by default the result type's.
+    """
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted = function(*wide)
+    for timing in timings:
+        got = run(function, *arguments, target=target, processors=processors, timing=timing)
+        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
+        error = (got.double() - wanted).abs().max().item()
+        assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"

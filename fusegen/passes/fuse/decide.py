@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
-from fusegen.passes.fuse.attention import attention_group, attention_operands, unserved
+from fusegen.passes.fuse.attention import attention_group, attention_operands, is_served, unserved
 from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.epilogue import ending, extended
 from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
@@ -82,7 +82,7 @@ def decide(graph: Graph, target: Target) -> Decision:
 
 def _take_attention(graph: Graph, product: int, target: Target, taken: _Products) -> None:
     recurrence = derive(graph, product)
-    if recurrence is None or not target.wgmma:
+    if recurrence is None or not is_served(target):
         return
     for end in (*ends_of(graph, product), product):
         group = attention_group(graph, end, target, taken.ends)

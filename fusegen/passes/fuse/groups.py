@@ -71,6 +71,7 @@ class Group:
         anchors: reductions or products that it computes on the way.
         reason: why the group is what it is, for `explain`; empty where the kind says it all.
         parts: of a launch of products, its epilogues; the domain is that of the first.
+        skeleton: of such a launch, the name of its skeleton.
     """
 
     kind: GroupKind
@@ -80,6 +81,7 @@ class Group:
     anchors: tuple[int, ...] = ()
     reason: str = ""
     parts: tuple[Part, ...] = ()
+    skeleton: str = ""
 
 
 def strip_views(graph: Graph, position: int) -> int:
