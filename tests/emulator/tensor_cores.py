@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,8 +12,11 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime.emulator import EARLY, Timing
-from fusegen.runtime.execute import BoundProgram, EmulatorBackend
+from fusegen.runtime.execute import Backend, BoundProgram, EmulatorBackend
 from fusegen.runtime.scalars import scalars_of
+from fusegen.target import Target
+
+Call: TypeAlias = Callable[[], Any]
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
@@ -21,21 +24,27 @@ EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKW
 
 def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
     """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
-    kernel = fg.kernel(function)
     machine = replace(targets.target(target), processors=processors)
+    call = bound(function, arguments, machine, torch.device("cpu"), EmulatorBackend(timing))
+    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+    try:
+        return call()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def bound(function: Callable[..., Any], arguments: Sequence[Any], machine: Target, device: torch.device, backend: Backend) -> Call:
+    """A call of a kernel that is lowered for a machine, whatever the device; its program is launches alone."""
+    kernel = fg.kernel(function)
     values = kernel._dispatcher.bind(arguments, {})
-    variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
+    variant, hidden = kernel._dispatcher.variant(values, machine, device)
     assert len(variant.program.launches) == len(variant.program.steps)
     sizes = kernel._dispatcher.sizes(variant, values, hidden)
     scalars = scalars_of(variant.graph, sizes, kernel._dispatcher.parameters.names)
-    program = BoundProgram(variant, sizes, torch.device("cpu"), EmulatorBackend(timing))
+    program = BoundProgram(variant, sizes, device, backend)
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
-    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
-    try:
-        return program(inputs, scalars(values) if scalars else {})
-    finally:
-        torch.use_deterministic_algorithms(False)
+    return lambda: program(inputs, scalars(values) if scalars else {})
 
 
 def check(
