@@ -87,7 +87,7 @@ class ColumnPlan:
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """A product on tensor cores.
+    """A product on tensor cores, warpgroup by warpgroup.
 
     Attributes:
         consumers: warpgroups that multiply, 64 rows of a tile each.

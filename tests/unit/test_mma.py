@@ -100,7 +100,9 @@ def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
 
     arguments = meta(2, 64, 64), meta(384, 64), meta(64, 192), meta(64, 192)
     assert plans(program(function, *arguments)) == [ContractionPlan]
-    assert MmaPlan not in plans(program(function, *arguments, machine=target("sm_80")))
+    found = program(function, *arguments, machine=target("sm_80"))
+    assert MmaPlan not in plans(found)
+    assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 2, "x_dim1": 64})
 
 
 @pytest.mark.parametrize("columns", [1, 71, 72])

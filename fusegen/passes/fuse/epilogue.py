@@ -50,6 +50,20 @@ def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Gr
     return None
 
 
+def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collection[int]) -> str:
+    """Which skeletons cannot hold what the work on a product's result combines; empty where that is not what keeps it apart."""
+    found: list[str] = []
+    for skeleton in skeletons_of(target):
+        order = None if skeleton.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
+        if order is None:
+            continue
+        part = Part((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, skeleton))
+        cone, head = _below(graph, part, kept)
+        if matmul in cone.anchors and not skeleton.tile_widths(head, 1):
+            found.append(f"no {skeleton.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
+    return "; ".join(found)
+
+
 def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
     """The group of a product that is a result itself; None when no skeleton serves it."""
     skeleton = serving(graph, matmul, matmul, target)
@@ -167,18 +181,24 @@ def _meets_alike(graph: Graph, skeleton: Skeleton, one: int, other: int) -> bool
 def _walked(graph: Graph, part: Part, kept: Collection[int], skeleton: Skeleton) -> tuple[Part, tuple[int, ...]] | None:
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
+    cone, head = _below(graph, part, kept)
+    inputs = tuple(cone.inputs)
+    taken = tuple(p for p in part.products if p in cone.anchors)
+    if part.products[0] not in taken or set(taken) & set(inputs) or not skeleton.tile_widths(head, len(taken)):
+        return None
+    if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
+        return None
+    return replace(part, products=taken, head=head), inputs
+
+
+def _below(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Cone, int]:
+    """What the results of a part are made of, and how many columns a tile must hold together for them."""
     axes = domain_axes(part.domain)
     cone, lanes = Cone(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = position_of(graph, output, order, part.domain, axes.symbols, axes)
         walk(graph, output, at, axes, lanes, cone, frozenset(kept) - set(part.outputs))
-    inputs = tuple(cone.inputs)
-    taken = tuple(p for p in part.products if p in cone.anchors)
-    if part.products[0] not in taken or set(taken) & set(inputs) or not skeleton.tile_widths(lanes.head, len(taken)):
-        return None
-    if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
-        return None
-    return replace(part, products=taken, head=lanes.head), inputs
+    return cone, lanes.head
 
 
 def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], skeleton: Skeleton) -> Group:

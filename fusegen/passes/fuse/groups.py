@@ -11,7 +11,7 @@ from fusegen.ir.ops import Family, Op
 
 
 class GroupKind(Enum):
-    """What a group does with memory; each kind has one skeleton."""
+    """What a group does with memory; each kind has one skeleton, but for products (`skeletons`)."""
 
     POINTWISE = "pointwise"
     ROW = "row reduction"
