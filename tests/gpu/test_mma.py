@@ -54,7 +54,7 @@ def test_plans_of_every_machine(machine: Target, dtype: torch.dtype) -> None:
     judge(narrow.bias_relu, *(randn(*shape, dtype=dtype) for shape in shapes), machine=machine)
 
 
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 2, 1), (3, 8, 8), (129, 129, 33), (1000, 1001, 999), (5000, 4104, 72)])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 2, 3), (3, 8, 8), (129, 129, 33), (1000, 1001, 999), (5000, 4104, 72)])
 def test_odd_sizes(rows: int, columns: int, depth: int) -> None:
     judge(narrow.bias_relu, randn(rows, depth), randn(columns, depth), randn(columns))
 

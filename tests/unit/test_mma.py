@@ -17,7 +17,7 @@ from fusegen.passes.fuse.skeletons import MMA_SYNC
 from fusegen.schedule.heuristics.contraction import ProductShape
 from fusegen.schedule.heuristics.mma import mma_plan
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
-from fusegen.schedule.program import Launch, Program
+from fusegen.schedule.program import Launch, LibraryProduct, Program
 from fusegen.target import cuda_targets, target
 from tests.emulator.test_epilogues import CASES
 from tests.unit.ptxas import figures
@@ -103,6 +103,17 @@ def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
     found = program(function, *arguments, machine=target("sm_80"))
     assert MmaPlan not in plans(found)
     assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 2, "x_dim1": 64})
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, w: F.linear(x, w).mT * 2, lambda x, w: F.linear(x, w).unflatten(-1, (10, 4)).transpose(0, 1) * 2],
+    ids=["transposed", "heads of four"],
+)
+def test_what_no_eight_columns_lie_side_by_side_of_is_written_by_another_kernel(name: str, function: Callable[..., object]) -> None:
+    found = program(function, meta(72, 64), meta(40, 64), machine=target(name))
+    assert [type(step) for step in found.steps] == [LibraryProduct, Launch]
 
 
 @pytest.mark.parametrize("columns", [1, 71, 72])

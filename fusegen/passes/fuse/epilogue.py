@@ -86,7 +86,8 @@ def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[
     if not all(graph.nodes[r].family in _COMPUTED and skeleton.unserved(graph, matmul, r) is None for r in roots):
         return None
     found_orders = [_order_of(graph, root, matmul) for root in roots]
-    orders = [order for order in found_orders if order is not None]
+    shapes = [graph.nodes[root].shape for root in roots]
+    orders = [o for o, shape in zip(found_orders, shapes, strict=True) if o is not None and _is_written(shape, o)]
     if len(orders) < len(roots):
         return None
     outputs = (*part.outputs, *roots)
@@ -149,7 +150,7 @@ def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], skele
     if skeleton.unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
         return None
     order = _order_of(graph, root, matmul)
-    if order is None:
+    if order is None or not _is_written(graph.nodes[root].shape, order):
         return None
     products = (matmul, *_companions(graph, root, matmul, kept, skeleton))
     part = Part((root,), (order,), products, _domain_of(graph, root, order, matmul, skeleton))
@@ -256,6 +257,12 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
     walk(graph, root, axes.symbols, axes, note, Cone())
     orders = (sorted_dims(sympy.expand(linearize(at, wanted)), axes) for at in found)
     return next((order for order in orders if order is not None), given)
+
+
+def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:
+    """Whether a result can be written in its own shape: in the order of the product's elements, or eight columns at a time."""
+    dims = [d for d in order if not same(shape[d], 1)]
+    return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % OCTET == 0)
 
 
 def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
