@@ -8,7 +8,7 @@ from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
-from fusegen.schedule.plan import Persistence
+from fusegen.schedule.plan import MmaPlan, Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.units import human_bytes
 
@@ -86,7 +86,8 @@ def _products(kind: str, body: ContractionBody) -> str:
     columns = " + ".join(str(part.columns) for part in body.parts)
     results = sum(len(part.results) for part in body.parts)
     several = {f"{columns} columns": len(body.parts), "two products at a time": body.plan.products, f"{results} results": results}
-    return ", ".join([kind, *(words for words, count in several.items() if count > 1)])
+    how = [f"{kind} by mma.sync" if isinstance(body.plan, MmaPlan) else kind]
+    return ", ".join([*how, *(words for words, count in several.items() if count > 1)])
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

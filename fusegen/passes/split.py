@@ -16,8 +16,9 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import linearize, literal, product, same
-from fusegen.passes.fuse.contraction import unserved
 from fusegen.passes.fuse.epilogue import OCTET, sorted_dims
+from fusegen.passes.fuse.skeletons import serving
+from fusegen.target import Target
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,17 @@ class _Range:
     order: tuple[int, ...]
 
 
-def split_products(graph: Graph) -> Graph:
-    """The graph with no product of which kernels want ranges of columns only."""
-    while (found := _next_split(graph)) is not None:
+def split_products(graph: Graph, target: Target) -> Graph:
+    """The graph with no product of which kernels want ranges of columns only, as far as tensor cores serve them."""
+    while (found := _next_split(graph, target)) is not None:
         graph = _Split(graph, *found).run()
     return graph
 
 
-def _next_split(graph: Graph) -> tuple[int, Mapping[int, _Range]] | None:
+def _next_split(graph: Graph, target: Target) -> tuple[int, Mapping[int, _Range]] | None:
     for position, node in graph:
         ranges = _ranges(graph, position) if node.op is Op.MATMUL else None
-        if ranges is not None and unserved(graph, position, position) is None:
+        if ranges is not None and serving(graph, position, position, target) is not None:
             return position, ranges
     return None
 

@@ -119,9 +119,7 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
     """Everything after the trace."""
-    graph = run_passes(found.graph)
-    if request.target.wgmma:
-        graph = split_products(graph)
+    graph = split_products(run_passes(found.graph), request.target)
     forms = Forms(graph, request.target, wide=request.wide)
     form = forms.at(dict(request.sizes.hints))
     return Variant(

@@ -28,7 +28,7 @@ _FLAGS = (
     "-std=c++17", "-O1", "-g0", "-w", *ARITHMETIC, "-fno-strict-aliasing", "-fno-exceptions",
     "-fvisibility=hidden", "-fsanitize=bounds",
 )  # fmt: skip
-_RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "tensor", "launch")
+_RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "tensor", "matrices", "launch")
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")
 _PRODUCT = re.compile(
     r"(void wgmma_m64n(?P<n>\d+)k16_(?P<type>b?f16)(?P<registers>_rs)?\([^{]*\{)\n"

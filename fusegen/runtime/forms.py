@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -13,8 +13,9 @@ from fusegen.emit import emit
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal
-from fusegen.passes.fuse import Group, GroupKind, fuse
+from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.fuse.contraction import leave_to_library
+from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import rows_of
@@ -90,8 +91,8 @@ class Forms:
 
     @cached_property
     def products(self) -> tuple[Group, ...]:
-        """Launches of products that a kernel of ours can compute."""
-        return tuple(group for group in self._groups if group.kind is GroupKind.CONTRACTION)
+        """Launches of products by the skeleton of which something is known to choose by."""
+        return _priced(self._groups)
 
     @cached_property
     def _rows(self) -> tuple[Dim, ...]:
@@ -136,7 +137,10 @@ class Forms:
         by_library = {product for group, choice in chosen if choice.takes_library for product in group.anchors}
         graph = leave_to_library(self.graph, by_library)
         groups = fuse(graph, self._target) if by_library else self._groups
-        products = [group for group in groups if group.kind is GroupKind.CONTRACTION]
-        plans = {group.anchors: self._choose(graph, group, self._target, expected).plan for group in products}
+        plans = {group.anchors: self._choose(graph, group, self._target, expected).plan for group in _priced(groups)}
         program = lower(graph, groups, self._target, plans, wide=self._wide)
         return Form(graph, groups, program, tuple(emit(launch, self._target) for launch in program.launches))
+
+
+def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(group for group in groups if group.skeleton == WGMMA.name)

@@ -14,6 +14,8 @@ from fusegen.ir.symbolic import Dim, literal
 CLASSES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536)
 """The largest number of each class; what is larger counts as the last."""
 
+_MANY = 4096
+
 
 def class_of(rows: int) -> int:
     """The number that stands for another."""
@@ -31,6 +33,6 @@ class Expected:
     classes: Mapping[Dim, int]
 
     def of(self, dim: Dim) -> int:
-        """A size: exactly where it is literal, else its class."""
+        """A size: exactly where it is literal, else its class; what nothing is expected of counts as a few thousand."""
         known = literal(dim)
-        return self.classes[dim] if known is None else known
+        return self.classes.get(dim, _MANY) if known is None else known

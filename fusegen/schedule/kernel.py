@@ -12,7 +12,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
-from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, PointwisePlan, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan
 from fusegen.schedule.terms import Term
 
 
@@ -268,11 +268,13 @@ class PartResult:
     Attributes:
         buffer: the key.
         offset: of an element, over the epilogue's axes; None when whole tiles leave by a tensor map.
+        octets: whether eight neighbouring columns lie side by side, aligned.
     """
 
     buffer: int
     dtype: DType
     offset: Index | None
+    octets: bool = True
 
 
 @dataclass(frozen=True)
@@ -305,11 +307,14 @@ class ContractionBody:
     Attributes:
         input_dtype: the element type of the operands.
         parts: at least one.
+        matrices: buffers of operands that are read by address: the first one's, then of each part those that meet it; empty where
+            they come by tensor maps.
     """
 
     input_dtype: DType
     parts: tuple[ProductPart, ...]
-    plan: ContractionPlan
+    plan: ContractionPlan | MmaPlan
+    matrices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _PIPELINES = """
 
 _PRIMITIVES = """
     argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index cluster_load cluster_rank
-    cluster_size cluster_sync
+    cluster_size cluster_sync copy_async_some ldmatrix ldmatrix_transposed mma_m16n8k16_bf16 mma_m16n8k16_f16
     copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
     double_from_bits each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64
     expm1_reduced fast_divide fast_exp fast_exp2 fast_reciprocal fast_rsqrt fence_proxy_async float_bits

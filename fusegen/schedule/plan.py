@@ -87,7 +87,7 @@ class ColumnPlan:
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """A product on tensor cores.
+    """A product on tensor cores, warpgroup by warpgroup.
 
     Attributes:
         consumers: warpgroups that multiply, 64 rows of a tile each.
@@ -126,6 +126,74 @@ class ContractionPlan:
         """The ring (lines of 128 bytes and two barriers a stage) and two chunks of results a consumer."""
         ring = self.stages * ((self.tile_m + self.tile_n * self.products) * 128 + 16)
         return ring + self.consumers * 2 * 8192
+
+
+@dataclass(frozen=True)
+class MmaPlan:
+    """A product on tensor cores, warp by warp.
+
+    Attributes:
+        warps_m, warps_n: of a block, along the rows and the columns of a tile.
+        warp_m, warp_n: rows, and columns of each product, that a warp accumulates.
+        stages: of the ring through which tiles of the operands come.
+        group: rows of tiles that are walked together.
+        a_major, b_major: which index of an operand is contiguous: ``k``, or ``m`` and ``n``.
+        a_width, b_width: elements that are copied at once.
+        products: matrices that meet the same first operand.
+        blocks_per_sm: blocks that share a multiprocessor.
+    """
+
+    warps_m: int
+    warps_n: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    group: int
+    a_major: str = "k"
+    b_major: str = "k"
+    a_width: int = 8
+    b_width: int = 8
+    products: int = 1
+    blocks_per_sm: int = 2
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of a tile."""
+        return self.warps_m * self.warp_m
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of a tile, of each product."""
+        return self.warps_n * self.warp_n
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of the depth in a stage."""
+        return 32
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def a_bytes(self) -> int:
+        """Of the first operand in a stage."""
+        return self._tile_bytes(self.tile_m, self.a_major)
+
+    @property
+    def b_bytes(self) -> int:
+        """Of one matrix that meets it."""
+        return self._tile_bytes(self.tile_n, self.b_major)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring."""
+        return self.stages * (self.a_bytes + self.products * self.b_bytes)
+
+    def _tile_bytes(self, extent: int, major: str) -> int:
+        """16-bit values; lines along the extent are a power of two long, as the swizzle needs."""
+        return 2 * self.tile_k * (extent if major == "k" else 1 << (extent - 1).bit_length())
 
 
 @dataclass(frozen=True)

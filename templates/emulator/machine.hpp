@@ -58,7 +58,9 @@ struct Warp {
   Meeting sync{"warp_sync"};
   Meeting shuffle{"shuffle_xor"};
   Meeting sync_products{"wgmma"};
+  Meeting matrices{"ldmatrix or mma"};
   u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads
+  u32 shown[2][32][6] = {};  // addresses or operands of a warp's matrices, likewise
 };
 
 struct Block {
@@ -80,6 +82,8 @@ struct Block {
 struct Copy {
   i64 offset;
   i64 bytes;
+  const u8* from;
+  i64 present;  // bytes that are read; zeros follow
   u8 data[16];
   u32 group;
 };
@@ -152,6 +156,9 @@ struct Machine {
 };
 
 static thread_local Machine* machine = nullptr;
+
+// Whether what is asynchronous takes effect only when somebody waits for it.
+inline bool is_late() { return machine->launch.timing & 1; }
 
 inline Stamp stamp_now() {
   const Thread& thread = *machine->current;
@@ -240,7 +247,8 @@ inline void thread_entry() {
 inline bool expected(const Thread& thread, const Thread& stuck) {
   if (stuck.waiting == &machine->cluster_sync) return !thread.done;
   if (stuck.waiting == &stuck.block->sync) return thread.block == stuck.block;
-  bool of_warp = stuck.waiting == &stuck.warp->sync || stuck.waiting == &stuck.warp->shuffle;
+  const Warp& warp = *stuck.warp;
+  bool of_warp = stuck.waiting == &warp.sync || stuck.waiting == &warp.shuffle || stuck.waiting == &warp.matrices;
   return of_warp && thread.warp == stuck.warp;
 }
 
@@ -305,6 +313,7 @@ inline void start_block(Block& block, i32 index) {
     ++warp.sync.members;
     ++warp.shuffle.members;
     ++warp.sync_products.members;
+    ++warp.matrices.members;
   }
 }
 

@@ -159,10 +159,10 @@ inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) 
 }
 
 // From here on nobody may touch the bytes until the copying thread has waited.
-inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes) {
+inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) {
   Thread& thread = *machine->current;
-  Copy copy{offset, bytes, {}, thread.copy_groups};
-  global_read(copy.data, base, from, bytes, bytes);
+  Copy copy{offset, bytes, static_cast<const u8*>(base) + from, present, {}, thread.copy_groups};
+  if (present > 0) global_read(copy.data, base, from, present, bytes);
   check_shared("copies", offset, bytes);
   check_arrived(*thread.block, "copies to", offset, bytes);
   note_write(&thread.block->shadow[offset], bytes, "shared memory", offset);
@@ -170,14 +170,18 @@ inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes) {
   thread.copies.push_back(copy);
 }
 
-// The copies of all groups but the last `pending` ones arrive.
+// The copies of all groups but the last `pending` ones arrive, for this thread: others see them after a barrier from here on.
 inline void finish_copies(u32 pending) {
   Thread& thread = *machine->current;
   size_t done = 0;
   for (; done < thread.copies.size() && thread.copies[done].group + pending < thread.copy_groups; ++done) {
-    const Copy& copy = thread.copies[done];
+    Copy& copy = thread.copies[done];
+    if (is_late()) memcpy(copy.data, copy.from, copy.present);
     memcpy(&thread.block->memory[copy.offset], copy.data, copy.bytes);
-    for (i64 b = copy.offset; b < copy.offset + copy.bytes; ++b) thread.block->in_flight[b] = false;
+    for (i64 b = copy.offset; b < copy.offset + copy.bytes; ++b) {
+      thread.block->in_flight[b] = false;
+      thread.block->shadow[b].writer = stamp_now();
+    }
   }
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + done);
 }

@@ -2,8 +2,6 @@
 // it takes effect at once or not before somebody waits for it; a kernel that is right is right with either.
 namespace emulator {
 
-inline bool is_late() { return machine->launch.timing & 1; }
-
 inline i64 shared_offset(const void* pointer) {
   return static_cast<const u8*>(pointer) - machine->current->block->memory.data();
 }

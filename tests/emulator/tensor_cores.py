@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.runtime.backends import emulated_machine
+from fusegen.runtime.backends import Machine, emulated_machine
 from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.runtime.scalars import scalars_of
+from fusegen.target import Target
 
+Call: TypeAlias = Callable[[], Any]
+
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
 
 
-def run(function: Callable[..., Any], *arguments: Any, processors: int = 1, timing: Timing = EARLY) -> Tensor:
-    """The only result of a kernel whose program is launches alone, on a machine of some multiprocessors."""
+def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
+    """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
+    lowered_for = replace(targets.target(target), processors=processors)
+    call = bound(function, arguments, lowered_for, torch.device("cpu"), emulated_machine(lowered_for, timing))
+    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+    try:
+        return call()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device, machine: Machine) -> Call:
+    """A call of a kernel that is lowered for a target, whatever the machine; its program is launches alone."""
     kernel = fg.kernel(function)
-    machine = replace(targets.target("sm_90a"), processors=processors)
     values = kernel._dispatcher.bind(arguments, {})
-    variant, hidden = kernel._dispatcher.variant(values, machine, torch.device("cpu"))
+    variant, hidden = kernel._dispatcher.variant(values, target, device)
     assert len(variant.program.launches) == len(variant.program.steps)
     sizes = kernel._dispatcher.sizes(variant, values, hidden)
     scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
-    program = emulated_machine(machine, timing).bound(variant, sizes, torch.device("cpu"))
+    program = machine.bound(variant, sizes, device)
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
-    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
-    try:
-        result: Tensor = program(inputs, scalars(values) if scalars else {})
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return result
+    return lambda: program(inputs, scalars(values) if scalars else {})
+
+
+def check(
+    function: Callable[..., Any],
+    *arguments: Any,
+    target: str = "sm_90a",
+    processors: int = 1,
+    timings: tuple[Timing, ...] = EVERY_TIMING,
+    unit: float = 0.0,
+) -> None:
+    """The kernel gives what torch gives in float64, whatever the timing.
+
+    Args:
+        processors: of the machine; with one, a block works on all tiles.
+        unit: relative error that may be tripled; by default the result type's.
+    """
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted = function(*wide)
+    for timing in timings:
+        got = run(function, *arguments, target=target, processors=processors, timing=timing)
+        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
+        error = (got.double() - wanted).abs().max().item()
+        assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"

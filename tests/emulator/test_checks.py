@@ -304,6 +304,68 @@ def test_a_copy_that_nobody_waited_for_has_not_arrived(launch: Launch) -> None:
     expect(launch, "writes byte 0 .* still bringing", COPIED + "shared_store(p, thread_id() * 4, 1.0f);", x=x, shared_bytes=1024)
 
 
+def test_others_see_a_copy_after_a_barrier_that_follows_the_wait(launch: Launch) -> None:
+    """A barrier between the start of a copy and its end orders nothing."""
+    x = torch.arange(256.0)
+    read = "if (thread_id() == 0) store(out, 0, shared_load(p, 31 * 4));"
+    early = COPIED + "warp_sync(); copy_async_wait<0>();" + read
+    expect(launch, "race: reads byte .* with no warp_sync or block_sync between", early, x=x, shared_bytes=1024)
+    out = torch.zeros(1)
+    later = early.replace("copy_async_wait<0>();", "copy_async_wait<0>(); warp_sync();")
+    launch(kernel(later), {"x": x, "out": out}, shared_bytes=1024)
+    assert out.item() == x[31 * 4]
+
+
+@pytest.mark.parametrize("width", [8, 4, 2, 1])
+def test_zeros_follow_what_a_copy_brings(launch: Launch, width: int) -> None:
+    x, out = torch.arange(1.0, 9.0).bfloat16(), torch.empty(8).bfloat16()
+    text = f"""
+extern "C" __global__ void fg_some(const bf16* x, bf16* out, i64 count) {{
+  auto p = shared_array<bf16>(0);
+  if (thread_id() == 0) {{
+    for (i32 e = 0; e < 8; e += {width}) {{
+      const i32 left = static_cast<i32>(count) - e;
+      copy_async_some<{width}>(shared_address(&*p) + e * 2, x, e, left < 0 ? 0 : left < {width} ? left : {width});
+    }}
+    copy_async_commit();
+    copy_async_wait<0>();
+    for (i32 e = 0; e < 8; ++e) store(out, e, shared_load(p, e));
+  }}
+}}
+"""
+    for count in range(9):
+        launch(text, {"x": x[: max(1, count)], "out": out, "count": count}, shared_bytes=16)
+        assert torch.equal(out, torch.where(torch.arange(8) < count, x, 0))
+
+
+MATRICES = """
+extern "C" __global__ void fg_matrices(const bf16* x, bf16* out) {
+  auto p = shared_array<bf16>(0);
+  for (i32 i = thread_id(); i < 256; i += 32) shared_store(p, i, load(x, i));
+  warp_sync();
+  u32 held[4];
+  LOAD(held, shared_address(&*p) + lane_id() * 16);
+  for (i32 i = 0; i < 4; ++i) {
+    bf16 pair[2];
+    memcpy(pair, &held[i], sizeof(pair));
+    store_vec(out, (i * 8 + lane_id() / 4) * 8 + lane_id() % 4 * 2, pair);
+  }
+}
+"""
+
+
+def test_matrices_of_a_warp(launch: Launch) -> None:
+    x, out = torch.randn(4, 8, 8).bfloat16(), torch.empty(4, 8, 8).bfloat16()
+    launch(MATRICES.replace("LOAD", "ldmatrix"), {"x": x, "out": out}, shared_bytes=512)
+    assert torch.equal(out, x)
+    launch(MATRICES.replace("LOAD", "ldmatrix_transposed"), {"x": x, "out": out}, shared_bytes=512)
+    assert torch.equal(out, x.mT)
+    with pytest.raises(EmulationError, match="race: reads byte"):
+        launch(MATRICES.replace("LOAD", "ldmatrix").replace("  warp_sync();\n", ""), {"x": x, "out": out}, shared_bytes=512)
+    with pytest.raises(EmulationError, match="misaligned: loads a row of a matrix of 16 bytes"):
+        launch(MATRICES.replace("LOAD", "ldmatrix").replace("* 16)", "* 8)"), {"x": x, "out": out}, shared_bytes=512)
+
+
 def test_copies_arrive_group_by_group(launch: Launch) -> None:
     x, out = torch.arange(256.0), torch.empty(64)
     second = COPIED.replace("(p, ", "(p + 128, ").replace("x, ", "x + 128, ")

@@ -29,6 +29,8 @@ USES = {
     "cluster_rank": "store(integers, 0, widen(cluster_rank()));",
     "cluster_size": "store(integers, 0, widen(cluster_size()));",
     "cluster_sync": "cluster_sync();",
+    "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
+    "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "fast_exp": "store(floats, 0, fast_exp(load(floats, 1)));",
     "fast_reciprocal": "store(floats, 0, fast_reciprocal(load(floats, 1)));",
     "fast_rsqrt": "store(floats, 0, fast_rsqrt(load(floats, 1)));",
@@ -36,6 +38,8 @@ USES = {
     "store(doubles, 0, floor_divide(load(doubles, 1), 3.0));"
     "store(integers, 0, floor_divide(load(integers, 1), load(integers, 2)));",
     "lane_id": "store(integers, 0, widen(lane_id()));",
+    "ldmatrix": "u32 m[4]; ldmatrix(m, shared_address(&*shared_array<u8>(0))); store(integers, 0, widen(i32(m[3])));",
+    "ldmatrix_transposed": "u32 m[4]; ldmatrix_transposed(m, 16u); store(integers, 0, widen(i32(m[3])));",
     "load": "store(bytes, 0, load(bytes, 1)); store(brains, 0, load(brains, 1)); store(flags, 0, load(flags, 1));",
     "load_vec": "float v[8]; load_vec(v, floats, 0); bf16 b[8]; load_vec(b, brains, 0); f16 h[2]; load_vec<2>(h, halves, 0);"
     "bool t[3]; load_vec(t, flags, 0); i64 q[1]; load_vec(q, integers, 0); double d[3]; load_vec(d, doubles, 0);"
@@ -45,6 +49,8 @@ USES = {
     "store(integers, 0, maximum(load(integers, 1), load(integers, 2)));",
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
     "store(integers, 0, minimum(load(integers, 1), load(integers, 2)));",
+    "mma_m16n8k16_bf16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_bf16(d, a, 1u, 2u); store(floats, 0, d[0]);",
+    "mma_m16n8k16_f16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_f16(d, a, 1u, 2u); store(floats, 0, d[0]);",
     "narrow": "bf16 b; narrow(load(floats, 0), b); store(brains, 0, b); f16 h; narrow(load(doubles, 0), h); store(halves, 0, h);"
     "i8 c; narrow(load(integers, 0), c); store(bytes, 0, c); bool t; narrow(load(flags, 1), t); store(flags, 0, t);",
     "narrow_vec": "float v[5]; load_vec(v, floats, 0); bf16 b[5]; narrow_vec(v, b); store_vec(brains, 0, b);"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,38 +16,14 @@ from fusegen.calls.call import TensorMapSpec
 from fusegen.errors import EmulationError
 from fusegen.ir.formula import formula
 from fusegen.runtime.emulated_maps import encode
-from fusegen.runtime.emulator import Timing
 from fusegen.schedule.heuristics.attention import _PLANS
-from tests.emulator.tensor_cores import EVERY_TIMING, run
+from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-UNIT = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-18}
 
 
 def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape).to(dtype)
-
-
-def check(
-    function: Callable[..., Any],
-    *arguments: Any,
-    processors: int = 1,
-    timings: tuple[Timing, ...] = EVERY_TIMING,
-    unit: float = 0.0,
-) -> None:
-    """The kernel gives what torch gives in float64, whatever the timing.
-
-    Args:
-        processors: of the machine; with one, a block works on all tiles.
-        unit: relative error that may be tripled; by default the result type's.
-    """
-    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
-    wanted = function(*wide)
-    for timing in timings:
-        got = run(function, *arguments, processors=processors, timing=timing)
-        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
-        error = (got.double() - wanted).abs().max().item()
-        assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"
 
 
 # Products.

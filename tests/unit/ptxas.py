@@ -1,4 +1,4 @@
-"""What ptxas says of a source for Hopper: compiled by NVRTC, which needs no GPU."""
+"""What ptxas says of a source: compiled by NVRTC, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Figures:
     warnings: tuple[str, ...]
 
 
-def figures(source: Source) -> Figures:
+def figures(source: Source, architecture: str = "sm_90a") -> Figures:
     """Compiles a source.
 
     Raises:
@@ -34,7 +34,7 @@ def figures(source: Source) -> Figures:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = ProgramOptions(arch="sm_90a", std="c++17", ptxas_options=["-v"])
+    options = ProgramOptions(arch=architecture, std="c++17", ptxas_options=["-v"])
     Program(source.text, "c++", options).compile("cubin", logs=log)
     text = log.getvalue()
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", text))

@@ -29,7 +29,7 @@ def test_names_of_primitives_are_not_given_to_users(name: str) -> None:
 
 
 SKELETONS = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja")]
-OF_LANES = ("contraction.cu.jinja", "attention.cu.jinja")
+OF_LANES = ("contraction.cu.jinja", "mma.cu.jinja", "products.cuh.jinja", "attention.cu.jinja")
 """Their pipelines call wrappers, and user's names occur in these alone."""
 
 IN_FUNCTIONS = {"mask", "value"}

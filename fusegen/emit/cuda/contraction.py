@@ -1,20 +1,25 @@
-"""Products with epilogues in CUDA, for tensor cores of Hopper."""
+"""Products with epilogues in CUDA: a template a skeleton, which goes by the plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.environment import render
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import ContractionBody, Kernel, PartResult, ProductPart
+from fusegen.schedule.kernel import ContractionBody, Kernel, PartResult, Pointer, ProductPart
+from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
 _DOC = "Finishes two neighbouring columns of a row."
 _OFFSET = "Of eight columns of a row in the result."
+_OFFSET_OF_ONE = "Of a column of a row in the result."
+_B_NAMES = ("b", "second_b")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class ResultView:
         type: of an element.
         words: registers of a pair of columns.
         map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
+        octets: whether eight columns lie side by side.
     """
 
     name: str
@@ -34,6 +40,7 @@ class ResultView:
     map: str
     pointer: str
     offset: str
+    octets: bool = True
 
     @property
     def place(self) -> str:
@@ -44,6 +51,14 @@ class ResultView:
     def declaration(self) -> str:
         """Its declaration."""
         return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """An operand that is read by address, as the template sees it: the parameter, and what those of its place are named after."""
+
+    pointer: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class PartView:
         maps: of the matrices that meet the first operand.
         accumulated: what the epilogue takes: name, matrix, and the distance in what a thread holds.
         results: what it gives.
+        matrices: those that meet the first operand, where they are read by address.
     """
 
     suffix: str
@@ -67,44 +83,80 @@ class PartView:
     maps: tuple[str, ...]
     accumulated: tuple[tuple[str, int, int], ...]
     results: tuple[ResultView, ...]
+    matrices: tuple[MatrixView, ...] = ()
 
 
 def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of products with their epilogues."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
-    fields, parameters, values = operand_parts(kernel, "i64")
     views = _views(kernel, body)
+    by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
+    fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), "i64")
     math = [operands_text(fields)]
     for part, view in zip(body.parts, views, strict=True):
         math += _part_math(kernel, part, view)
+    template, own = _SKELETONS[type(body.plan)]
     pipeline = render(
-        "cuda/contraction.cu.jinja",
+        template,
         entry=entry(kernel),
         input_type=body.input_dtype.spelling,
         parts=views,
-        all_maps=["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))],
         width=views[-1].first + -(-body.parts[-1].columns // body.plan.tile_n),
         outputs=[f"{p.dtype.spelling}* {p.name}" for p in kernel.pointers if p.writable],
-        operand_parameters=parameters,
+        operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
         operand_arguments=values,
         plan=body.plan,
+        **own(kernel, body, views),
     )
     return assemble(kernel, target, launch.group.kind.value, "\n".join(math), pipeline)
+
+
+def _read(body: ContractionBody) -> set[int]:
+    """Buffers that the epilogues read."""
+    return {read.buffer for part in body.parts for read in part.epilogue.reads}
+
+
+def _without(kernel: Kernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
+    return tuple(p for p in kernel.pointers if p not in pointers)
+
+
+def _of_maps(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """What the skeleton of warpgroups takes besides: the names of all tensor maps."""
+    return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
+
+
+def _of_addresses(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """What the skeleton of warps takes besides: the first operand."""
+    return {"a": _matrix(kernel, body.matrices[0], "a")}
+
+
+_SKELETONS: dict[type, tuple[str, Callable[[Kernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
+    ContractionPlan: ("cuda/contraction.cu.jinja", _of_maps),
+    MmaPlan: ("cuda/mma.cu.jinja", _of_addresses),
+}
+"""The template of each kind of plan, and what it takes besides what all take."""
 
 
 def _views(kernel: Kernel, body: ContractionBody) -> list[PartView]:
     views: list[PartView] = []
     first = 0
+    matrices = iter(body.matrices[1:])
     for number, part in enumerate(body.parts):
         suffix = f"_{number}" if len(body.parts) > 1 else ""
-        names = ("b_map", "second_b_map")[: part.products]
+        names = _B_NAMES[: part.products]
         accumulated = tuple((a.name, a.product, a.shift // 2) for a in part.accumulated)
         head = part.head if _tells_heads(part) else 0
-        maps = tuple(f"{name}{suffix}" for name in names)
-        views.append(PartView(suffix, first, part.columns, head, maps, accumulated, _results(kernel, part, suffix)))
+        maps = tuple(f"{name}_map{suffix}" for name in names)
+        # Of operands that come by tensor maps there are none.
+        by_address = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
+        views.append(PartView(suffix, first, part.columns, head, maps, accumulated, _results(kernel, part, suffix), by_address))
         first += -(-part.columns // body.plan.tile_n)
     return views
+
+
+def _matrix(kernel: Kernel, buffer: int, name: str) -> MatrixView:
+    return MatrixView(next(p.name for p in kernel.pointers if p.buffer == buffer and not p.writable), name)
 
 
 def _results(kernel: Kernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
@@ -118,7 +170,7 @@ def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
     if result.offset is None:
         return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
     pointer = next(p.name for p in kernel.pointers if p.writable and p.buffer == result.buffer)
-    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}")
+    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets)
 
 
 def _tells_heads(part: ProductPart) -> bool:
@@ -132,7 +184,7 @@ def _part_math(kernel: Kernel, part: ProductPart, view: PartView) -> list[str]:
     inputs = tuple(f"const float (&{a.name})[2]" for a in part.accumulated)
     wrapper = Wrapper(f"epilogue{view.suffix}", _DOC, inputs, place, outs)
     offsets = [
-        offset_text(shown.offset, _OFFSET, result.offset, part.epilogue.axes, place, last=True)
+        offset_text(shown.offset, _OFFSET if shown.octets else _OFFSET_OF_ONE, result.offset, part.epilogue.axes, place, last=True)
         for result, shown in zip(part.results, view.results, strict=True)
         if result.offset is not None
     ]

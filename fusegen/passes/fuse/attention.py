@@ -41,13 +41,18 @@ class AttentionOperands:
         return self.q, self.k, self.v
 
 
+def is_served(target: Target) -> bool:
+    """Whether a machine has what the skeleton takes."""
+    return target.wgmma
+
+
 def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
     """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it.
 
     Args:
         kept: values that lie in memory.
     """
-    if not target.wgmma:
+    if not is_served(target):
         return None
     for values in _products_at(graph, root):
         recurrence = derive(graph, values)

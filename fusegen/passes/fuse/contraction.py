@@ -1,22 +1,20 @@
-"""Matrix products: what tensor cores can serve, and library calls."""
+"""Matrix products: their operands in memory, and library calls."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import StridedView, strided_view
 from fusegen.ir.symbolic import Dim, Stride, literal, product, same, simplify_dim
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
-_COLUMN_MULTIPLE = 8  # the accumulator's fragments are eight columns wide
 _LIBRARY = "library"  # the attribute of a product that the library computes by choice
 _TMA_ALIGNMENT = 16  # bytes; of addresses and of strides of outer dims
 
@@ -56,40 +54,30 @@ def operand_base(graph: Graph, position: int) -> int:
     return strided_view(graph, position).base
 
 
-def unserved(graph: Graph, matmul: int, root: int) -> str | None:
-    """Why the tensor-core skeleton cannot compute a product; None when it can."""
-    if dict(graph.nodes[matmul].attrs).get(_LIBRARY):
-        return "expected to be faster than a kernel of ours"
-    a, b = (graph.nodes[p] for p in graph.nodes[matmul].args)
-    if a.dtype not in (DType.BFLOAT16, DType.FLOAT16):
-        return f"operands are {a.dtype}, not 16-bit floats"
-    if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
-        return f"the result is {graph.nodes[root].dtype}"
-    if (literal(b.shape[-1]) or 1) % _COLUMN_MULTIPLE:
-        return f"the number of columns is no multiple of {_COLUMN_MULTIPLE}"
-    if len(b.shape) != 2:
-        return "the second operand is batched"
-    if product_operands(graph, matmul) is None:
-        return "an operand is contiguous along neither dim, or its address or strides are not multiples of 16 bytes"
-    return None
+def is_left_to_library(graph: Graph, matmul: int) -> bool:
+    """Whether the library computes a product by choice."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_LIBRARY))
 
 
-def product_operands(graph: Graph, matmul: int) -> ProductOperands | None:
-    """The operands as the tensor memory accelerator reads them, or None when it cannot."""
+def product_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> ProductOperands | None:
+    """The operands as matrices in memory, or None when one cannot be read as such.
+
+    Args:
+        reads: whether a matrix can be read that is contiguous along its last dim.
+    """
     left, right = (strided_view(graph, p) for p in graph.nodes[matmul].args)
-    itemsize = graph.nodes[matmul].dtype.itemsize
     rows = _as_matrix(left)
     if rows is None or len(right.shape) != 2:
         return None
-    a, b = _contiguous(graph, rows, itemsize), _contiguous(graph, _transposed(right), itemsize)
+    a, b = _contiguous(rows, reads), _contiguous(_transposed(right), reads)
     if a is None or b is None:
         return None
     return ProductOperands(a, b, "k" if a == rows else "m", "n" if b == right else "k")
 
 
-def _contiguous(graph: Graph, view: StridedView, itemsize: int) -> StridedView | None:
-    """A matrix or its transpose, whichever the tensor memory accelerator can read."""
-    return next((v for v in (view, _transposed(view)) if is_tma_view(graph, v, itemsize)), None)
+def _contiguous(view: StridedView, reads: Callable[[StridedView], bool]) -> StridedView | None:
+    """A matrix or its transpose, whichever can be read."""
+    return next((v for v in (view, _transposed(view)) if reads(v)), None)
 
 
 def _transposed(view: StridedView) -> StridedView:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
-from fusegen.passes.fuse.attention import attention_group, attention_operands, unserved
+from fusegen.passes.fuse.attention import attention_group, attention_operands, is_served, unserved
 from fusegen.passes.fuse.contraction import operand_base
-from fusegen.passes.fuse.epilogue import ending, extended
+from fusegen.passes.fuse.epilogue import ending, extended, too_wide
 from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
 from fusegen.passes.fuse.recurrence import derive
@@ -29,7 +29,7 @@ class Decision:
         beside: values that the epilogue of a product computes besides the one in which it ends, with that one.
         stored: all computed values that lie in memory, as far as is known before there are kernels.
         kept: those of them that kernels read, though they could compute them.
-        refusals: for a product that looked like attention's, why no kernel of ours takes it.
+        refusals: for a product that looked as if a kernel of ours could take it, why none does.
     """
 
     ends: Kept
@@ -82,7 +82,7 @@ def decide(graph: Graph, target: Target) -> Decision:
 
 def _take_attention(graph: Graph, product: int, target: Target, taken: _Products) -> None:
     recurrence = derive(graph, product)
-    if recurrence is None or not target.wgmma:
+    if recurrence is None or not is_served(target):
         return
     for end in (*ends_of(graph, product), product):
         group = attention_group(graph, end, target, taken.ends)
@@ -99,13 +99,17 @@ def _take_attention(graph: Graph, product: int, target: Target, taken: _Products
 
 
 def _take_epilogue(graph: Graph, product: int, target: Target, taken: _Products) -> None:
-    for end in (*ends_of(graph, product), *([product] if _is_wanted_in_other_order(graph, product) else [])):
+    ends = ends_of(graph, product)
+    for end in (*ends, *([product] if _is_wanted_in_other_order(graph, product) else [])):
         group = ending(graph, end, target, taken.ends)
         if group is not None and product in group.anchors:
             taken.ends.add(end)
             taken.epilogues.add(end)
             taken.inside.update(group.anchors)
             return
+    why = next((why for end in ends if (why := too_wide(graph, end, product, target, taken.ends))), "")
+    if why:
+        taken.refusals.setdefault(product, why)
 
 
 def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:

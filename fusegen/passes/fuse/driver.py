@@ -55,7 +55,7 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         check_repetition(graph, count)
         done |= {root, *group.outputs}
         wanted |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
-    return _in_order(graph, together(graph, _read(graph, groups)) if target.wgmma else _read(graph, groups))
+    return _in_order(graph, together(graph, _read(graph, groups), target))
 
 
 def _read(graph: Graph, groups: list[Group]) -> list[Group]:

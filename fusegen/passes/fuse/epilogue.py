@@ -18,56 +18,60 @@ from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
-from fusegen.passes.fuse.contraction import operand_base, product_operands, unserved
+from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Part, products_below, strip_views
 from fusegen.passes.fuse.pairs import LANES, in_lane, is_same_row
+from fusegen.passes.fuse.skeletons import Skeleton, refusals, serving, skeleton_named, skeletons_of
 from fusegen.target import Target
 
 OCTET = 8
 """Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
 
-_TILE_WIDTHS = (256, 192, 128, 64)
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # that one epilogue takes: they share an accumulator
 
 
-def tile_widths(head: int, products: int) -> tuple[int, ...]:
-    """Columns that a tile may have: whole heads, for all products what one instruction multiplies at most.
-
-    Args:
-        head: columns that a tile must hold together.
-        products: that meet the first operand.
-    """
-    return tuple(w for w in _TILE_WIDTHS if w % head == 0 and w * products <= max(_TILE_WIDTHS))
-
-
-def epilogue_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
-    """The group of a product and the pointwise work on its result, or None when tensor cores cannot serve it.
+def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+    """The group of products that end in a value, in an epilogue's or in one that is a product itself, by the first skeleton that
+    serves it; None when none does.
 
     Args:
         kept: values that lie in memory.
     """
-    if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW) or not target.wgmma:
+    if graph.nodes[root].family is Family.CONTRACTION:
+        return plain_group(graph, root, target)
+    if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW):
         return None
-    for matmul in products_below(graph, root, kept):
-        group = _group_at(graph, root, matmul, kept)
-        if group is not None:
-            return group
+    for skeleton in skeletons_of(target):
+        for matmul in products_below(graph, root, kept):
+            group = _group_at(graph, root, matmul, kept, skeleton)
+            if group is not None:
+                return replace(group, reason=refusals(graph, matmul, root, target))
     return None
 
 
-def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
-    """The group of products that end in a value: in an epilogue's, or in one that is a product itself."""
-    if graph.nodes[root].family is not Family.CONTRACTION:
-        return epilogue_group(graph, root, target, kept)
-    return plain_group(graph, root) if target.wgmma and unserved(graph, root, root) is None else None
+def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collection[int]) -> str:
+    """Which skeletons cannot hold what the work on a product's result combines; empty where that is not what keeps it apart."""
+    found: list[str] = []
+    for skeleton in skeletons_of(target):
+        order = None if skeleton.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
+        if order is None:
+            continue
+        part = Part((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, skeleton))
+        cone, head = _below(graph, part, kept)
+        if matmul in cone.anchors and not skeleton.tile_widths(head, 1):
+            found.append(f"no {skeleton.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
+    return "; ".join(found)
 
 
-def plain_group(graph: Graph, matmul: int) -> Group:
-    """The group of a product that is a result itself, which tensor cores can serve."""
+def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
+    """The group of a product that is a result itself; None when no skeleton serves it."""
+    skeleton = serving(graph, matmul, matmul, target)
+    if skeleton is None:
+        return None
     order = tuple(range(len(graph.nodes[matmul].shape)))
-    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul))
-    return _group(graph, (part,), ())
+    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul, skeleton))
+    return replace(_group(graph, (part,), (), skeleton), reason=refusals(graph, matmul, matmul, target))
 
 
 def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[int]) -> Group | None:
@@ -78,28 +82,30 @@ def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[
         kept: values that lie in memory.
     """
     (part,) = group.parts
-    matmul = part.products[0]
-    if not all(graph.nodes[r].family in _COMPUTED and unserved(graph, matmul, r) is None for r in roots):
+    matmul, skeleton = part.products[0], skeleton_named(group.skeleton)
+    if not all(graph.nodes[r].family in _COMPUTED and skeleton.unserved(graph, matmul, r) is None for r in roots):
         return None
     found_orders = [_order_of(graph, root, matmul) for root in roots]
-    orders = [order for order in found_orders if order is not None]
+    shapes = [graph.nodes[root].shape for root in roots]
+    orders = [o for o, shape in zip(found_orders, shapes, strict=True) if o is not None and _is_written(shape, o)]
     if len(orders) < len(roots):
         return None
     outputs = (*part.outputs, *roots)
     below = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(kept) - set(part.outputs))))
-    products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, matmul, m, outputs)))
-    domains = [part.domain, *(_domain_of(graph, r, o, matmul) for r, o in zip(roots, orders, strict=True))]
+    products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, skeleton, matmul, m, outputs)))
+    domains = [part.domain, *(_domain_of(graph, r, o, matmul, skeleton) for r, o in zip(roots, orders, strict=True))]
     for domain in dict.fromkeys(domains):
         wanted = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
-        found = _walked(graph, wanted, kept)
+        found = _walked(graph, wanted, kept, skeleton)
         if found is not None and not any(matmul in graph.ancestors[p] for p in found[1]):
-            return _group(graph, found[:1], found[1])
+            return replace(_group(graph, found[:1], found[1], skeleton), reason=group.reason)
     return None
 
 
 def joined(graph: Graph, groups: Sequence[Group]) -> Group:
-    """Groups of products of one first operand as one launch."""
-    return _group(graph, tuple(part for group in groups for part in group.parts), {p for group in groups for p in group.inputs})
+    """Groups of products of one first operand, of one skeleton, as one launch."""
+    parts, inputs = tuple(part for group in groups for part in group.parts), {p for group in groups for p in group.inputs}
+    return replace(_group(graph, parts, inputs, skeleton_named(groups[0].skeleton)), reason=groups[0].reason)
 
 
 def limited(group: Group, outputs: tuple[int, ...]) -> Group:
@@ -140,67 +146,75 @@ def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: It
     return not any(p in graph.outputs or set(graph.users[p]) - ways - set(roots) for p in between)
 
 
-def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int]) -> Group | None:
-    if unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
+def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], skeleton: Skeleton) -> Group | None:
+    if skeleton.unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
         return None
     order = _order_of(graph, root, matmul)
-    if order is None:
+    if order is None or not _is_written(graph.nodes[root].shape, order):
         return None
-    domain = _domain_of(graph, root, order, matmul)
-    found = _walked(graph, Part((root,), (order,), (matmul, *_companions(graph, root, matmul, kept)), domain), kept)
-    return None if found is None else _group(graph, found[:1], found[1])
+    products = (matmul, *_companions(graph, root, matmul, kept, skeleton))
+    part = Part((root,), (order,), products, _domain_of(graph, root, order, matmul, skeleton))
+    found = _walked(graph, part, kept, skeleton)
+    return None if found is None else _group(graph, found[:1], found[1], skeleton)
 
 
-def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int]) -> tuple[int, ...]:
+def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int], skeleton: Skeleton) -> tuple[int, ...]:
     """Products of the same first operand that end in the root, too."""
-    others = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, matmul, m, (root,)))
+    others = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, skeleton, matmul, m, (root,)))
     return tuple(itertools.islice(others, _MOST_PRODUCTS - 1))
 
 
-def _joins(graph: Graph, matmul: int, other: int, roots: Sequence[int]) -> bool:
+def _joins(graph: Graph, skeleton: Skeleton, matmul: int, other: int, roots: Sequence[int]) -> bool:
     """Whether a value is a product of the same first operand that only some roots need."""
-    if graph.nodes[other].op is not Op.MATMUL or unserved(graph, other, roots[0]) is not None:
+    if graph.nodes[other].op is not Op.MATMUL or skeleton.unserved(graph, other, roots[0]) is not None:
         return False
-    return meets_alike(graph, matmul, other) and is_computed_once(graph, other, roots, ())
+    return _meets_alike(graph, skeleton, matmul, other) and is_computed_once(graph, other, roots, ())
 
 
-def meets_alike(graph: Graph, one: int, other: int) -> bool:
+def _meets_alike(graph: Graph, skeleton: Skeleton, one: int, other: int) -> bool:
     """Whether two products can be computed together: their first operands are the same, and all lie in memory alike."""
     if graph.nodes[one].dtype is not graph.nodes[other].dtype:
         return False
-    a, b = product_operands(graph, one), product_operands(graph, other)
+    a, b = skeleton.operands(graph, one), skeleton.operands(graph, other)
     return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
 
 
-def _walked(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Part, tuple[int, ...]] | None:
+def _walked(graph: Graph, part: Part, kept: Collection[int], skeleton: Skeleton) -> tuple[Part, tuple[int, ...]] | None:
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
+    cone, head = _below(graph, part, kept)
+    inputs = tuple(cone.inputs)
+    taken = tuple(p for p in part.products if p in cone.anchors)
+    if part.products[0] not in taken or set(taken) & set(inputs) or not skeleton.tile_widths(head, len(taken)):
+        return None
+    if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
+        return None
+    return replace(part, products=taken, head=head), inputs
+
+
+def _below(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Cone, int]:
+    """What the results of a part are made of, and how many columns a tile must hold together for them."""
     axes = domain_axes(part.domain)
     cone, lanes = Cone(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = position_of(graph, output, order, part.domain, axes.symbols, axes)
         walk(graph, output, at, axes, lanes, cone, frozenset(kept) - set(part.outputs))
-    inputs = tuple(cone.inputs)
-    taken = tuple(p for p in part.products if p in cone.anchors)
-    if part.products[0] not in taken or set(taken) & set(inputs) or not tile_widths(lanes.head, len(taken)):
-        return None
-    if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
-        return None
-    return replace(part, products=taken, head=lanes.head), inputs
+    return cone, lanes.head
 
 
-def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int]) -> Group:
+def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], skeleton: Skeleton) -> Group:
     products = tuple(dict.fromkeys(p for part in parts for p in part.products))
     operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
-    return Group(GroupKind.CONTRACTION, outputs, read, parts[0].domain, tuple(sorted(products)), parts=parts)
+    anchors = tuple(sorted(products))
+    return Group(GroupKind.CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, skeleton=skeleton.name)
 
 
 # The dims of a result in the order of a product's elements.
 
 
-def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int) -> Domain:
+def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, skeleton: Skeleton) -> Domain:
     """The iteration space of an epilogue: as many dims as some result has, so that each lies along them."""
     columns = graph.nodes[matmul].shape[-1]
     views = [(root, order)]
@@ -209,16 +223,16 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int) -> 
             found = _order_of(graph, result, matmul)
             views += [(result, found)] if found is not None else []
     shapes = [tuple(graph.nodes[view].shape[d] for d in dims) for view, dims in views]
-    domains = [found for found in (_over(shape, columns) for shape in (*shapes, graph.nodes[matmul].shape)) if found is not None]
-    return max(domains, key=lambda domain: len(domain.columns))
+    domains = (_over(shape, columns, skeleton.column_multiple) for shape in (*shapes, graph.nodes[matmul].shape))
+    return max((domain for domain in domains if domain is not None), key=lambda domain: len(domain.columns))
 
 
-def _over(shape: Shape, columns: Dim) -> Domain | None:
-    """The shape as rows and, last, dims that are the product's columns; None where a dim holds both."""
+def _over(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
+    """The shape as rows and, last, dims that are the product's columns; None where a dim holds both, or heads are no eights."""
     for first in range(len(shape) - 1, -1, -1):
         if same(product(shape[first:]), columns) and not same(shape[-1], 1):
             last = literal(shape[-1])
-            if last is None or last % OCTET:
+            if last is None or last % (multiple if first == len(shape) - 1 else OCTET):
                 return None
             return Domain(shape, tuple(range(first, len(shape))))
     return None
@@ -243,6 +257,12 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
     walk(graph, root, axes.symbols, axes, note, Cone())
     orders = (sorted_dims(sympy.expand(linearize(at, wanted)), axes) for at in found)
     return next((order for order in orders if order is not None), given)
+
+
+def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:
+    """Whether a result can be written in its own shape: in the order of the product's elements, or eight columns at a time."""
+    dims = [d for d in order if not same(shape[d], 1)]
+    return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % OCTET == 0)
 
 
 def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:

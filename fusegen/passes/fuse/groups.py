@@ -12,7 +12,7 @@ from fusegen.ir.symbolic import Dim, product
 
 
 class GroupKind(Enum):
-    """What a group does with memory; each kind has one skeleton."""
+    """What a group does with memory; each kind has one skeleton, but for products (`skeletons`)."""
 
     POINTWISE = "pointwise"
     ROW = "row reduction"
@@ -72,6 +72,7 @@ class Group:
         anchors: reductions or products that it computes on the way.
         reason: why the group is what it is, for `explain`; empty where the kind says it all.
         parts: of a launch of products, its epilogues; the domain is that of the first.
+        skeleton: of such a launch, the name of its skeleton.
     """
 
     kind: GroupKind
@@ -81,6 +82,7 @@ class Group:
     anchors: tuple[int, ...] = ()
     reason: str = ""
     parts: tuple[Part, ...] = ()
+    skeleton: str = ""
 
 
 def strip_views(graph: Graph, position: int) -> int:

@@ -1,4 +1,4 @@
-"""Plans of products on tensor cores."""
+"""Plans of products on tensor cores by warpgroups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal, product
-from fusegen.passes.fuse.contraction import product_operands
-from fusegen.passes.fuse.epilogue import tile_widths
 from fusegen.passes.fuse.groups import Group
+from fusegen.passes.fuse.skeletons import WGMMA, skeleton_named
 from fusegen.schedule.cost import COSTS, ProductSize, product_time
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.plan import ContractionPlan
@@ -54,7 +53,7 @@ class ProductShape:
 def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
     """What the plan of a launch of products goes by."""
     first = group.parts[0].products[0]
-    operands = product_operands(graph, first)
+    operands = skeleton_named(group.skeleton).operands(graph, first)
     if operands is None:
         raise VerificationError("a product's operands are not what fusion saw")
     return ProductShape(
@@ -81,7 +80,7 @@ def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
 
 def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
     """The plans that such products can have, the widest first."""
-    allowed = tile_widths(shape.head, shape.products)
+    allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
     return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
 

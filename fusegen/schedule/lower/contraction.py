@@ -1,4 +1,4 @@
-"""Products with epilogues: operands as tensor maps, each epilogue as math on two neighbouring columns."""
+"""Products with epilogues: each epilogue as math on two neighbouring columns, laid out as the skeleton wants it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from fusegen.calls.call import TensorMapSpec
-from fusegen.calls.formula import Formula, minimum
 from fusegen.errors import VerificationError
-from fusegen.ir.formula import ceil_div, formula
-from fusegen.ir.graph import Graph
+from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position
-from fusegen.ir.strided import StridedView, contiguous_strides
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
-from fusegen.passes.fuse.contraction import ProductOperands, product_operands
+from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.epilogue import OCTET, position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import LANES, is_same_row
+from fusegen.passes.fuse.skeletons import skeleton_named
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Accumulated, ContractionBody, Kernel, LaneFunction, PartResult, ProductPart
@@ -35,16 +32,13 @@ from fusegen.schedule.lower.lanes import (
     pair_axes,
 )
 from fusegen.schedule.lower.leaves import leaves_of
-from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import Placement, place
-from fusegen.schedule.plan import ContractionPlan
+from fusegen.schedule.lower.products import LAYOUTS, Products
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.terms import Evaluator, substitute
 
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
 """What an epilogue calls its place in the result: a column is a channel of a head, where it tells heads apart."""
-
-_TILE_K = 64  # of the depth: a line of 128 bytes
 
 
 @dataclass(frozen=True)
@@ -60,54 +54,58 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     """The launch of products with their epilogues, and copies where a result is wanted as another view."""
     lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
     parts = tuple(found.part for found in lowered)
-    operands = [[_operands(context.graph, product) for product in part.products] for part in context.group.parts]
-    rows = lowered[0].rows
-    depth = context.graph.nodes[context.graph.nodes[context.group.anchors[0]].args[0]].shape[-1]
-    plan = context.plans[context.group.anchors]
-    written = [result.buffer for part in parts for result in part.results if result.offset is not None]
-    functions = [part.epilogue for part in parts]
-    offsets = [result.offset for part in parts for result in part.results if result.offset is not None]
-    kernel = Kernel(
-        name=context.name,
-        pointers=lane_pointers(context, functions, written),
-        sizes=lane_sizes(functions, offsets),
-        scalars=lane_scalars(context, functions),
-        body=ContractionBody(context.graph.nodes[context.group.anchors[0]].dtype, parts, plan),
-        wide=context.wide,
-        checks=has_checks(lane_expressions(functions)),
-    )
+    operands = [[_operands(context, product) for product in part.products] for part in context.group.parts]
+    products = Products(context, parts, operands, lowered[0].rows)
+    layout = LAYOUTS[context.group.skeleton].lay_out(products)
+    node = context.graph.nodes[context.group.anchors[0]]
     launch = Launch(
-        kernel=kernel,
+        kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
         group=context.group,
-        tensor_maps=tuple(_maps(context, parts, operands, rows, plan)),
-        grid=_grid(rows, parts, plan, context.target.processors),
-        block=plan.threads,
-        shared_bytes=plan.shared_bytes,
+        tensor_maps=layout.maps,
+        grid=layout.grid,
+        block=layout.plan.threads,
+        shared_bytes=layout.plan.shared_bytes,
         traffic=context.traffic(),
-        extra=(formula(rows), formula(depth)),
+        extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
     )
     return [launch, *(copy for found in lowered for copy in found.copies)]
 
 
-def _operands(graph: Graph, matmul: int) -> ProductOperands:
-    operands = product_operands(graph, matmul)
+def _operands(context: Context, matmul: int) -> ProductOperands:
+    operands = skeleton_named(context.group.skeleton).operands(context.graph, matmul)
     if operands is None:
         raise VerificationError("a product's operands are not what fusion saw")
     return operands
+
+
+def _kernel(context: Context, body: ContractionBody) -> Kernel:
+    written = [result.buffer for part in body.parts for result in part.results if result.offset is not None]
+    functions = [part.epilogue for part in body.parts]
+    offsets = [result.offset for part in body.parts for result in part.results if result.offset is not None]
+    return Kernel(
+        name=context.name,
+        pointers=lane_pointers(context, functions, written, body.matrices),
+        sizes=lane_sizes(functions, offsets),
+        scalars=lane_scalars(context, functions),
+        body=body,
+        wide=context.wide,
+        checks=has_checks(lane_expressions(functions)),
+    )
 
 
 def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
     domain = part.domain
     axes = pair_axes(domain.shape)
     placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
-    offsets = [None if _is_matrix(part, axes, p.offset) else p.offset for p in placements]
+    columns = literal(product(domain.shape[d] for d in domain.columns))
+    assert columns is not None  # which fusion saw
+    whole_tiles = LAYOUTS[context.group.skeleton].whole_tiles
+    offsets = [None if whole_tiles and _is_matrix(part, axes, p.offset) else p.offset for p in placements]
     epilogue, accumulated, rows, moved = _epilogue(context, part, axes, number, [o for o in offsets if o is not None])
     results = tuple(
-        PartResult(p.buffer, context.dtype(p.buffer), None if o is None else substitute(o, moved))
+        PartResult(p.buffer, context.dtype(p.buffer), None if o is None else substitute(o, moved), columns % OCTET == 0)
         for p, o in zip(placements, offsets, strict=True)
     )
-    columns = literal(product(domain.shape[d] for d in domain.columns))
-    assert columns is not None  # a multiple of eight, which fusion saw
     heads = len(epilogue.axes.symbols) - rows - 1
     head = literal(domain.shape[-1]) if heads else columns
     assert head is not None
@@ -190,7 +188,9 @@ def _epilogue(
     merged = Axes((*rows.symbols, *columns.symbols), (*rows.extents, *columns.extents))
     word = CHANNEL if len(columns.symbols) > 1 else COLUMN
     words: dict[Index, str] = {s: s.name for s in merged.symbols[:-1]} | {LANES * PAIR: word}
-    math_ = LaneMath(evaluator.terms, tuple(roots), merged, words, moves)
+    last = part.domain.shape[-1]
+    optional = last if (literal(last) or 0) % LANES else None
+    math_ = LaneMath(evaluator.terms, tuple(roots), merged, words, moves, optional)
     several = len(context.group.parts) > 1
     name = f"{context.name}_epilogue_{number}" if several else f"{context.name}_epilogue"
     function = lane_function(context, math_, name, fast=context.fast)
@@ -213,37 +213,3 @@ def _taken(part: Part) -> list[str]:
     """What the epilogue's call names by itself."""
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
     return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
-
-
-# The launch.
-
-
-def _maps(
-    context: Context, parts: Sequence[ProductPart], operands: Sequence[Sequence[ProductOperands]], rows: Dim, plan: ContractionPlan
-) -> list[TensorMapSpec]:
-    """The first operand, and of each part the matrices that meet it and the results that leave by whole tiles.
-
-    A stage brings whole tiles of an operand whose depth is contiguous, else squares.
-    """
-    square = (_TILE_K, _TILE_K)
-    a_box = (plan.tile_m, _TILE_K) if plan.a_major == "k" else square
-    b_box = (plan.tile_n, _TILE_K) if plan.b_major == "k" else square
-    a = operands[0][0].a
-    found = [tensor_map(context.reads[a.base], a, a_box)]
-    for part, products in zip(parts, operands, strict=True):
-        found += [tensor_map(context.reads[p.b.base], p.b, b_box) for p in products]
-        found += [_result_map(r, rows, part.columns) for r in part.results if r.offset is None]
-    return found
-
-
-def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
-    """Results leave 64 rows of 128 bytes at a time."""
-    shape = (rows, columns)
-    view = StridedView(result.buffer, shape, contiguous_strides(shape), 0)
-    return tensor_map(result.buffer, view, (64, 128 // result.dtype.itemsize), writable=True)
-
-
-def _grid(rows: Dim, parts: Sequence[ProductPart], plan: ContractionPlan, processors: int) -> Formula:
-    """Blocks stay and stride over the tiles."""
-    tiles = ceil_div(rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in parts)
-    return minimum(tiles, processors * plan.blocks_per_sm)

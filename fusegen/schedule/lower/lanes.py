@@ -113,9 +113,12 @@ def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) 
     return tuple(sorted(symbol.name for symbol in symbols))
 
 
-def lane_pointers(context: Context, functions: Sequence[LaneFunction], writes: Sequence[int]) -> tuple[Pointer, ...]:
-    """The pointer parameters of a kernel that calls some functions: what it writes, then what they read."""
-    reads = (read.buffer for function in functions for read in function.reads)
+def lane_pointers(
+    context: Context, functions: Sequence[LaneFunction], writes: Sequence[int], matrices: Sequence[int] = ()
+) -> tuple[Pointer, ...]:
+    """The pointer parameters of a kernel that calls some functions: what it writes, its matrices, then what they read."""
+    read = dict.fromkeys(read.buffer for function in functions for read in function.reads)
+    reads = [*(matrix for matrix in matrices if matrix not in read), *read]
     return (*context.pointers((), writes), *context.pointers(reads, (), lane_expressions(functions)))
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from fusegen.calls.call import StridedOperand
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph
 from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
 from fusegen.ir.symbolic import linearize, same
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.passes.fuse.contraction import unserved
+from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.placement import place
 from fusegen.schedule.program import LibraryProduct, Step
@@ -25,7 +24,7 @@ def lower_library(context: Context) -> Sequence[Step]:
     views = [strided_view(context.graph, p) for p in context.graph.nodes[product].args]
     a, b = (_operand(context.reads[view.base], view) for view in views)
     out = _operand(placement.buffer, StridedView(product, shape, contiguous_strides(shape), 0))
-    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, context.graph, product))
+    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product))
     return [step, *placement.copies]
 
 
@@ -33,10 +32,12 @@ def _operand(buffer: int, view: StridedView) -> StridedOperand:
     return StridedOperand(buffer, tuple(map(formula, view.shape)), tuple(map(formula, view.strides)), formula(view.offset))
 
 
-def _reason(context: Context, graph: Graph, product: int) -> str:
+def _reason(context: Context, product: int) -> str:
     """Why the library computes it."""
     if context.group.reason:
         return context.group.reason
-    if not context.target.wgmma:
+    if not skeletons_of(context.target):
         return "no tensor-core skeleton serves this target"
-    return unserved(graph, product, product) or "a plain product: nothing is fused with it"
+    if serving(context.graph, product, product, context.target) is None:
+        return refusals(context.graph, product, product, context.target)
+    return "a plain product: nothing is fused with it"

@@ -1,0 +1,91 @@
+"""Products by warps on a GPU of any age: what is lowered for sm_80, compiled for the device that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen import target as targets
+from fusegen.runtime.backends import machine_of
+from fusegen.target import Target
+from tests.emulator import test_epilogues as small
+from tests.emulator import test_mma as narrow
+from tests.emulator.tensor_cores import Call, bound
+from tests.gpu import test_epilogues as gpu
+from tests.gpu.accuracy import check
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+WARPS = ("mma.sync",)
+"""The skeletons that these tests want of any machine."""
+
+
+def by_warps(function: Callable[..., Any], arguments: Sequence[Any], machine: Target | None = None) -> Call:
+    """A call by the skeleton of warps, lowered for the device that is there or for another machine."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    own = machine_of(device)
+    return bound(function, arguments, replace(machine or own.target, products=WARPS), device, own)
+
+
+def judge(function: Callable[..., Any], *arguments: Tensor, machine: Target | None = None) -> None:
+    """The accuracy rule, and the same bits again."""
+    call = by_warps(function, arguments, machine)
+    found, eager, wanted = call(), function(*arguments), function(*(a.double() for a in arguments))
+    for got, theirs, exact in zip(*(t if isinstance(t, tuple) else (t,) for t in (found, eager, wanted)), strict=True):
+        check(got, theirs, exact)
+    again = call()
+    for got, same in zip(*(t if isinstance(t, tuple) else (t,) for t in (found, again)), strict=True):
+        assert torch.equal(got, same)
+
+
+def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return (torch.randn(*shape, device="cuda") / shape[-1] ** 0.5).to(dtype)
+
+
+@pytest.mark.parametrize("machine", [t for t in targets.cuda_targets() if not t.wgmma], ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_plans_of_every_machine(machine: Target, dtype: torch.dtype) -> None:
+    shapes = ((4096, 4096), (4096, 4096), (4096,))
+    judge(narrow.bias_relu, *(randn(*shape, dtype=dtype) for shape in shapes), machine=machine)
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 2, 3), (3, 8, 8), (129, 129, 33), (1000, 1001, 999), (5000, 4104, 72)])
+def test_odd_sizes(rows: int, columns: int, depth: int) -> None:
+    judge(narrow.bias_relu, randn(rows, depth), randn(columns, depth), randn(columns))
+
+
+@pytest.mark.parametrize("a_major", ["k", "m"])
+@pytest.mark.parametrize("b_major", ["k", "n"])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1024, 1536, 2048), (1023, 1535, 2047)])
+def test_operands_contiguous_along_either_dim(a_major: str, b_major: str, rows: int, columns: int, depth: int) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.gelu((x if a_major == "k" else x.mT) @ (w.mT if b_major == "k" else w))
+
+    judge(
+        function,
+        randn(*((rows, depth) if a_major == "k" else (depth, rows))),
+        randn(*((columns, depth) if b_major == "k" else (depth, columns))),
+    )
+
+
+@pytest.mark.parametrize(("left", "right"), [(8, 16), (4, 12), (2, 6), (1, 3)])
+def test_narrow_copies(left: int, right: int) -> None:
+    a, b, r = randn(1400, 2080), randn(1000, 2080), randn(1390, 900)
+    judge(narrow.residual, a[5:1395, left : left + 1500], b[50:950, right : right + 1500], r)
+
+
+@pytest.mark.parametrize("function", small.CASES, ids=lambda f: f.__name__)
+def test_small_epilogues(function: Callable[..., Any]) -> None:
+    arguments = tuple(a.cuda() for a in small.CASES[function])
+    small.compare(by_warps(function, arguments)(), function(*(a.double() for a in arguments)))
+
+
+@pytest.mark.parametrize("function", gpu.LARGE, ids=lambda f: f.__name__)
+def test_epilogues_of_models(function: Callable[..., Any]) -> None:
+    arguments = gpu.LARGE[function]()
+    small.compare(by_warps(function, arguments)(), function(*(a.double() for a in arguments)))

@@ -1,0 +1,163 @@
+"""Which skeleton computes a product, what it refuses, and plans of products by warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.explain import explain
+from fusegen.ir.symbolic import size_symbol
+from fusegen.passes.fuse.skeletons import MMA_SYNC
+from fusegen.schedule.heuristics.contraction import ProductShape
+from fusegen.schedule.heuristics.mma import mma_plan
+from fusegen.schedule.plan import ContractionPlan, MmaPlan
+from fusegen.schedule.program import Launch, LibraryProduct, Program
+from fusegen.target import cuda_targets, target
+from tests.emulator.test_epilogues import CASES
+from tests.unit.ptxas import figures
+
+BF16 = torch.bfloat16
+BOTH = replace(target("sm_90a"), products=("wgmma", "mma.sync"))
+OLDER = [t.name for t in cuda_targets() if not t.wgmma]
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target = BOTH) -> Program:
+    dispatcher = fg.kernel(function)._dispatcher
+    return dispatcher.variant(dispatcher.bind(arguments, {}), machine, torch.device("cuda"))[0].program
+
+
+def plans(found: Program) -> list[type]:
+    return [type(step.kernel.body.plan) for step in found.steps if isinstance(step, Launch)]
+
+
+def bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+# Which skeleton.
+
+
+def test_the_preferred_skeleton_that_serves_a_product_computes_it() -> None:
+    assert plans(program(bias_gelu, meta(64, 64), meta(72, 64), meta(72))) == [ContractionPlan]
+    odd = program(bias_gelu, meta(64, 64), meta(71, 64), meta(71))
+    assert plans(odd) == [MmaPlan]
+    assert "by mma.sync" in explain(odd, {"x_dim0": 64}) and "no wgmma: the number of columns is no multiple of 8" in explain(
+        odd, {"x_dim0": 64}
+    )
+
+
+def test_addresses_that_the_copy_engine_refuses_are_copied_by_threads() -> None:
+    found = program(lambda x, w: F.linear(x[:, 1:], w[:, 1:]).relu(), meta(64, 65), meta(72, 65))
+    (launch,) = found.launches
+    plan = launch.kernel.body.plan
+    assert isinstance(plan, MmaPlan) and (plan.a_width, plan.b_width) == (1, 1)
+    assert "not multiples of 16 bytes" in launch.group.reason
+
+
+def test_on_hopper_the_library_keeps_what_warpgroups_refuse() -> None:
+    low = fg.kernel(bias_gelu).lower(meta(64, 64), meta(71, 64), meta(71), target="sm_90a")
+    assert "no wgmma: the number of columns" in low.explain() and "mma.sync" not in low.explain()
+
+
+def test_every_refusal_is_said() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x.float() @ w.float()).relu()
+
+    words = explain(program(function, meta(64, 64), meta(64, 64)), {"x_dim0": 64})
+    assert "no wgmma: operands are float32" in words and "no mma.sync: operands are float32" in words
+
+
+def test_a_machine_without_warpgroups_uses_none() -> None:
+    found = program(bias_gelu, meta(64, 64), meta(72, 64), meta(72), machine=replace(target("sm_80"), products=BOTH.products))
+    assert plans(found) == [MmaPlan]
+
+
+def test_products_of_different_skeletons_are_no_launch() -> None:
+    def function(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, a).relu(), F.linear(x, b).relu()
+
+    assert sorted(plan.__name__ for plan in plans(program(function, meta(64, 64), meta(72, 64), meta(71, 64)))) == [
+        "ContractionPlan",
+        "MmaPlan",
+    ]
+
+
+def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
+    def function(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = F.linear(x, w).unflatten(-1, (-1, 192)).transpose(1, 2)
+        first, second = y.chunk(2, -1)
+        return y * cos + torch.cat((-second, first), -1) * sin
+
+    arguments = meta(2, 64, 64), meta(384, 64), meta(64, 192), meta(64, 192)
+    assert plans(program(function, *arguments)) == [ContractionPlan]
+    found = program(function, *arguments, machine=target("sm_80"))
+    assert MmaPlan not in plans(found)
+    assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 2, "x_dim1": 64})
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, w: F.linear(x, w).mT * 2, lambda x, w: F.linear(x, w).unflatten(-1, (10, 4)).transpose(0, 1) * 2],
+    ids=["transposed", "heads of four"],
+)
+def test_what_no_eight_columns_lie_side_by_side_of_is_written_by_another_kernel(name: str, function: Callable[..., object]) -> None:
+    found = program(function, meta(72, 64), meta(40, 64), machine=target(name))
+    assert [type(step) for step in found.steps] == [LibraryProduct, Launch]
+
+
+@pytest.mark.parametrize("columns", [1, 71, 72])
+def test_a_single_column_is_the_library_s(columns: int) -> None:
+    found = program(bias_gelu, meta(64, 64), meta(columns, 64), meta(columns), machine=target("sm_80"))
+    assert plans(found).count(MmaPlan) == (columns > 1)
+
+
+# Plans.
+
+
+@pytest.mark.parametrize("name", OLDER)
+@pytest.mark.parametrize("rows", [None, 1, 64, 500, 8192])
+@pytest.mark.parametrize("columns", [[2], [8], [200], [256, 64, 64], [4096]], ids=str)
+@pytest.mark.parametrize(("products", "head"), [(1, 1), (2, 1), (1, 96), (1, 128), (2, 64)])
+def test_plans_fit_the_machine(name: str, rows: int | None, columns: list[int], products: int, head: int) -> None:
+    machine = target(name)
+    shape = ProductShape(size_symbol("rows") if rows is None else rows, columns, b_major="n", products=products, head=head)
+    plan = mma_plan(shape, 8, 8, machine)
+    assert plan.warp_n % head == 0 and plan.warp_n in MMA_SYNC.tile_widths(head, products)
+    assert 2 <= plan.stages <= 4 and plan.blocks_per_sm * (plan.shared_bytes + 1024) <= machine.shared_bytes + 1024
+    assert plan.warp_m * plan.warp_n * products // 32 <= 128, "accumulators spill"
+
+
+def test_large_products_get_the_squarest_tile_of_a_warp() -> None:
+    plan = mma_plan(ProductShape(8192, [8192]), 8, 8, target("sm_80"))
+    assert (plan.tile_m, plan.tile_n, plan.warp_m, plan.warp_n, plan.stages) == (128, 128, 64, 64, 4)
+
+
+# What ptxas makes of it.
+
+
+@pytest.mark.parametrize("name", [*OLDER, "sm_90a"])
+def test_no_registers_are_spilled(name: str) -> None:
+    machine = replace(target(name), products=("mma.sync",))
+    dispatcher = fg.kernel(bias_gelu)._dispatcher
+    values = dispatcher.bind((meta(4096, 4096), meta(4096, 4096), meta(4096)), {})
+    (source,) = dispatcher.variant(values, machine, torch.device("cuda"))[0].sources
+    found = figures(source, name)
+    assert found.spilled == 0 and not found.warnings
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_epilogues_compile(function: Callable[..., object]) -> None:
+    low = fg.kernel(function).lower(*(meta(*a.shape) for a in CASES[function]), target="sm_80")
+    for source in low.sources:
+        assert figures(source, "sm_80").spilled <= 64
