@@ -10,7 +10,7 @@ import sympy
 from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, call_view, fragment
 from fusegen.schedule.access import Access
-from fusegen.schedule.kernel import Function, Parameter, Phase, Pointer, RowBody
+from fusegen.schedule.kernel import ColumnSum, Function, Parameter, Phase, Pointer, RowBody
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,28 @@ def _phase(
         writes=tuple(fragment(a, pointers, lane_axis) for a in phase.writes),
         row_writes=tuple((fragment(a, pointers, None), name) for a, name in phase.row_writes),
     )
+
+
+@dataclass(frozen=True)
+class ColumnSumView:
+    """A reduction over rows with all of its text.
+
+    Attributes:
+        partials: of its components, in order.
+        writes: results, each with the component's variable, and a variable for what is stored.
+    """
+
+    reduction: ReductionView
+    partials: tuple[FragmentView, ...]
+    writes: tuple[tuple[FragmentView, str], ...]
+
+
+def column_sum(total: ColumnSum, pointers: Mapping[int, Pointer], lane_axis: sympy.Symbol) -> ColumnSumView:
+    """The view of a reduction over rows."""
+    writes = [fragment(a, pointers, lane_axis) for a in total.writes]
+    narrow = [f"{w.name}_narrow{'' if n == 0 else f'_{n}'}" for n, w in enumerate(writes)]
+    partials = tuple(fragment(a, pointers, lane_axis) for a in total.partials)
+    return ColumnSumView(view(total.reduction), partials, tuple(zip(writes, narrow, strict=True)))
 
 
 def row_functions(body: RowBody) -> list[Function]:

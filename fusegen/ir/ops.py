@@ -2,7 +2,8 @@
 
 Each row says what an operation *is* (its family, operands, result dtype) and which torch functions mean it. How it is
 computed stands elsewhere, one table an interpreter: `ir.reference` (the float64 oracle, every row), `passes.expand`
-(rows that are compositions), `emit.cuda.spelling` and `emit.cpu.spelling` (the primitive pointwise rows).
+(rows that are compositions), `ir.reductions` (the primitive reductions), `emit.cuda.spelling` and `emit.cpu.spelling` (the
+primitive pointwise rows).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Result(Enum):
     BOOL = "bool"
     SAME = "same"  # the first operand's type
     SUM = "sum"  # as SAME, integers and bool widening to int64
+    PART = "part"  # of the component of a state that the attribute names (`ir.reductions`)
     EXPLICIT = "explicit"  # stands in the attributes
 
 
@@ -164,10 +166,15 @@ class Op(Enum):
     SLICE = _view("slice")
     CONCAT = _view("concat", None)
 
-    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1.
+    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1. `ir.reductions` has a row for each primitive.
     SUM = _reduction("sum", Result.SUM)
+    PROD = _reduction("prod", Result.SUM)
     AMAX = _reduction("amax", Result.SAME)
     AMIN = _reduction("amin", Result.SAME)
+    MAX = _reduction("max", Result.PART)
+    MIN = _reduction("min", Result.PART)
+    MOMENTS = _reduction("moments", Result.PART)
+    NORMALIZER = _reduction("normalizer", Result.PART)
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
     VAR = _reduction("var", Result.FLOATING, primitive=False)
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)

@@ -90,11 +90,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A value that a pipeline combines over many elements."""
+    """A state that a pipeline combines over many elements.
 
-    name: str
+    Attributes:
+        op: the row of the table of reductions.
+        dtype: in which elements are combined.
+        components: of the state: a variable each.
+        fast: whether approximate functions may combine.
+    """
+
     op: Op
     dtype: DType
+    components: tuple[Parameter, ...]
+    fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,19 +175,30 @@ class RowBody:
 
 
 @dataclass(frozen=True)
+class ColumnSum:
+    """A reduction over rows whose partial states are combined.
+
+    Attributes:
+        partials: accesses of the workspace along the column axis, one a component.
+        writes: accesses of results, named after the component that goes there.
+    """
+
+    reduction: Reduction
+    partials: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
 class ColumnBody:
     """Partial sums of columns combined, in a fixed order.
 
     Attributes:
-        reductions: what is combined, one a partial.
-        partials, writes: accesses along the column axis.
+        sums: what is combined.
         column_axes: merged axes of the columns.
         partial_rows: number of rows in the workspace.
     """
 
-    reductions: tuple[Reduction, ...]
-    partials: tuple[Access, ...]
-    writes: tuple[Access, ...]
+    sums: tuple[ColumnSum, ...]
     column_axes: Axes
     partial_rows: int
     plan: ColumnPlan

@@ -21,7 +21,7 @@ from fusegen.ir.reference import Interpreter
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
-from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS
+from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS, place
 
 Value: TypeAlias = Float | Exact
 
@@ -93,6 +93,8 @@ class Bound(Interpreter):
             return _exact(node, [_truth(a) for a in args], attrs)
         if node.op in COMPARISONS:
             return self._comparison(node, args, attrs)
+        if node.op in (Op.MAX, Op.MIN) and attrs["part"] == "indices" and isinstance(args[0], Float):
+            return place(node.op, args[0], attrs)
         if not node.dtype.is_float:
             return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
         return self._float(node, args, attrs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.reductions import reduction_functions, view
-from fusegen.emit.row_views import phase_views, row_functions
+from fusegen.emit.reductions import kinds, reduction_functions
+from fusegen.emit.row_views import column_sum, phase_views, row_functions
 from fusegen.emit.views import c_text, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
@@ -21,7 +21,6 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pointers = {p.buffer: p for p in kernel.pointers}
     phases = phase_views(body, pointers)
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
-    along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/rows.cu.jinja",
@@ -34,7 +33,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
-        kinds=list(along.values()),
+        kinds=kinds(r for p in body.phases for r in p.reductions),
         partials=[fragment(a, pointers, lane_axis) for a in body.partials],
         stage_offsets=body.stage_offsets,
         plan=body.plan,
@@ -56,11 +55,9 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
-        sums=[
-            (view(r), fragment(p, pointers, lane_axis), fragment(w, pointers, lane_axis))
-            for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
-        ],
+        sums=[column_sum(s, pointers, lane_axis) for s in body.sums],
         parts=body.partial_rows,
         plan=body.plan,
     )
-    return assemble(kernel, target, "combination of column sums", math_text(reduction_functions(body.reductions)), pipeline)
+    math = math_text(reduction_functions(s.reduction for s in body.sums))
+    return assemble(kernel, target, "combination of column sums", math, pipeline)

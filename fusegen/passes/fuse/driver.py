@@ -122,11 +122,20 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
     leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
-    found = [_row_group(graph, (root,), by_row, kept)]
     if leading and root == reduction:
         by_column = Domain(shape, tuple(range(len(dims), len(shape))))
-        found.insert(0, _column_group(graph, (root,), by_column, kept))
+        found = [_column_group(graph, (root,), by_column, kept), _row_group(graph, (root,), by_row, kept)]
+    elif leading and not _is_over_all(graph, root, by_row):
+        found = []  # a row of a kernel would lie across memory; what becomes of the sums of columns is small
+    else:
+        found = [_row_group(graph, (root,), by_row, kept)]
     return [g for g in found if g is not None]
+
+
+def _is_over_all(graph: Graph, root: int, domain: Domain) -> bool:
+    """Whether a value has an element a point of a domain."""
+    shape = graph.nodes[root].shape
+    return len(shape) == len(domain.shape) and all(map(same, shape, domain.shape))
 
 
 def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
