@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.ir.formula import Formula
-from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
+from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.plan import Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.schedule.workspace import arrange
@@ -55,6 +55,8 @@ def _kind(step: Launch) -> str:
         return "combination of the column sums"
     if isinstance(body, PointwiseBody):
         return f"{kind}, {body.plan.lanes} elements a thread at a time"
+    if isinstance(body, ScanBody):
+        return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
     if isinstance(body, RowBody):
         return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
     if isinstance(body, ContractionBody):

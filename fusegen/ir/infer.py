@@ -227,6 +227,7 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.POINTWISE: _pointwise,
     Family.VIEW: _view,
     Family.REDUCTION: _reduction,
+    Family.SCAN: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
 }

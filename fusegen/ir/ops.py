@@ -19,6 +19,7 @@ class Family(Enum):
     POINTWISE = "pointwise"
     VIEW = "view"
     REDUCTION = "reduction"
+    SCAN = "scan"
     CONTRACTION = "contraction"
     NORMALIZATION = "normalization"
 
@@ -81,6 +82,10 @@ def _view(name: str, arity: int | None = 1) -> Row:
 
 def _reduction(name: str, result: Result, primitive: bool = True) -> Row:
     return Row(name, Family.REDUCTION, 1, result, primitive)
+
+
+def _scan(name: str) -> Row:
+    return Row(name, Family.SCAN, 1, Result.SUM)
 
 
 def _normalization(name: str, result: Result = Result.FLOATING) -> Row:
@@ -178,6 +183,10 @@ class Op(Enum):
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
     VAR = _reduction("var", Result.FLOATING, primitive=False)
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
+
+    # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
+    CUMSUM = _scan("cumsum")
+    CUMPROD = _scan("cumprod")
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

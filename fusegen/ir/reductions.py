@@ -187,3 +187,6 @@ REDUCTIONS: dict[Op, Monoid] = {
     ),
 }
 """One row a primitive reduction."""
+
+SCANS: dict[Op, Op] = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}
+"""For each scan, the reduction of each prefix; its state is one value."""

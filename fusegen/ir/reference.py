@@ -305,6 +305,8 @@ RULES: dict[Op, Rule] = {
     Op.MEAN: _kept(torch.mean),
     Op.VAR: _var,
     Op.LOGSUMEXP: _kept(torch.logsumexp),
+    Op.CUMSUM: lambda x: x.cumsum(-1),
+    Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
     Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),

@@ -12,7 +12,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
-from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, PointwisePlan, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, PointwisePlan, RowPlan, ScanPlan
 from fusegen.schedule.terms import Term
 
 
@@ -205,6 +205,30 @@ class ColumnBody:
 
 
 @dataclass(frozen=True)
+class ScanBody:
+    """Rows along which states are carried.
+
+    Attributes:
+        row_axes, column_axes: merged axes; the latter is one.
+        reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
+        coordinates: indices that the math uses.
+        scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
+        lift: math on each element that gives what is scanned.
+        finish: math on each element and what was scanned up to it.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    coordinates: tuple[Coordinate, ...]
+    scans: tuple[Reduction, ...]
+    lift: Call
+    finish: Call
+    plan: ScanPlan
+
+
+@dataclass(frozen=True)
 class LaneRead:
     """What two neighbouring lanes read of a buffer.
 
@@ -355,7 +379,7 @@ class AttentionBody:
     plan: AttentionPlan
 
 
-Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ContractionBody | AttentionBody
+Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ScanBody | ContractionBody | AttentionBody
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,8 @@ def _exact_over_dims(node: Node, args: Sequence[Value], attrs: Mapping[str, Any]
     known = [a for a in args if isinstance(a, Exact)]
     value = EXACT[node.op](*(a.value for a in known), **attrs).to(_wide(node.dtype))
     unsure = EXACT[Op.MATMUL if node.op is Op.MATMUL else Op.SUM]
+    if node.family is Family.SCAN:
+        return Exact(value, (~known[0].sure).long().cumsum(-1) == 0)
     if node.op is Op.MATMUL:
         rows, columns = (~known[0].sure).any(-1, keepdim=True), (~known[1].sure).any(-2, keepdim=True)
         return Exact(value, (~(rows | columns)).expand(value.shape))

@@ -11,6 +11,7 @@ from fusegen.lang.functions import (
     pointwise,
     products,
     reductions,
+    scans,
     views,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "pointwise",
     "products",
     "reductions",
+    "scans",
     "views",
 ]

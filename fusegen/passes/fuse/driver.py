@@ -21,6 +21,7 @@ from fusegen.passes.fuse.contraction import library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.scan import scan_group
 from fusegen.passes.fuse.together import together
 from fusegen.target import Target
 
@@ -73,7 +74,7 @@ def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:
         return library_group(graph, root, decision.refusals.get(root, ""))
-    return _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
+    return scan_group(graph, root, kept) or _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
 
 
 def _products_group(graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
@@ -107,7 +108,7 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or family is Family.CONTRACTION or (position in kept and position != root):
+        if position in seen or family in (Family.CONTRACTION, Family.SCAN) or (position in kept and position != root):
             continue
         seen.add(position)
         if family is Family.REDUCTION:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
@@ -10,6 +10,7 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
@@ -117,12 +118,21 @@ def _merged(
     leaves = leaves_of(terms, [t for r in roots for t in r.terms])
     sums = [s for r in roots if r.kind == "column" for part in states[r.key] for s in _column_stores(context, part, {})]
     expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
-    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
-    column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
-    moves: dict[object, Index] = {**row_moves, **column_moves}
+    row_axes, column_axes, moves = rows_and_columns(domain, axes, expressions)
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     return RowMath(terms, tuple(roots), states, statistics, moved, leaves.moved(moves), row_axes, column_axes, rows, columns, moves)
+
+
+def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
+    """The merged axes that number rows, those along which a row runs, and what became of the domain's axes.
+
+    Args:
+        expressions: everything that depends on them.
+    """
+    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
+    column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
+    return row_axes, column_axes, {**row_moves, **column_moves}
 
 
 def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
