@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody
+from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.plan import MmaPlan, Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.units import human_bytes
@@ -74,6 +74,8 @@ def _kind(step: Launch) -> str:
         return "combination of the column sums"
     if isinstance(body, PointwiseBody):
         return f"{kind}, {body.plan.lanes} elements a thread at a time"
+    if isinstance(body, ScanBody):
+        return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
     if isinstance(body, RowBody):
         return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
     if isinstance(body, ContractionBody):

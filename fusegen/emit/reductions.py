@@ -1,63 +1,76 @@
-"""What reductions combine with, as math functions: identity and combination of each."""
+"""Reductions as templates see them: variables of a state, and what starts and combines it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusegen.dtypes import DType
-from fusegen.ir.ops import Op
-from fusegen.schedule.kernel import Function, Parameter, Reduction, Result
-from fusegen.schedule.terms import Leaf, Term
-
-_COMBINE = {Op.SUM: Op.ADD, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
-_IDENTITY = {Op.SUM: "0.0", Op.AMAX: "-inf", Op.AMIN: "inf"}
-_INTEGER_IDENTITY = {Op.SUM: "0", Op.AMAX: str(-(2**63)), Op.AMIN: str(2**63 - 1)}
+from fusegen.ir.reductions import REDUCTIONS
+from fusegen.schedule.kernel import Function, Reduction
+from fusegen.schedule.reductions import combine_function, identity_function
 
 
 @dataclass(frozen=True)
 class ReductionView:
-    """A reduction as a template sees it: its variable, type, and the names of its two functions."""
+    """A reduction as a template sees it.
 
-    name: str
-    type: str
-    identity: str
-    combine: str
+    A statement is about a variable a component. Templates give patterns of them: of ``sum_4``, ``{}_part[v]`` is ``sum_4_part[v]``.
+
+    Attributes:
+        kind: what its functions' names begin with.
+        components: variables and their types.
+    """
+
     kind: str
+    components: tuple[tuple[str, str], ...]
+
+    @property
+    def single(self) -> bool:
+        """Whether the state is one value, which functions return; they write several through references."""
+        return len(self.components) == 1
+
+    def of(self, pattern: str) -> list[str]:
+        """A pattern of each component's variable."""
+        return [pattern.format(name) for name, _ in self.components]
+
+    def start(self, into: str = "{}") -> str:
+        """The statement that makes a state that of no elements."""
+        targets, function = self.of(into), f"{self.kind}_identity"
+        return f"{targets[0]} = {function}();" if self.single else f"{function}({', '.join(targets)});"
+
+    def combined(self, other: str, into: str = "{}", base: str | None = None) -> str:
+        """The statement that combines a state (``base``, or ``into`` itself) with another one."""
+        targets, function = self.of(into), f"{self.kind}_combine"
+        operands = ", ".join([*self.of(base or into), *self.of(other)])
+        return f"{targets[0]} = {function}({operands});" if self.single else f"{function}({operands}, {', '.join(targets)});"
 
 
 def view(reduction: Reduction) -> ReductionView:
     """The view of a reduction."""
-    kind = f"{reduction.op.row.name}_{reduction.dtype.short}"
-    return ReductionView(reduction.name, reduction.dtype.spelling, f"{kind}_identity", f"{kind}_combine", kind)
+    return ReductionView(_stem(reduction), tuple((c.name, c.dtype.spelling) for c in reduction.components))
+
+
+def kinds(reductions: Iterable[Reduction]) -> list[ReductionView]:
+    """The distinct kinds among some reductions, with variables of no particular one."""
+    found = {_stem(r): r for r in reductions}
+    return [ReductionView(kind, _variables(r)) for kind, r in found.items()]
+
+
+def _variables(reduction: Reduction) -> tuple[tuple[str, str], ...]:
+    names = ["value"] if len(reduction.components) == 1 else [c.name for c in REDUCTIONS[reduction.op].components]
+    return tuple((name, c.dtype.spelling) for name, c in zip(names, reduction.components, strict=True))
 
 
 def reduction_functions(reductions: Iterable[Reduction]) -> list[Function]:
     """The functions of the distinct kinds among some reductions."""
-    kinds = dict.fromkeys((r.op, r.dtype) for r in reductions)
-    return [f for op, dtype in kinds for f in (_identity(op, dtype), combine_function(f"{_stem(op, dtype)}_combine", op, dtype))]
+    found = {_stem(r): r for r in reductions}
+    return [function for kind, r in found.items() for function in _functions(kind, r)]
 
 
-def _stem(op: Op, dtype: DType) -> str:
-    return f"{op.row.name}_{dtype.short}"
+def _functions(kind: str, reduction: Reduction) -> tuple[Function, Function]:
+    identity = identity_function(f"{kind}_identity", reduction.op, reduction.dtype)
+    return identity, combine_function(f"{kind}_combine", reduction.op, reduction.dtype, fast=reduction.fast)
 
 
-def _identity(op: Op, dtype: DType) -> Function:
-    return identity_function(f"{_stem(op, dtype)}_identity", op, dtype)
-
-
-def identity_function(name: str, op: Op, dtype: DType) -> Function:
-    """A function that returns what a reduction starts from."""
-    value = _IDENTITY[op] if dtype.is_float else _INTEGER_IDENTITY[op]
-    constant = Term(Leaf.CONSTANT, (), dtype, value)
-    return Function(name, (), (constant,), (), (Result("result", 0, dtype),), (None,), fast=False)
-
-
-def combine_function(name: str, op: Op, dtype: DType) -> Function:
-    """A function that combines two values of a reduction."""
-    leaf = Term(Leaf.SCALAR, (), dtype)
-    combined = Term(_COMBINE[op], (0, 1), dtype)
-    parameters = (Parameter("a", dtype), Parameter("b", dtype))
-    return Function(
-        name, parameters, (leaf, leaf, combined), ((0, "a"), (1, "b")), (Result("result", 2, dtype),), (None,) * 3, fast=False
-    )
+def _stem(reduction: Reduction) -> str:
+    return f"{reduction.op.row.name}_{reduction.dtype.short}"

@@ -11,7 +11,7 @@ from fusegen.emit.offsets import Offsets
 from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, call_view, fragment
 from fusegen.schedule.access import Access
-from fusegen.schedule.kernel import Function, Parameter, Phase, RowBody
+from fusegen.schedule.kernel import ColumnSum, Function, Parameter, Phase, RowBody
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,28 @@ def _phase(
 def row_accesses(body: RowBody) -> list[Access]:
     """What a row kernel reads."""
     return [a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late)]
+
+
+@dataclass(frozen=True)
+class ColumnSumView:
+    """A reduction over rows with all of its text.
+
+    Attributes:
+        partials: of its components, in order.
+        writes: results, each with the component's variable, and a variable for what is stored.
+    """
+
+    reduction: ReductionView
+    partials: tuple[FragmentView, ...]
+    writes: tuple[tuple[FragmentView, str], ...]
+
+
+def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> ColumnSumView:
+    """The view of a reduction over rows."""
+    writes = [fragment(a, offsets, lane_axis) for a in total.writes]
+    narrow = [f"{w.name}_narrow{'' if n == 0 else f'_{n}'}" for n, w in enumerate(writes)]
+    partials = tuple(fragment(a, offsets, lane_axis) for a in total.partials)
+    return ColumnSumView(view(total.reduction), partials, tuple(zip(writes, narrow, strict=True)))
 
 
 def row_functions(body: RowBody) -> list[Function]:

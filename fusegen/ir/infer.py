@@ -11,6 +11,7 @@ import sympy
 from fusegen.dtypes import DType, promote
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 
 Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
@@ -63,6 +64,9 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
         return cast(DType, attrs["dtype"])
     if rule is Result.BOOL:
         return DType.BOOL
+    if rule is Result.PART:
+        monoid = REDUCTIONS[op]
+        return monoid.components[monoid.number(attrs["part"])].dtype(operands[0].dtype)
     if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
         raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", mend="cast one of them")
     if rule is Result.SAME or rule is Result.SUM:
@@ -234,6 +238,7 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.VIEW: _view,
     Family.INDEXING: _gather,
     Family.REDUCTION: _reduction,
+    Family.SCAN: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
 }

@@ -2,7 +2,8 @@
 
 Each row says what an operation *is* (its family, operands, result dtype) and which torch functions mean it. How it is
 computed stands elsewhere, one table an interpreter: `ir.reference` (the float64 oracle, every row), `passes.expand`
-(rows that are compositions), `emit.cuda.spelling` and `emit.cpu.spelling` (the primitive pointwise rows).
+(rows that are compositions), `ir.reductions` (the primitive reductions), `emit.cuda.spelling` and `emit.cpu.spelling` (the
+primitive pointwise rows).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Family(Enum):
     VIEW = "view"
     INDEXING = "indexing"
     REDUCTION = "reduction"
+    SCAN = "scan"
     CONTRACTION = "contraction"
     NORMALIZATION = "normalization"
 
@@ -32,6 +34,7 @@ class Result(Enum):
     BOOL = "bool"
     SAME = "same"  # the first operand's type
     SUM = "sum"  # as SAME, integers and bool widening to int64
+    PART = "part"  # of the component of a state that the attribute names (`ir.reductions`)
     EXPLICIT = "explicit"  # stands in the attributes
 
 
@@ -80,6 +83,10 @@ def _view(name: str, arity: int | None = 1) -> Row:
 
 def _reduction(name: str, result: Result, primitive: bool = True) -> Row:
     return Row(name, Family.REDUCTION, 1, result, primitive)
+
+
+def _scan(name: str) -> Row:
+    return Row(name, Family.SCAN, 1, Result.SUM)
 
 
 def _normalization(name: str, result: Result = Result.FLOATING) -> Row:
@@ -168,13 +175,22 @@ class Op(Enum):
     # (x, index): x at the index's values along a dim, and at the same places along all others.
     GATHER = Row("gather", Family.INDEXING, 2, Result.SAME)
 
-    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1.
+    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1. `ir.reductions` has a row for each primitive.
     SUM = _reduction("sum", Result.SUM)
+    PROD = _reduction("prod", Result.SUM)
     AMAX = _reduction("amax", Result.SAME)
     AMIN = _reduction("amin", Result.SAME)
+    MAX = _reduction("max", Result.PART)
+    MIN = _reduction("min", Result.PART)
+    MOMENTS = _reduction("moments", Result.PART)
+    NORMALIZER = _reduction("normalizer", Result.PART)
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
     VAR = _reduction("var", Result.FLOATING, primitive=False)
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
+
+    # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
+    CUMSUM = _scan("cumsum")
+    CUMPROD = _scan("cumprod")
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

@@ -183,6 +183,40 @@ def _rms_norm(x: Tensor, *affine: Tensor, count: int, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[x.dim() - count :], affine[0] if affine else None, eps)
 
 
+def _prod(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    for dim in dims:
+        x = x.prod(dim, keepdim=True)
+    return x
+
+
+def _moments(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
+    count = torch.ones_like(x).sum(dims, keepdim=True)
+    forms = {
+        "count": count,
+        "mean": x.mean(dims, keepdim=True),
+        "rest": 0 * count,
+        "m2": x.var(dims, correction=0, keepdim=True) * count,
+    }
+    return forms[part]
+
+
+def _normalizer(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
+    peak = x.amax(dims, keepdim=True)
+    return peak if part == "peak" else torch.exp(torch.logsumexp(x, dims, keepdim=True) - peak)
+
+
+def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> Rule:
+    """The values or the indices along a dim; indices are those of the first of equal values, also where torch's may be others."""
+
+    def rule(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
+        values = function(x, dims[0], keepdim=True)[0]
+        if part == "values":
+            return values
+        return ((x == values) | x.isnan()).to(torch.uint8).argmax(dims[0], keepdim=True)
+
+    return rule
+
+
 def _kept(function: Callable[..., Tensor]) -> Rule:
     return lambda x, dims: function(x, dims, keepdim=True)
 
@@ -266,11 +300,18 @@ RULES: dict[Op, Rule] = {
     Op.CONCAT: _concat,
     Op.GATHER: _gather,
     Op.SUM: lambda x, dims: x.sum(dims, keepdim=True) if dims else x,
+    Op.PROD: _prod,
     Op.AMAX: _kept(torch.amax),
     Op.AMIN: _kept(torch.amin),
+    Op.MAX: _extreme(torch.max),
+    Op.MIN: _extreme(torch.min),
+    Op.MOMENTS: _moments,
+    Op.NORMALIZER: _normalizer,
     Op.MEAN: _kept(torch.mean),
     Op.VAR: _var,
     Op.LOGSUMEXP: _kept(torch.logsumexp),
+    Op.CUMSUM: lambda x: x.cumsum(-1),
+    Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
     Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),

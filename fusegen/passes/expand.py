@@ -13,6 +13,9 @@ from fusegen.passes.algebra import Value
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
 Rule = TypeVar("Rule", bound=Expansion)
 
+_LONGEST_HELD = 32768
+"""Elements of a row up to which every plan reads it once, in registers or shared memory."""
+
 EXPANSIONS: dict[Op, Expansion] = {}
 """The rule of every operation that is no primitive; `Op.row.primitive` is False for exactly these."""
 
@@ -117,18 +120,30 @@ def _mean(args: Sequence[Value], node: Node) -> Value:
 
 @_expands(Op.VAR)
 def _var(args: Sequence[Value], node: Node) -> Value:
-    """Two passes over the values held: never E[x^2] - mean^2, which cancels."""
+    """By the sum of squares around the mean: never E[x^2] - mean^2, which cancels.
+
+    What a kernel holds is read once for both sums; of anything else, moments are combined, which takes one pass instead of two.
+    """
     (x,) = args
-    centered = x - x.mean(_dims(node))
-    return (centered * centered).mean(_dims(node), cast(float, node.attr("correction")))
+    dims, correction = _dims(node), cast(float, node.attr("correction"))
+    if not _is_held(x, dims):
+        return x.reduce(Op.MOMENTS, dims, part="m2").over_count(x.count(dims), correction)
+    centered = x - x.mean(dims)
+    return (centered * centered).mean(dims, correction)
+
+
+def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
+    """Whether rows along some dims are short enough to stay on the chip; columns never do."""
+    rank = len(x.node.shape)
+    count = x.count(dims)
+    return dims == tuple(range(rank - len(dims), rank)) and isinstance(count, int) and count <= _LONGEST_HELD
 
 
 @_expands(Op.LOGSUMEXP)
 def _logsumexp(args: Sequence[Value], node: Node) -> Value:
     (x,) = args
-    peak = x.reduce(Op.AMAX, _dims(node))
-    finite = peak.apply(Op.ABS).apply(Op.EQ, math.inf).where(0.0, peak)
-    return finite + (x - finite).apply(Op.EXP).reduce(Op.SUM, _dims(node)).apply(Op.LOG)
+    peak, mass = (x.reduce(Op.NORMALIZER, _dims(node), part=part) for part in ("peak", "mass"))
+    return peak + mass.apply(Op.LOG)
 
 
 @_expands(Op.SOFTMAX)

@@ -12,7 +12,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
-from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
 from fusegen.schedule.terms import Term
 
 
@@ -90,11 +90,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A value that a pipeline combines over many elements."""
+    """A state that a pipeline combines over many elements.
 
-    name: str
+    Attributes:
+        op: the row of the table of reductions.
+        dtype: in which elements are combined.
+        components: of the state: a variable each.
+        fast: whether approximate functions may combine.
+    """
+
     op: Op
     dtype: DType
+    components: tuple[Parameter, ...]
+    fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,22 +175,57 @@ class RowBody:
 
 
 @dataclass(frozen=True)
+class ColumnSum:
+    """A reduction over rows whose partial states are combined.
+
+    Attributes:
+        partials: accesses of the workspace along the column axis, one a component.
+        writes: accesses of results, named after the component that goes there.
+    """
+
+    reduction: Reduction
+    partials: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
 class ColumnBody:
     """Partial sums of columns combined, in a fixed order.
 
     Attributes:
-        reductions: what is combined, one a partial.
-        partials, writes: accesses along the column axis.
+        sums: what is combined.
         column_axes: merged axes of the columns.
         partial_rows: number of rows in the workspace.
     """
 
-    reductions: tuple[Reduction, ...]
-    partials: tuple[Access, ...]
-    writes: tuple[Access, ...]
+    sums: tuple[ColumnSum, ...]
     column_axes: Axes
     partial_rows: int
     plan: ColumnPlan
+
+
+@dataclass(frozen=True)
+class ScanBody:
+    """Rows along which states are carried.
+
+    Attributes:
+        row_axes, column_axes: merged axes; the latter is one.
+        reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
+        coordinates: indices that the math uses.
+        scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
+        lift: math on each element that gives what is scanned.
+        finish: math on each element and what was scanned up to it.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    coordinates: tuple[Coordinate, ...]
+    scans: tuple[Reduction, ...]
+    lift: Call
+    finish: Call
+    plan: ScanPlan
 
 
 @dataclass(frozen=True)
@@ -341,7 +384,7 @@ class AttentionBody:
     plan: AttentionPlan
 
 
-Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ContractionBody | AttentionBody
+Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ScanBody | ContractionBody | AttentionBody
 
 
 @dataclass(frozen=True)

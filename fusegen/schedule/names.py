@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from fusegen.ir.reductions import REDUCTIONS
+
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept const
     consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do double dynamic_cast
@@ -24,7 +26,7 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    arguments base begin block count end fetch group is_first last_row first_row outer_count column_outer first_column rank
+    arguments base begin block count end fetch group inside is_first last_row first_row outer_count column_outer first_column rank
     slot_of sum span spans task tasks tile tiles turn groups AHEAD KEPT BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY LANES
     PARTS ROWS SLOT SLOTS SPAN Scratch failed THREADS TILE UNROLL WARPS WORTH_THREADS
 """
@@ -42,7 +44,7 @@ _PRIMITIVES = """
     minimum multiply_add named_barrier_sync narrow narrow_vec nearest_integer opaque pack_pair pow_f32 pow_f64
     power_of_two quad_transpose quarter_turns raise_registers refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
-    shift_left shift_right shuffle_xor sign_of
+    shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait
@@ -61,7 +63,7 @@ _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 _MADE = re.compile(
     r"(i|row_|column_)\d+|\w+_(raw|ptr|kept|outer|shared|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
-    r"|(row_)?(sum|amax|amin)_[fiub]\w*"  # functions of reductions
+    rf"|((row|lanes|scan|warp_scan)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's

@@ -86,6 +86,31 @@ class ColumnPlan:
 
 
 @dataclass(frozen=True)
+class ScanPlan:
+    """A kernel that goes along rows and carries a state from one group of columns to the next.
+
+    Attributes:
+        threads: that share a row.
+        rows: rows that a block works on at the same time (more than one only when a row takes a warp).
+        lanes: neighbouring elements that a thread handles together.
+    """
+
+    threads: int
+    rows: int
+    lanes: int
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.rows
+
+    @property
+    def warps(self) -> int:
+        """Warps that share a row."""
+        return max(1, self.threads // 32)
+
+
+@dataclass(frozen=True)
 class ContractionPlan:
     """A product on tensor cores, warpgroup by warpgroup.
 

@@ -21,7 +21,7 @@ from fusegen.ir.reference import Interpreter
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, anything, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
-from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS
+from tests.fuzz.rules import COMPARISONS, FLOATS, LOGICAL, OVER_DIMS, place
 
 Value: TypeAlias = Float | Exact
 
@@ -95,6 +95,8 @@ class Bound(Interpreter):
             return _exact(node, [_truth(a) for a in args], attrs)
         if node.op in COMPARISONS:
             return self._comparison(node, args, attrs)
+        if node.op in (Op.MAX, Op.MIN) and attrs["part"] == "indices" and isinstance(args[0], Float):
+            return place(node.op, args[0], attrs)
         if not node.dtype.is_float:
             return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
         return self._float(node, args, attrs)
@@ -312,6 +314,8 @@ def _exact_over_dims(node: Node, args: Sequence[Value], attrs: Mapping[str, Any]
     known = [a for a in args if isinstance(a, Exact)]
     value = EXACT[node.op](*(a.value for a in known), **attrs).to(_wide(node.dtype))
     unsure = EXACT[Op.MATMUL if node.op is Op.MATMUL else Op.SUM]
+    if node.family is Family.SCAN:
+        return Exact(value, (~known[0].sure).long().cumsum(-1) == 0)
     if node.op is Op.MATMUL:
         rows, columns = (~known[0].sure).any(-1, keepdim=True), (~known[1].sure).any(-2, keepdim=True)
         return Exact(value, (~(rows | columns)).expand(value.shape))

@@ -266,7 +266,9 @@ REDUCTIONS = (
     "{{0}}.amax({dims}, keepdim={keep})", "{{0}}.amin({dims}, keepdim={keep})", "{{0}}.var({dims}, correction=0, keepdim={keep})",
     "{{0}}.std({dims}, correction=1, keepdim={keep})", "torch.logsumexp({{0}}, {dims}, {keep})",
     "{{0}}.sum({dims}, dtype=torch.float32)", "{{0}} - {{0}}.amax({dims}, keepdim=True)", "{{0}} / {{0}}.sum({dims}, keepdim=True)",
-    "{{0}} - {{0}}.mean({dims}, keepdim=True)", "{{0}}.sum()", "{{0}}.max()", "{{0}}.min()",
+    "{{0}} - {{0}}.mean({dims}, keepdim=True)", "{{0}}.sum()", "{{0}}.max()", "{{0}}.min()", "{{0}}.prod({dims}[0], {keep})",
+    "{{0}}.max({dims}[0], {keep}).values", "{{0}}.min({dims}[-1], {keep}).indices", "{{0}}.argmax({dims}[-1], {keep})",
+    "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ BITWISE = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGH
 VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT)
 LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER)
+MADE = (Op.MOMENTS, Op.NORMALIZER)  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 
 
@@ -246,7 +247,61 @@ def _rms_norm(m: Arithmetic, attrs: Attrs, x: Float, *affine: Float) -> Float:
     return m.mul(y, affine[0]) if affine else y
 
 
+def _prod(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """The product of certain values whose partial products stay in range in any order; no claim about others."""
+    dims = attrs["dims"]
+    value = exact_values(Op.PROD, [x.lo], attrs)
+    known = (x.exact & x.num).all(dims[0], keepdim=True) & (_steps(x).sum(dims, keepdim=True) < 100)
+    return _anything_but(known, rounded(Float.point(torch.where(known, value, 0.0)), m.p, 2.0 * x.lo.shape[dims[0]]))
+
+
+def _anything_but(known: Tensor, found: Float) -> Float:
+    """A result where it is known, and no claim elsewhere."""
+    anything = torch.ones_like(known)
+    return where(known, found, Float.of(torch.full_like(found.lo, -INF), torch.full_like(found.lo, INF), anything, anything))
+
+
+def _cumsum(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """Sums of finite numbers in any order; no claim from the first other one on."""
+    count = float(x.lo.shape[-1])
+    wild = x.nan | ~x.num | x.magnitude.isinf()
+    reach = torch.where(wild, 0.0, x.magnitude).cumsum(-1)
+    error = reach * m.p.unit * 2 * min(count, 4.0 * count**0.5) + m.p.tiny * count
+    lo, hi = (torch.where(wild, 0.0, border).cumsum(-1) for border in (x.lo, x.hi))
+    known = (wild.long().cumsum(-1) == 0) & (reach * 1.001 < m.p.largest)
+    return _anything_but(known, rounded(Float.of(lo - error, hi + error, ~known, known), m.p, 2.0))
+
+
+def _cumprod(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """As a product, of each element and those before it."""
+    certain = ((x.exact & x.num).long().cumsum(-1) - torch.arange(1, x.lo.shape[-1] + 1)) == 0
+    known = certain & (_steps(x).cumsum(-1) < 100)
+    value = torch.where(known, x.lo.cumprod(-1), 0.0)
+    return _anything_but(known, rounded(Float.point(value), m.p, 2.0 * x.lo.shape[-1]))
+
+
+def _steps(x: Float) -> Tensor:
+    """How far a factor takes a product along the exponents."""
+    return torch.where(x.lo == 0, 0.0, x.lo.abs().log2().abs())
+
+
+def place(op: Op, x: Float, attrs: Attrs) -> Exact:
+    """The index of an extreme value: certain where the row is, or where the value lies apart from all others."""
+    dims = attrs["dims"]
+    value = exact_values(op, [x.lo if op is Op.MAX else x.hi], attrs)
+    lo, hi = (x.lo, x.hi) if op is Op.MAX else (-x.hi, -x.lo)
+    others = hi.scatter(dims[0], value, -INF).amax(dims, keepdim=True)
+    apart = (lo.gather(dims[0], value) > others) & ~x.nan.any(dims[0], keepdim=True)
+    certain = x.exact.all(dims[0], keepdim=True)
+    return Exact(torch.where(certain, exact_values(op, [x.values], attrs), value), certain | apart)
+
+
 OVER_DIMS: dict[Op, Rule] = {
+    Op.PROD: _prod,
+    Op.CUMSUM: _cumsum,
+    Op.CUMPROD: _cumprod,
+    Op.MAX: lambda m, attrs, x: m.amax(x, attrs["dims"]),
+    Op.MIN: lambda m, attrs, x: m.neg(m.amax(m.neg(x), attrs["dims"])),
     Op.SUM: lambda m, attrs, x: m.sum(x, attrs["dims"]),
     Op.AMAX: lambda m, attrs, x: m.amax(x, attrs["dims"]),
     Op.AMIN: lambda m, attrs, x: m.neg(m.amax(m.neg(x), attrs["dims"])),
@@ -261,7 +316,7 @@ OVER_DIMS: dict[Op, Rule] = {
 }
 """Reductions and what is made of them, of floats."""
 
-COVERED = frozenset({*COMPARISONS, *LOGICAL, *BITWISE, *VIEWS, *LEAVES, *OTHERS, *FLOATS, *OVER_DIMS})
+COVERED = frozenset({*COMPARISONS, *LOGICAL, *BITWISE, *VIEWS, *LEAVES, *OTHERS, *MADE, *FLOATS, *OVER_DIMS})
 
 
 def exact_values(op: Op, args: list[Tensor], attrs: Attrs) -> Tensor:

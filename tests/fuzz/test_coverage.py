@@ -50,7 +50,7 @@ def test_every_operation_and_kind_of_kernel_is_drawn(target: str) -> None:
         low = lowered(program, target)
         refused += low is None
         if low is not None:
-            seen_ops |= {node.op for node in low.traced.nodes}
+            seen_ops |= {node.op for graph in (low.traced, low.graph) for node in graph.nodes}
             seen_dtypes |= {low.traced.nodes[o].dtype for o in low.traced.outputs}
             seen_kinds |= {group.kind for group in low.groups}
     assert {op.row.name for op in set(Op) - seen_ops} == set(), "operations that no program has"

@@ -57,9 +57,9 @@ def run(copy: Path, *words: str) -> str:
 def test_adding_an_operation(copy: Path) -> None:
     guide = (ROOT / "docs/adding-an-operation.md").read_text(encoding="utf-8")
     add(guide, copy)
-    (script,) = RUNS.findall(guide)
-    (copy / "declaration.py").write_text(textwrap.dedent(script), encoding="utf-8")
-    run(copy, "declaration.py")
+    for script in RUNS.findall(guide):
+        (copy / "declaration.py").write_text(textwrap.dedent(script), encoding="utf-8")
+        run(copy, "declaration.py")
 
 
 def test_adding_a_spec(copy: Path) -> None:

@@ -143,6 +143,16 @@ def test_integers_and_bools_sum_in_64_bits() -> None:
     agree(lambda x: (x.amax(), x.amin()), (torch.full((5,), -(2**63)),), (torch.full((5,), 2**63 - 1),))
 
 
+def test_products_of_elements() -> None:
+    agree(
+        lambda x: (x.prod(), x.prod(0), x.prod(-1, keepdim=True), torch.prod(x, 1, dtype=torch.float64)),
+        (X,),
+        (ints(3, 7, low=-3, high=4),),
+        (torch.tensor([[math.inf, 0.0], [math.nan, 1.0], [-math.inf, 2.0]]),),
+    )
+    agree(lambda x: x.prod(0), (X > 0,), (torch.tensor(1.5),))
+
+
 def test_16_bits_are_summed_wide() -> None:
     agree(lambda x: (x.float().sum(0), x.sum(0), x.mean(-1)), (torch.full((3000, 3), 2.0).half(),))
 

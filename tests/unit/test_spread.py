@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "hadamard": (hadamard, (8, 64)),
     "prefix-sums": (prefix_sums, (8, 1024)),
     "column-sums": (lambda x: stencil(7)(x).sum(0), (8, 64)),
-    "sinkhorn": (sinkhorn(20), (8, 64)),
+    "sinkhorn": (sinkhorn(40), (8, 64)),
 }
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from fusegen.emit.cpu.pointwise import emit_pointwise
 from fusegen.emit.cpu.rows import emit_columns, emit_rows
-from fusegen.schedule.kernel import Body, ColumnBody, Kernel, PointwiseBody, RowBody
+from fusegen.emit.cpu.scan import emit_scan
+from fusegen.schedule.kernel import Body, ColumnBody, Kernel, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -13,5 +14,6 @@ EMITTERS: dict[type[Body], Callable[[Kernel, Launch, Target], Source]] = {
     PointwiseBody: emit_pointwise,
     RowBody: emit_rows,
     ColumnBody: emit_columns,
+    ScanBody: emit_scan,
 }
 """The emitter of each kind of kernel."""

@@ -6,8 +6,8 @@ from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
-from fusegen.emit.reductions import reduction_functions, view
-from fusegen.emit.row_views import phase_views, row_accesses, row_functions
+from fusegen.emit.reductions import kinds, reduction_functions, view
+from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
 from fusegen.emit.text import c_text
 from fusegen.emit.views import decode, fragment
 from fusegen.ir.symbolic import product
@@ -24,7 +24,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     indices, offsets = cpu_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
-    along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
+    columns = [view(r) for p in body.phases for r in p.column_sums]
     pipeline = render(
         "cpu/rows.cpp.jinja",
         names=names_of(kernel),
@@ -33,8 +33,9 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         row_decode=decode(body.row_axes, "row", "Index") + indices,
         nest=NestView.of(body.column_axes, "column_outer"),
         phases=phase_views(body, offsets),
-        kinds=list(along.values()),
-        sums=[(view(r), partials[r.name]) for p in body.phases for r in p.column_sums],
+        kinds=kinds(r for p in body.phases for r in p.reductions),
+        sum_arrays=[component for r in columns for component in r.components],
+        sums=[(r, [partials[name] for name, _ in r.components]) for r in columns],
         plan=body.plan,
     )
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
@@ -52,11 +53,9 @@ def emit_columns(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         "cpu/columns.cpp.jinja",
         names=names_of(kernel),
         nest=NestView.of(body.column_axes, "row"),
-        sums=[
-            (view(r), fragment(p, offsets, lane_axis), fragment(w, offsets, lane_axis))
-            for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
-        ],
+        sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
         parts=body.partial_rows,
         plan=body.plan,
     )
-    return assemble(kernel, target, "combination of column sums", math_text(reduction_functions(body.reductions)), pipeline)
+    math = math_text(reduction_functions(s.reduction for s in body.sums))
+    return assemble(kernel, target, "combination of column sums", math, pipeline)

@@ -4,12 +4,14 @@ from fusegen.emit.cuda.attention import emit_attention
 from fusegen.emit.cuda.contraction import emit_contraction
 from fusegen.emit.cuda.pointwise import emit_pointwise
 from fusegen.emit.cuda.rows import emit_columns, emit_rows
-from fusegen.schedule.kernel import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody
+from fusegen.emit.cuda.scan import emit_scan
+from fusegen.schedule.kernel import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 
 EMITTERS = {
     PointwiseBody: emit_pointwise,
     RowBody: emit_rows,
     ColumnBody: emit_columns,
+    ScanBody: emit_scan,
     ContractionBody: emit_contraction,
     AttentionBody: emit_attention,
 }

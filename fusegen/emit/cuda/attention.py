@@ -10,12 +10,12 @@ from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, 
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.environment import render
 from fusegen.emit.math import function_text
-from fusegen.emit.reductions import combine_function, identity_function
 from fusegen.emit.spelling import function
 from fusegen.emit.views import entry
 from fusegen.ir.ops import Op
 from fusegen.schedule.kernel import AttentionBody, Function, Kernel
 from fusegen.schedule.program import Launch
+from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source
 from fusegen.target import Target
 

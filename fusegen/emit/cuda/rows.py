@@ -5,8 +5,8 @@ from __future__ import annotations
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
-from fusegen.emit.reductions import reduction_functions, view
-from fusegen.emit.row_views import phase_views, row_accesses, row_functions
+from fusegen.emit.reductions import kinds, reduction_functions
+from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
 from fusegen.emit.text import c_text
 from fusegen.emit.views import decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
@@ -23,7 +23,6 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     indices, offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
     phases = phase_views(body, offsets)
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
-    along = {view(r).kind: view(r) for p in body.phases for r in p.reductions}
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/rows.cu.jinja",
@@ -36,7 +35,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
-        kinds=list(along.values()),
+        kinds=kinds(r for p in body.phases for r in p.reductions),
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         stage_offsets=body.stage_offsets,
         plan=body.plan,
@@ -58,11 +57,9 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
-        sums=[
-            (view(r), fragment(p, offsets, lane_axis), fragment(w, offsets, lane_axis))
-            for r, p, w in zip(body.reductions, body.partials, body.writes, strict=True)
-        ],
+        sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
         parts=body.partial_rows,
         plan=body.plan,
     )
-    return assemble(kernel, target, "combination of column sums", math_text(reduction_functions(body.reductions)), pipeline)
+    math = math_text(reduction_functions(s.reduction for s in body.sums))
+    return assemble(kernel, target, "combination of column sums", math, pipeline)

@@ -12,6 +12,7 @@ from fusegen.lang.functions import (
     pointwise,
     products,
     reductions,
+    scans,
     views,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "pointwise",
     "products",
     "reductions",
+    "scans",
     "views",
 ]

@@ -14,8 +14,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
 from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dims, numbers, unsupported_argument
-from fusegen.lang.functions.creation import iota
-from fusegen.lang.functions.pointwise import full_like, isnan
+from fusegen.lang.functions.pointwise import full_like
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -26,7 +25,7 @@ Dims: TypeAlias = int | Sequence[int] | None
 def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object) -> TracedTensor:
     """A reduction over some dims (None is all)."""
     chosen = normalize_dims(dims, x.ndim)
-    if op in (Op.AMAX, Op.AMIN) and _is_of_nothing(x, chosen):
+    if op in _EXTREMES and _is_of_nothing(x, chosen):
         raise ShapeError(f"{op.row.name} of no elements", mend="there is no extreme value of nothing; torch refuses it as well")
     if not x.ndim:  # of one element, which stands for a row of one
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dims=(0,), **attrs), ())
@@ -34,6 +33,9 @@ def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object)
     if keepdim:
         return kept
     return reshaped(kept, [size for d, size in enumerate(kept._node.shape) if d not in chosen])
+
+
+_EXTREMES = (Op.AMAX, Op.AMIN, Op.MAX, Op.MIN)
 
 
 def _is_of_nothing(x: TracedTensor, dims: Sequence[int]) -> bool:
@@ -48,6 +50,15 @@ def sum(input: TracedTensor, dim: Dims = None, keepdim: bool = False, *, dtype: 
     if not dtype_of(x).is_float:
         x = cast(x, torch.int64)
     return cast(reduced(Op.SUM, x, dim, keepdim), dtype)
+
+
+@implements("prod")
+def prod(input: TracedTensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TracedTensor:
+    """The product; of bools and integers in int64."""
+    x = cast(input, dtype)
+    if not dtype_of(x).is_float:
+        x = cast(x, torch.int64)
+    return cast(reduced(Op.PROD, x, dim, keepdim), dtype)
 
 
 @implements("mean")
@@ -90,56 +101,50 @@ def amin(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> Traced
 @implements("max")
 def max(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> Any:
     """The greatest value of all, those of a dim with their indices, or the greater of two tensors."""
-    return _extreme(Op.AMAX, Op.MAXIMUM, input, dim if other is None else other, keepdim)
+    return _extreme(Op.MAX, Op.MAXIMUM, input, dim if other is None else other, keepdim)
 
 
 @implements("min")
 def min(input: TracedTensor, other: Any = None, keepdim: bool = False, *, dim: Any = None) -> Any:
     """The least value of all, those of a dim with their indices, or the lesser of two tensors."""
-    return _extreme(Op.AMIN, Op.MINIMUM, input, dim if other is None else other, keepdim)
+    return _extreme(Op.MIN, Op.MINIMUM, input, dim if other is None else other, keepdim)
 
 
 def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim: bool) -> Any:
     if isinstance(other, (TracedTensor, torch.Tensor)):
         return input._tracer.add(binary, input, input._tracer.lift(other))
-    x = numbers("max" if reduction is Op.AMAX else "min", input)
+    x = numbers(reduction.row.name, input)
     if other is None:
-        return reduced(reduction, x, None, False)
-    kind = torch.return_types.max if reduction is Op.AMAX else torch.return_types.min
-    return kind((reduced(reduction, x, other, keepdim), _place(reduction, x, other, keepdim)))  # type: ignore[arg-type]
+        return reduced(Op.AMAX if reduction is Op.MAX else Op.AMIN, x, None, False)
+    kind = torch.return_types.max if reduction is Op.MAX else torch.return_types.min
+    return kind((_part(reduction, x, other, keepdim, "values"), _part(reduction, x, other, keepdim, "indices")))  # type: ignore[arg-type]
+
+
+def _part(reduction: Op, x: TracedTensor, dim: int, keepdim: bool, part: str) -> TracedTensor:
+    """The extreme value along a dim, or the first index at which it stands; NaN is it where there is one."""
+    if not x.ndim and part == "indices":
+        normalize_dims(dim, 0)
+        return full_like(x, 0, dtype=torch.int64)
+    return reduced(reduction, x, dim, keepdim, part=part)
 
 
 @implements("argmax")
 def argmax(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
     """Where the greatest value is: the first of equal ones."""
-    return _argument(Op.AMAX, numbers("argmax", input), dim, keepdim)
+    return _argument(Op.MAX, numbers("argmax", input), dim, keepdim)
 
 
 @implements("argmin")
 def argmin(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
     """Where the least value is: the first of equal ones."""
-    return _argument(Op.AMIN, numbers("argmin", input), dim, keepdim)
+    return _argument(Op.MIN, numbers("argmin", input), dim, keepdim)
 
 
 def _argument(op: Op, x: TracedTensor, dim: int | None, keepdim: bool) -> TracedTensor:
     if dim is not None:
-        return _place(op, x, dim, keepdim)
-    place = _place(op, reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, False)
+        return _part(op, x, dim, keepdim, "indices")
+    place = _part(op, reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, False, "indices")
     return reshaped(place, (1,) * x.ndim) if keepdim else place
-
-
-def _place(op: Op, x: TracedTensor, dim: int, keepdim: bool) -> TracedTensor:
-    """The first index of a dim at which its extreme value stands; NaN is the extreme value where there is one."""
-    if not x.ndim:
-        return full_like(x, 0, dtype=torch.int64)
-    (place,) = normalize_dims(dim, x.ndim)
-    tracer, size = x._tracer, x._node.shape[place]
-    indices = reshaped(iota(tracer, size), (size, *(1 for _ in x._node.shape[place + 1 :])))
-    found = tracer.add(Op.EQ, x, reduced(op, x, place, True))
-    if dtype_of(x).is_float:
-        found = tracer.add(Op.LOGICAL_OR, found, isnan(x))
-    beyond = tracer.constant(2**63 - 1, DType.INT64)
-    return reduced(Op.AMIN, tracer.add(Op.WHERE, found, indices, beyond), place, keepdim)
 
 
 @implements("aminmax")

@@ -19,7 +19,7 @@ from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import Domain
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
-"""Whether a reduction or product may be computed inside, read at an index under some conditions."""
+"""Whether a reduction, scan or product may be computed inside, read at an index under some conditions."""
 
 
 _SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
@@ -29,7 +29,7 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Cone:
-    """What a walk found: nodes in memory that it reads, and the reductions and products that it computes."""
+    """What a walk found: nodes in memory that it reads, and the reductions, scans and products that it computes."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     anchors: dict[int, None] = field(default_factory=dict)
@@ -77,7 +77,9 @@ def walk(
             cone.inputs[position] = None
         else:
             cone.anchors[position] = None
-            if family is Family.REDUCTION:
+            if family is Family.SCAN:
+                stack.append((graph.nodes[position].args[0], at, bounds))
+            elif family is Family.REDUCTION:
                 stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes), bounds))
 
 

@@ -21,6 +21,7 @@ from fusegen.passes.fuse.contraction import library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.scan import scan_group
 from fusegen.passes.fuse.together import together
 from fusegen.target import Target
 
@@ -73,7 +74,7 @@ def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:
         return library_group(graph, root, decision.refusals.get(root, ""))
-    return _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
+    return scan_group(graph, root, kept) or _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
 
 
 def _products_group(graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
@@ -107,7 +108,7 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or family is Family.CONTRACTION or (position in kept and position != root):
+        if position in seen or family in (Family.CONTRACTION, Family.SCAN) or (position in kept and position != root):
             continue
         seen.add(position)
         if family is Family.REDUCTION:
@@ -122,11 +123,20 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
     leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
-    found = [_row_group(graph, (root,), by_row, kept)]
     if leading and root == reduction:
         by_column = Domain(shape, tuple(range(len(dims), len(shape))))
-        found.insert(0, _column_group(graph, (root,), by_column, kept))
+        found = [_column_group(graph, (root,), by_column, kept), _row_group(graph, (root,), by_row, kept)]
+    elif leading and not _is_over_all(graph, root, by_row):
+        found = []  # a row of a kernel would lie across memory; what becomes of the sums of columns is small
+    else:
+        found = [_row_group(graph, (root,), by_row, kept)]
     return [g for g in found if g is not None]
+
+
+def _is_over_all(graph: Graph, root: int, domain: Domain) -> bool:
+    """Whether a value has an element a point of a domain."""
+    shape = graph.nodes[root].shape
+    return len(shape) == len(domain.shape) and all(map(same, shape, domain.shape))
 
 
 def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:

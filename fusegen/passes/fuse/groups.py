@@ -18,6 +18,7 @@ class GroupKind(Enum):
     ROW = "row reduction"
     COLUMN = "column reduction"
     ROW_COLUMN = "row and column reduction"
+    SCAN = "scan"
     CONTRACTION = "product with epilogue"
     ATTENTION = "attention"
     LIBRARY = "library product"

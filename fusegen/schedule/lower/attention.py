@@ -21,7 +21,7 @@ from fusegen.schedule.access import divisor
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import AttentionBody, Function, Kernel, LaneFunction, Reduction
+from fusegen.schedule.kernel import AttentionBody, Function, Kernel, LaneFunction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
@@ -40,6 +40,7 @@ from fusegen.schedule.lower.placement import place
 from fusegen.schedule.lower.weights import common_factor, weight_functions
 from fusegen.schedule.plan import AttentionPlan
 from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.reductions import reduction_of
 from fusegen.schedule.terms import Evaluator, Leaf, Term
 
 WORDS = ("batch", "head", "query")
@@ -77,8 +78,8 @@ def lower_attention(context: Context) -> Sequence[Step]:
             score=score,
             finish=finish,
             weights=weights,
-            peak=_reduction(context, recurrence.first, "peak"),
-            mass=_reduction(context, recurrence.second, "mass"),
+            peak=reduction_of(context.graph, recurrence.first, lambda _: "peak", fast=False),
+            mass=reduction_of(context.graph, recurrence.second, lambda _: "mass", fast=False),
             out_offset=out_offset,
             plan=plan,
         ),
@@ -145,11 +146,6 @@ def _is_row(context: Context, offset: Index, axes: Axes) -> bool:
     ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     terms = sympy.Add.make_args(base)
     return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % _OCTET == 0 for t in terms)
-
-
-def _reduction(context: Context, node: int, name: str) -> Reduction:
-    found = context.graph.nodes[node]
-    return Reduction(name, found.op, found.dtype.compute)
 
 
 def _literal(extent: Index) -> int:

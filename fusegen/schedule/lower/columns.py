@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add, mul
 
 from fusegen.calls.formula import formula_of
 from fusegen.ir.formula import ceil_div, formula
+from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.heuristics.columns import column_plan
-from fusegen.schedule.kernel import ColumnBody, Kernel, Reduction
+from fusegen.schedule.kernel import ColumnBody, ColumnSum, Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
+from fusegen.schedule.reductions import component, element_type, reduction_of
 
 PARTIAL = axis_symbol("part")
 """The number of a partial row."""
 
 
-def partials_buffer(context: Context, node: int, plan: RowPlan, column_axes: Axes) -> int:
-    """The workspace of a column sum: a row for each block that shares the rows."""
-    shape = (formula_of(plan.resident), formula(product(column_axes.extents)))
-    return context.memory.add(f"partial_{node}", context.graph.nodes[node].dtype.compute, shape)
+@dataclass(frozen=True)
+class PartialState:
+    """A reduction over rows of which every part of the rows has left its state.
 
-
-def combine_partials(
-    context: Context,
-    nodes: Sequence[int],
-    workspace: Sequence[int],
-    stores: Sequence[Store],
-    column_axes: Axes,
-    plan: RowPlan,
-) -> Launch:
-    """The launch that combines partial sums into the results.
-
-    Args:
-        nodes: the reductions.
-        workspace: their partial sums.
-        stores: where the results go, over the column axes.
+    Attributes:
+        workspace: the buffers of the partial states, one a component.
+        stores: for each node that is a part of the state, where it goes, over the column axes.
     """
+
+    workspace: tuple[int, ...]
+    stores: Mapping[int, Sequence[Store]]
+
+
+def partials_buffers(context: Context, node: int, plan: RowPlan, column_axes: Axes) -> tuple[int, ...]:
+    """The workspace of a column sum: for each component of its state, a row for each block that shares the rows."""
+    shape = (formula_of(plan.resident), formula(product(column_axes.extents)))
+    found = context.graph.nodes[node]
+    components, element = REDUCTIONS[found.op].components, element_type(context.graph, found)
+    names = [f"partial_{node}" if len(components) == 1 else f"partial_{node}_{c.name}" for c in components]
+    return tuple(context.memory.add(name, c.dtype(element), shape) for name, c in zip(names, components, strict=True))
+
+
+def combine_partials(context: Context, states: Sequence[PartialState], column_axes: Axes, plan: RowPlan) -> Launch:
+    """The launch that combines partial sums into the results."""
     names = Namer()
-    lane = column_axes.symbols[-1]
-    reductions = [
-        Reduction(
-            names.take(f"{context.graph.nodes[n].op.row.name}_{n}"), context.graph.nodes[n].op, context.graph.nodes[n].dtype.compute
-        )
-        for n in nodes
-    ]
-    position: Index = PARTIAL
-    for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
-        position = position * extent + symbol
-    partials = tuple(context.access(r.name, w, position, lane, 1) for r, w in zip(reductions, workspace, strict=True))
-    writes = tuple(context.access(r.name, s.buffer, s.offset, lane, 1) for r, s in zip(reductions, stores, strict=True))
+    sums = tuple(_column_sum(context, state, column_axes, names) for state in states)
+    partials = [a for s in sums for a in s.partials]
+    writes = [a for s in sums for a in s.writes]
     plan_of_columns = column_plan(context.target)
     expressions = [*(a.offset for a in (*partials, *writes)), *column_axes.extents]
     kernel = Kernel(
@@ -62,17 +59,32 @@ def combine_partials(
         pointers=context.pointers((a.buffer for a in partials), (a.buffer for a in writes)),
         sizes=context.sizes(expressions, (*column_axes.symbols, PARTIAL)),
         scalars=(),
-        body=ColumnBody(tuple(reductions), partials, writes, column_axes, plan.resident, plan_of_columns),
+        body=ColumnBody(sums, column_axes, plan.resident, plan_of_columns),
         wide=context.wide,
     )
     threads = plan_of_columns.columns * plan_of_columns.rows
     grid = ceil_div(product(column_axes.extents), plan_of_columns.columns)
-    shared = len(reductions) * threads * 8
-    return Launch(kernel, context.group, (), grid, threads, shared, _traffic(workspace, nodes, context))
+    return Launch(kernel, context.group, (), grid, threads, len(partials) * threads * 8, _traffic(states, context))
 
 
-def _traffic(workspace: Sequence[int], nodes: Sequence[int], context: Context) -> Traffic:
-    partials = map(context.memory.spec, workspace)
+def _column_sum(context: Context, state: PartialState, column_axes: Axes, names: Namer) -> ColumnSum:
+    nodes, lane = tuple(state.stores), column_axes.symbols[-1]
+    reduction = reduction_of(context.graph, nodes[0], names.take, fast=context.fast)
+    position: Index = PARTIAL
+    for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
+        position = position * extent + symbol
+    components = [c.name for c in reduction.components]
+    places = [(components[component(context.graph.nodes[n])], store) for n in nodes for store in state.stores[n]]
+    return ColumnSum(
+        reduction,
+        tuple(context.access(c, w, position, lane, 1) for c, w in zip(components, state.workspace, strict=True)),
+        tuple(context.access(c, store.buffer, store.offset, lane, 1) for c, store in places),
+    )
+
+
+def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
+    partials = [context.memory.spec(key) for state in states for key in state.workspace]
     read = [reduce(mul, w.shape, formula_of(w.dtype.itemsize)) for w in partials]
+    nodes = [node for state in states for node, stores in state.stores.items() for _ in stores]
     written = [(product(context.graph.nodes[n].shape), context.memory.dtype(n).itemsize) for n in nodes]
     return Traffic(reduce(add, read), total_bytes(written))

@@ -15,6 +15,7 @@ from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximating
 from fusegen.schedule.lower.rows import lower_rows
+from fusegen.schedule.lower.scans import lower_scans
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch, Program, Step
 from fusegen.target import Backend, Target
@@ -24,6 +25,7 @@ _KINDS: dict[GroupKind, Callable[[Context], Sequence[Step]]] = {
     GroupKind.ROW: lower_rows,
     GroupKind.COLUMN: lower_rows,
     GroupKind.ROW_COLUMN: lower_rows,
+    GroupKind.SCAN: lower_scans,
     GroupKind.CONTRACTION: lower_contraction,
     GroupKind.ATTENTION: lower_attention,
     GroupKind.LIBRARY: lower_library,

@@ -9,6 +9,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
 from fusegen.ir.symbolic import linearize, same
 from fusegen.passes.fuse.cone import domain_axes
+from fusegen.passes.fuse.contraction import is_left_to_library
 from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.placement import place
@@ -36,6 +37,8 @@ def _reason(context: Context, product: int) -> str:
     """Why the library computes it."""
     if context.group.reason:
         return context.group.reason
+    if is_left_to_library(context.graph, product):
+        return "expected to be faster than a kernel of ours"
     if not skeletons_of(context.target):
         return "no tensor-core skeleton serves this target"
     if serving(context.graph, product, product, context.target) is None:

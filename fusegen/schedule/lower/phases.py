@@ -32,13 +32,13 @@ class Root:
 
     Attributes:
         kind: ``reduce``, ``column``, ``write`` or ``row_write``.
-        key: the reduction's node, or the store's number.
-        term: its position.
+        key: the reduction's node (the first of those that share a state), or the store's number.
+        terms: positions: one a component of the reduction's state, or the value that is stored.
     """
 
     kind: str
     key: int
-    term: int
+    terms: tuple[int, ...]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class PhaseSplitter:
         terms: the kernel's terms.
         row_axes: symbols that number the rows.
         column_axes: symbols along which a row runs.
-        statistics: for each reduction's node, the position of the term that it reduces.
+        statistics: for each reduction's node, the terms that it reduces, one a component of its state.
         keep: which element values live on from phase to phase; each phase has the others for itself.
     """
 
@@ -78,7 +78,7 @@ class PhaseSplitter:
         terms: Terms,
         row_axes: Collection[sympy.Symbol],
         column_axes: Collection[sympy.Symbol],
-        statistics: Mapping[int, int],
+        statistics: Mapping[int, tuple[int, ...]],
         keep: Keep,
     ) -> None:
         self.terms = terms
@@ -95,28 +95,28 @@ class PhaseSplitter:
 
     def split(self, roots: Sequence[Root]) -> list[PhaseTerms]:
         """The phases, in order; a root is produced as early as what it depends on allows."""
-        count = 1 + max((self.depth(r.term) for r in roots), default=0)
+        count = 1 + max((self.depth(*r.terms) for r in roots), default=0)
         phases = [PhaseTerms() for _ in range(count)]
         for root in roots:
-            phases[self.depth(root.term)].roots.append(root)
+            phases[self.depth(*root.terms)].roots.append(root)
         first: dict[int, int] = {}
         for number, phase in enumerate(phases):
             for root in phase.roots:
-                self._place(root.term, number, phases, first)
-                if root.kind == "row_write" and self.terms.items[root.term].op is Leaf.CONSTANT:
-                    phase.row_terms.append(root.term)  # which has no name otherwise
+                self._place(root.terms, number, phases, first)
+                if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
+                    phase.row_terms.append(root.terms[0])  # which has no name otherwise
         for phase in phases:
             for name in ("row_terms", "reads", "given", "held", "row_given"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
         return phases
 
-    def depth(self, position: int) -> int:
-        """The first phase in which a term can be computed."""
-        return self._depths[position]
+    def depth(self, *positions: int) -> int:
+        """The first phase in which some terms can be computed."""
+        return max(self._depths[p] for p in positions)
 
     def _depth(self, term: Term) -> int:
         if term.op is Leaf.STATISTIC:
-            return self._depths[self.statistics[_node(term)]] + 1
+            return self.depth(*self.statistics[_node(term)]) + 1
         return max((self._depths[a] for a in term.args), default=0)
 
     def is_element(self, position: int) -> bool:
@@ -134,9 +134,9 @@ class PhaseSplitter:
             return False
         return _mention(indices, self.column_axes)
 
-    def _place(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
-        """Puts a term and what it needs into a phase, unless an earlier phase holds it."""
-        stack = [position]
+    def _place(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
+        """Puts terms and what they need into a phase, unless an earlier phase holds it."""
+        stack = list(positions)
         while stack:
             position = stack.pop()
             if self.is_element(position):

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import strip_views
 from fusegen.schedule.lower.memory import Memory
 
-_APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID})
-"""Operations that some language spells approximately where the result ends in 16 bits."""
+_APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID} | {op for op, m in REDUCTIONS.items() if m.approximable})
+"""Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""

@@ -13,13 +13,14 @@ from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.functions import cut
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, Reduction, RowBody
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, RowBody
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
+from fusegen.schedule.reductions import component, reduction_of
 from fusegen.schedule.terms import Leaf, Terms
 
 BLOCK = axis_symbol("part")
@@ -35,7 +36,8 @@ class RowMath:
     Attributes:
         terms: all terms; their payloads are over the domain's axes.
         roots: what must be produced.
-        statistics: for each reduction, the term that it reduces.
+        states: for the first node of each reduction, all nodes that are parts of its state.
+        statistics: for each of these nodes, the terms that the reduction combines, one a component of the state.
         stores: where written roots go, over merged axes.
         leaves: reads and coordinates, over merged axes.
         row_axes, column_axes: merged.
@@ -45,7 +47,8 @@ class RowMath:
 
     terms: Terms
     roots: tuple[Root, ...]
-    statistics: Mapping[int, int]
+    states: Mapping[int, tuple[int, ...]]
+    statistics: Mapping[int, tuple[int, ...]]
     stores: tuple[Store, ...]
     leaves: Leaves
     row_axes: Axes
@@ -60,24 +63,29 @@ class RowKernelBuilder:
 
     Args:
         context, math, plan, phases: what is built.
-        workspace: for each column sum's node, the key of the buffer of its partial sums.
+        workspace: for each column sum's node, the keys of the buffers of its partial sums, one a component.
     """
 
     def __init__(
-        self, context: Context, math: RowMath, plan: RowPlan, phases: Sequence[PhaseTerms], workspace: Mapping[int, int]
+        self,
+        context: Context,
+        math: RowMath,
+        plan: RowPlan,
+        phases: Sequence[PhaseTerms],
+        workspace: Mapping[int, tuple[int, ...]],
     ) -> None:
         self.context, self.math, self.plan, self.phases, self.workspace = context, math, plan, phases, workspace
         self.lane_axis = math.column_axes.symbols[-1]
         self.reads = {t: self._read(t) for t in math.leaves.reads}
         self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
-        self.reductions = {node: self.reduction(node) for node in math.statistics}
+        self.reductions = {node: reduction_of(context.graph, node, context.names.take, fast=context.fast) for node in math.states}
         self.names = self._value_names()
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
-        partials = tuple(self._partial(r.key) for r in self.math.roots if r.kind == "column")
+        partials = tuple(access for r in self.math.roots if r.kind == "column" for access in self._partials(r.key))
         body = RowBody(
             row_axes=self.math.row_axes,
             column_axes=self.math.column_axes,
@@ -87,6 +95,7 @@ class RowKernelBuilder:
             stage_offsets=self._stage_offsets(phases),
             plan=self.plan,
         )
+        wanted = tuple(t for r in self.math.roots for t in r.terms)
         accesses = [a for p in phases for a in (*p.reads, *p.late, *p.writes, *p.row_reads, *(w for w, _ in p.row_writes))]
         expressions = self._expressions([*accesses, *partials])
         reads = (a.buffer for a in self.reads.values())
@@ -94,18 +103,13 @@ class RowKernelBuilder:
             name=self.context.name,
             pointers=self.context.pointers(reads, self._written(phases, partials), expressions),
             sizes=self.context.sizes(expressions, self._axis_symbols()),
-            scalars=self.context.scalars(self.math.terms, self.math.terms.below(tuple(r.term for r in self.math.roots))),
+            scalars=self.context.scalars(self.math.terms, self.math.terms.below(wanted)),
             body=body,
             wide=self.context.wide,
             checks=has_checks(expressions),
         )
         shared = self._shared_bytes(phases)
         return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, shared, self.context.traffic())
-
-    def reduction(self, node: int) -> Reduction:
-        """The reduction of a node, with a name of its own."""
-        found = self.context.graph.nodes[node]
-        return Reduction(self.context.names.take(f"{found.op.row.name}_{node}"), found.op, found.dtype.compute)
 
     # Names and accesses.
 
@@ -125,9 +129,10 @@ class RowKernelBuilder:
     def _value_names(self) -> dict[int, str]:
         """A variable for every term that crosses from one function to another."""
         names = {t: a.name for t, a in self.reads.items()} | {t: c.name for t, c in self.coordinates.items()}
+        statistics = self._statistic_names()
         for position, term in enumerate(self.math.terms.items):
             if term.op is Leaf.STATISTIC:
-                names[position] = self.reductions[term.payload].name  # type: ignore[index]
+                names[position] = statistics[term.payload]  # type: ignore[index]
             elif term.op is Leaf.SCALAR:
                 names[position] = scalar_parameter(str(term.payload), term.dtype).name
         for phase in self.phases:
@@ -137,12 +142,21 @@ class RowKernelBuilder:
                     names[position] = self.context.names.take(kind)
         return names
 
-    def _partial(self, node: int) -> Access:
+    def _statistic_names(self) -> dict[int, str]:
+        """For each node that is a part of a reduction's state, the variable of its component."""
+        nodes = self.context.graph.nodes
+        return {
+            part: self.reductions[node].components[component(nodes[part])].name
+            for node, parts in self.math.states.items()
+            for part in parts
+        }
+
+    def _partials(self, node: int) -> list[Access]:
         position: Index = BLOCK
         for symbol, extent in zip(self.math.column_axes.symbols, self.math.column_axes.extents, strict=True):
             position = position * extent + symbol
-        name = self.reductions[node].name
-        return self.context.access(name, self.workspace[node], position, self.lane_axis, self.plan.lanes)
+        components = zip(self.reductions[node].components, self.workspace[node], strict=True)
+        return [self.context.access(c.name, key, position, self.lane_axis, self.plan.lanes) for c, key in components]
 
     # Phases.
 
@@ -160,8 +174,8 @@ class RowKernelBuilder:
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
             held=tuple(self._parameter(t) for t in phase.held if t not in self.reads),
-            writes=tuple(self._write(r, self._result_name(r), self.lane_axis) for r in writes),
-            row_writes=tuple((self._write(r, self._row_value(r.term), None), self._row_value(r.term)) for r in row_writes),
+            writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name in self._result_names(r)),
+            row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
         )
 
     def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
@@ -190,10 +204,10 @@ class RowKernelBuilder:
     def _row_value(self, term: int) -> str:
         return self.names.get(term, "")
 
-    def _result_name(self, root: Root) -> str:
+    def _result_names(self, root: Root) -> list[str]:
         if root.kind == "write":
-            return f"result_{root.key}"
-        return f"{self.reductions[root.key].name}_part"
+            return [f"result_{root.key}"]
+        return [f"{c.name}_part" for c in self.reductions[root.key].components]
 
     def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
         """The math on statistics that the phase starts with."""
@@ -210,7 +224,8 @@ class RowKernelBuilder:
         return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in self.names]  # others are of no use
 
     def _element_call(self, number: int, phase: PhaseTerms) -> Call | None:
-        roots = [(self._result_name(r), r.term) for r in phase.roots if r.kind != "row_write"]
+        results = [r for r in phase.roots if r.kind != "row_write"]
+        roots = [pair for r in results for pair in zip(self._result_names(r), r.terms, strict=True)]
         roots += [(self.names[t], t) for t in phase.held if t not in self.reads]
         if not roots:
             return None
@@ -269,15 +284,16 @@ class RowKernelBuilder:
     def _shared_bytes(self, phases: Sequence[Phase]) -> int:
         """Scratch of reductions, room to combine column sums of the block's row groups, and staged rows."""
         slots = self._slot_bytes(phases)
-        sums = len(self.workspace) * self.plan.span * max(1, self.plan.chunks) * _SCRATCH_BYTES if self.plan.rows > 1 else 0
+        components = sum(map(len, self.workspace.values()))
+        sums = components * self.plan.span * max(1, self.plan.chunks) * _SCRATCH_BYTES if self.plan.rows > 1 else 0
         staged = sum(self._stage_bytes(a) for p in phases for a in p.reads) if self.plan.persistence is Persistence.STAGED else 0
         return slots + sums + staged
 
     def _slot_bytes(self, phases: Sequence[Phase]) -> int:
-        """Two slots for every warp's part of every reduction."""
+        """Two slots for every warp's part of every component that is reduced."""
         if self.plan.warps == 1:
             return 0
-        return sum(len(p.reductions) for p in phases) * self.plan.warps * 2 * _SCRATCH_BYTES
+        return sum(len(r.components) for p in phases for r in p.reductions) * self.plan.warps * 2 * _SCRATCH_BYTES
 
     def _stage_offsets(self, phases: Sequence[Phase]) -> tuple[int, ...]:
         """Where in shared memory each staged fragment begins; behind the scratch of reductions."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
-from fusegen.ir.symbolic import Axes, Index, axis_symbol, same
+from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
-from fusegen.schedule.lower.columns import combine_partials, partials_buffer
+from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.memory import Store
@@ -19,7 +21,8 @@ from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.terms import Evaluator, Terms, substitute
+from fusegen.schedule.reductions import element_type, lifted, states_of
+from fusegen.schedule.terms import Evaluator, Leaf, Term, Terms, substitute
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -32,15 +35,14 @@ def lower_rows(context: Context) -> list[Launch]:
     """The launches of a row, column or row-and-column group: one, and one more that combines column sums."""
     math = _evaluate(context)
     plan, phases = _plan(context, math)
-    columns = [root for root in math.roots if root.kind == "column"]
-    workspace = [partials_buffer(context, root.key, plan, math.column_axes) for root in columns]
-    builder = RowKernelBuilder(context, math, plan, phases, {r.key: w for r, w in zip(columns, workspace, strict=True)})
-    launches = [builder.launch()]
+    columns = [root.key for root in math.roots if root.kind == "column"]
+    workspace = {node: partials_buffers(context, node, plan, math.column_axes) for node in columns}
+    launches = [RowKernelBuilder(context, math, plan, phases, workspace).launch()]
     if columns:
         moves = dict(math.moves)
-        sums = [(r.key, w, s) for r, w in zip(columns, workspace, strict=True) for s in _column_stores(context, r.key, moves)]
-        nodes, partials, stores = zip(*sums, strict=True)
-        launches.append(combine_partials(context, nodes, partials, stores, math.column_axes, plan))
+        stores = {part: _column_stores(context, part, moves) for node in columns for part in math.states[node]}
+        sums = [PartialState(workspace[node], {part: stores[part] for part in math.states[node]}) for node in columns]
+        launches.append(combine_partials(context, sums, math.column_axes, plan))
     return launches
 
 
@@ -49,13 +51,13 @@ def _evaluate(context: Context) -> RowMath:
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
     evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded)
-    statistics: dict[int, int] = {}
+    states = states_of(graph, context.group.anchors)
+    statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
-    for node in context.group.anchors:
-        operand = graph.nodes[node].args[0]
-        index = broadcast_index(graph.nodes[operand].shape, operand_index(graph, node, _own_index(context, node, axes), axes))
-        statistics[node] = evaluator.terms.convert(evaluator.value(operand, index), graph.nodes[node].dtype.compute)
-        roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, statistics[node]))
+    for node, parts in states.items():
+        reduced = _reduced(context, evaluator, node, axes)
+        statistics |= dict.fromkeys(parts, reduced)
+        roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:
         if not _is_column_sum(context, output):
@@ -63,9 +65,21 @@ def _evaluate(context: Context) -> RowMath:
             term = evaluator.value(output, index)
             found = context.stores(output, index, axes)
             kind = "row_write" if _is_per_row(context, output) else "write"
-            roots += [Root(kind, len(stores) + k, term) for k in range(len(found))]
+            roots += [Root(kind, len(stores) + k, (term,)) for k in range(len(found))]
             stores += found
-    return _merged(context, evaluator.terms, roots, statistics, stores, axes)
+    return _merged(context, evaluator.terms, roots, states, statistics, stores, axes)
+
+
+def _reduced(context: Context, evaluator: Evaluator, node: int, axes: Axes) -> tuple[int, ...]:
+    """The state of one element that a reduction combines: a term a component."""
+    graph, terms = context.graph, evaluator.terms
+    operand = graph.nodes[node].args[0]
+    own = _own_index(context, node, axes)
+    value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, operand_index(graph, node, own, axes)))
+    dims = reduced_dims(graph, node)
+    index = linearize([axes.symbols[d] for d in dims], [axes.extents[d] for d in dims])
+    number = terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
+    return lifted(terms, graph.nodes[node].op, terms.convert(value, element_type(graph, graph.nodes[node])), number)
 
 
 def _reduction(graph: Graph, position: int) -> int | None:
@@ -92,18 +106,33 @@ def _is_per_row(context: Context, node: int) -> bool:
 
 
 def _merged(
-    context: Context, terms: Terms, roots: list[Root], statistics: Mapping[int, int], stores: list[Store], axes: Axes
+    context: Context,
+    terms: Terms,
+    roots: list[Root],
+    states: Mapping[int, tuple[int, ...]],
+    statistics: Mapping[int, tuple[int, ...]],
+    stores: list[Store],
+    axes: Axes,
 ) -> RowMath:
     domain = context.group.domain
-    leaves = leaves_of(terms, [r.term for r in roots])
-    sums = [s for root in roots if root.kind == "column" for s in _column_stores(context, root.key, {})]
+    leaves = leaves_of(terms, [t for r in roots for t in r.terms])
+    sums = [s for r in roots if r.kind == "column" for part in states[r.key] for s in _column_stores(context, part, {})]
     expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
-    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
-    column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
-    moves: dict[object, Index] = {**row_moves, **column_moves}
+    row_axes, column_axes, moves = rows_and_columns(domain, axes, expressions)
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
-    return RowMath(terms, tuple(roots), statistics, moved, leaves.moved(moves), row_axes, column_axes, rows, columns, moves)
+    return RowMath(terms, tuple(roots), states, statistics, moved, leaves.moved(moves), row_axes, column_axes, rows, columns, moves)
+
+
+def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
+    """The merged axes that number rows, those along which a row runs, and what became of the domain's axes.
+
+    Args:
+        expressions: everything that depends on them.
+    """
+    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
+    column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
+    return row_axes, column_axes, {**row_moves, **column_moves}
 
 
 def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
@@ -121,7 +150,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         axes=math.column_axes,
         itemsizes=itemsizes,
         held=_most_held(context, math, kept),
-        column_sums=sum(r.kind == "column" for r in math.roots),
+        column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
         computed=sum(p not in math.leaves.reads for phase in kept for p in phase.held),
@@ -172,7 +201,9 @@ def _along(offset: Index, axes: Axes) -> bool:
 
 
 def _column_stores(context: Context, node: int, moves: dict[object, Index]) -> list[Store]:
-    """Where a column sum goes, over the merged column axes."""
+    """Where a column sum goes, over the merged column axes; nowhere if it is no result of the kernel."""
+    if node not in context.group.outputs:
+        return []
     axes = domain_axes(context.group.domain)
     found = context.stores(node, _own_index(context, node, axes), axes)
     return [Store(store.buffer, substitute(store.offset, moves)) for store in found]

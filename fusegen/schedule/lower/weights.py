@@ -9,13 +9,11 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse.recurrence import Separation
 from fusegen.schedule.functions import cut
 from fusegen.schedule.kernel import Function, Parameter
 from fusegen.schedule.terms import Leaf, Term, Terms
-
-_IDENTITY = {Op.AMAX: "-inf", Op.AMIN: "inf"}
-"""What the reductions that anchor weights start from."""
 
 _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
 """f(x) = g(c x): the form that hardware has, and its factor."""
@@ -103,7 +101,7 @@ def weight_functions(separation: Separation, unit: float, location: Location | N
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
     builder = _Weights(outer, unit * factor, location)
     return (
-        builder.anchor(_IDENTITY[separation.reduction]),
+        builder.anchor(REDUCTIONS[separation.reduction].components[0].identity[0]),
         builder.weight("weight", "s", "anchor", "Relative to the anchor, at most 1."),
         builder.weight("carry", "old_peak", "new_anchor", "What takes weights from an old peak to a new anchor."),
     )

@@ -1,0 +1,43 @@
+"""Scans in CUDA."""
+
+from __future__ import annotations
+
+from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.environment import render
+from fusegen.emit.offsets import cuda_offsets
+from fusegen.emit.reductions import kinds, reduction_functions, view
+from fusegen.emit.text import c_text
+from fusegen.emit.views import call_view, decode, entry, fragment, kernel_parameters
+from fusegen.ir.symbolic import product
+from fusegen.schedule.kernel import Kernel, ScanBody
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Target
+
+
+def emit_scan(kernel: Kernel, _launch: Launch, target: Target) -> Source:
+    """The source of a scan's kernel."""
+    body = kernel.body
+    assert isinstance(body, ScanBody)
+    indices, offsets = cuda_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    lane_axis = body.column_axes.symbols[-1]
+    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
+    uniform = frozenset(f.name for f in reads if f.uniform)
+    pipeline = render(
+        "cuda/scan.cu.jinja",
+        entry=entry(kernel),
+        parameters=kernel_parameters(kernel),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index") + indices,
+        reads=reads,
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        scans=[view(r) for r in body.scans],
+        kinds=kinds(body.scans),
+        lift=call_view(body.lift, uniform, body.coordinates, offsets, lane_axis),
+        finish=call_view(body.finish, uniform, body.coordinates, offsets, lane_axis),
+        plan=body.plan,
+    )
+    math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])
+    return assemble(kernel, target, "scan", math, pipeline)

@@ -1,0 +1,192 @@
+"""The table of reductions: what is carried from element to element, and how two such states become one.
+
+A state has one or more components. `lift` makes the state of one element, `combine` the state of two parts, and the identity is
+that of no elements; the order of parts must not matter but for rounding. Each component is a result by itself: a node of a
+reduction with several names its own in the attribute ``part``, and nodes that agree in all else share one state in a kernel. What
+else a result takes is ordinary math on components, in `passes.expand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.ir.ops import Op
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value in a rule of the table: an operand, a number, or a pointwise operation on others.
+
+    Attributes:
+        op: the operation; None for an operand or a number.
+        args: what it is applied to.
+        text: the operand's name, or the number.
+    """
+
+    op: Op | None
+    args: tuple[Scalar, ...] = ()
+    text: str = ""
+
+    def apply(self, op: Op, *others: Scalar | float) -> Scalar:
+        """An operation on this value and others."""
+        return Scalar(op, (self, *map(_lifted, others)))
+
+    def __add__(self, other: Scalar | float) -> Scalar:
+        return self.apply(Op.ADD, other)
+
+    def __sub__(self, other: Scalar | float) -> Scalar:
+        return self.apply(Op.SUB, other)
+
+    def __mul__(self, other: Scalar | float) -> Scalar:
+        return self.apply(Op.MUL, other)
+
+    def __truediv__(self, other: Scalar | float) -> Scalar:
+        return self.apply(Op.DIV, other)
+
+    def __neg__(self) -> Scalar:
+        return self.apply(Op.NEG)
+
+    def where(self, chosen: Scalar | float, other: Scalar | float) -> Scalar:
+        """``chosen`` where this holds, ``other`` elsewhere; one of them is no number."""
+        return self.apply(Op.WHERE, chosen, other)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether this is a number, which takes the type of what it meets."""
+        return self.op is Op.CONSTANT
+
+
+def _lifted(value: Scalar | float) -> Scalar:
+    return value if isinstance(value, Scalar) else Scalar(Op.CONSTANT, (), repr(value))
+
+
+State: TypeAlias = tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Component:
+    """One value of a state.
+
+    Attributes:
+        name: what its result is called.
+        identity: the value of no elements, as text: of floats, and of integers.
+        is_index: whether it numbers elements, in int64; else it has the elements' type.
+    """
+
+    name: str
+    identity: tuple[str, str]
+    is_index: bool = False
+
+    def dtype(self, element: DType) -> DType:
+        """The type of a state's component."""
+        return DType.INT64 if self.is_index else element
+
+
+def _itself(element: Scalar, _index: Scalar) -> State:
+    return (element,)
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """A reduction.
+
+    Attributes:
+        components: of the state, in order.
+        combine: the state of two parts.
+        lift: the state of an element and its index along the reduced dims.
+        approximable: whether kernels whose results end in 16 bits may combine by approximate functions.
+    """
+
+    components: tuple[Component, ...]
+    combine: Callable[[State, State], State]
+    lift: Callable[[Scalar, Scalar], State] = _itself
+    approximable: bool = False
+
+    def number(self, part: object) -> int:
+        """The place of a component; of the only one where none is named."""
+        names = [c.name for c in self.components]
+        return 0 if part is None else names.index(str(part))
+
+
+_ZERO, _ONE = ("0.0", "0"), ("1.0", "1")
+_LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
+
+
+def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
+    """A reduction by one operation."""
+    return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),))
+
+
+def _first(loses: Op, identity: tuple[str, str]) -> Monoid:
+    """The best of all values, and the first index at which it stands; ``loses`` is a comparison with what is as good or better."""
+
+    def beats(a: Scalar, b: Scalar) -> Scalar:
+        """Whether a is better than b; NaN is better than every number."""
+        is_number = b.apply(Op.EQ, b)
+        return a.apply(loses, b).apply(Op.LOGICAL_NOT).apply(Op.LOGICAL_AND, is_number)
+
+    def combine(a: State, b: State) -> State:
+        comes_first = b[1].apply(Op.LT, a[1])
+        is_as_good = beats(a[0], b[0]).apply(Op.LOGICAL_NOT)
+        wins = beats(b[0], a[0]).apply(Op.LOGICAL_OR, is_as_good.apply(Op.LOGICAL_AND, comes_first))
+        return wins.where(b[0], a[0]), wins.where(b[1], a[1])
+
+    components = (Component("values", identity), Component("indices", _GREATEST, is_index=True))
+    return Monoid(components, combine, lambda element, index: (element, index))
+
+
+def _combined_moments(a: State, b: State) -> State:
+    """Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979), equation 2.1.
+
+    The mean is kept in two parts, the second of which is what rounding took from the first (Dekker 1971): where the mean is far
+    from zero, its rounding would be as large as the differences whose squares are summed.
+    """
+    (count_a, mean_a, rest_a, m2_a), (count_b, mean_b, rest_b, m2_b) = a, b
+    count, rest_apart = count_a + count_b, rest_b - rest_a
+    share = count_b / count.apply(Op.MAXIMUM, 1.0)
+    apart = mean_b - mean_a
+    step = apart * share
+    mean = mean_a + step
+    rest = rest_a + rest_apart * share + (step - (mean - mean_a))
+    difference = apart + rest_apart
+    return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
+
+
+def _combined_normalizers(a: State, b: State) -> State:
+    """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): the lesser peak's mass is rescaled."""
+    (peak_a, mass_a), (peak_b, mass_b) = a, b
+    distance = (peak_a - peak_b).apply(Op.ABS)
+    scale = peak_a.apply(Op.EQ, peak_b).where(1.0, (-distance).apply(Op.EXP))  # two infinities have no difference
+    mass = peak_a.apply(Op.GE, peak_b).where(mass_a + mass_b * scale, mass_a * scale + mass_b)
+    return peak_a.apply(Op.MAXIMUM, peak_b), mass
+
+
+_NUMBER_ONE = Scalar(Op.CONSTANT, (), "1.0")
+_NUMBER_ZERO = Scalar(Op.CONSTANT, (), "0.0")
+
+REDUCTIONS: dict[Op, Monoid] = {
+    Op.SUM: _single("sum", _ZERO, Op.ADD),
+    Op.PROD: _single("prod", _ONE, Op.MUL),
+    Op.AMAX: _single("amax", _LEAST, Op.MAXIMUM),
+    Op.AMIN: _single("amin", _GREATEST, Op.MINIMUM),
+    Op.MAX: _first(Op.LE, _LEAST),
+    Op.MIN: _first(Op.GE, _GREATEST),
+    Op.MOMENTS: Monoid(
+        (Component("count", _ZERO), Component("mean", _ZERO), Component("rest", _ZERO), Component("m2", _ZERO)),
+        _combined_moments,
+        lambda element, _index: (_NUMBER_ONE, element, _NUMBER_ZERO, _NUMBER_ZERO),
+    ),
+    Op.NORMALIZER: Monoid(
+        (Component("peak", _LEAST), Component("mass", _ZERO)),
+        _combined_normalizers,
+        lambda element, _index: (element, _NUMBER_ONE),
+        approximable=True,
+    ),
+}
+"""One row a primitive reduction."""
+
+SCANS: dict[Op, Op] = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}
+"""For each scan, the reduction of each prefix; its state is one value."""

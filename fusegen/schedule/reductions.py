@@ -1,0 +1,114 @@
+"""Reductions as a kernel computes them: the rules of `ir.reductions` as terms and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Op, Result
+from fusegen.ir.reductions import REDUCTIONS, Scalar, State
+from fusegen.schedule.functions import cut
+from fusegen.schedule.kernel import Function, Parameter, Reduction
+from fusegen.schedule.terms import Leaf, Term, Terms
+
+
+def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool) -> Reduction:
+    """The reduction that a node is, or a part of.
+
+    Args:
+        take: gives a name of its own for a wanted one.
+        fast: whether approximate functions may be used.
+    """
+    found = graph.nodes[node]
+    monoid, element = REDUCTIONS[found.op], element_type(graph, found)
+    stem = f"{found.op.row.name}_{node}"
+    names = [stem] if len(monoid.components) == 1 else [f"{stem}_{c.name}" for c in monoid.components]
+    components = tuple(Parameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
+    return Reduction(found.op, element, components, fast and monoid.approximable)
+
+
+def element_type(graph: Graph, node: Node) -> DType:
+    """The type in which a reduction's elements are combined: that of its result, or of its operand where it has several."""
+    reduced = graph.nodes[node.args[0]] if "part" in dict(node.attrs) else node
+    return reduced.dtype.compute
+
+
+def component(node: Node) -> int:
+    """Which component of its state a reduction's node is."""
+    return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
+
+
+def states_of(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """The states that some reductions are parts of: by the first node of each, all of its nodes."""
+    found: dict[object, list[int]] = {}
+    for position in nodes:
+        node = graph.nodes[position]
+        found.setdefault((node.op, node.args, node.attr("dims")), []).append(position)
+    return {members[0]: tuple(members) for members in found.values()}
+
+
+def lifted(terms: Terms, op: Op, element: int, index: int) -> tuple[int, ...]:
+    """The terms of an element's state.
+
+    Args:
+        element, index: terms; the index is along the reduced dims.
+    """
+    dtype = terms.items[element].dtype
+    state = REDUCTIONS[op].lift(_operand("element"), _operand("index"))
+    return _state(terms, op, state, {"element": element, "index": index}, dtype)
+
+
+def identity_function(name: str, op: Op, dtype: DType) -> Function:
+    """A function that gives the state of no elements."""
+    terms, monoid = Terms(), REDUCTIONS[op]
+    roots = []
+    for c in monoid.components:
+        kind = c.dtype(dtype)
+        roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
+    return cut(terms, name, _results(op, roots), {}, fast=False)[0]
+
+
+def combine_function(name: str, op: Op, dtype: DType, *, fast: bool = False) -> Function:
+    """A function that combines two states: the components of the first, then those of the second."""
+    terms, monoid = Terms(), REDUCTIONS[op]
+    single = len(monoid.components) == 1
+    sides = [[side if single else f"{side}_{c.name}" for c in monoid.components] for side in ("a", "b")]
+    types = [c.dtype(dtype) for c in monoid.components]
+    given: dict[int, Parameter] = {}
+    for names in sides:
+        for parameter, kind in zip(names, types, strict=True):
+            given[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = Parameter(parameter, kind)
+    a, b = (tuple(map(_operand, names)) for names in sides)
+    operands = {p.name: t for t, p in given.items()}
+    roots = _state(terms, op, monoid.combine(a, b), operands, dtype)
+    function = cut(terms, name, _results(op, roots), given, fast=fast)[0]
+    return replace(function, parameters=tuple(given.values()))
+
+
+def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:
+    components = REDUCTIONS[op].components
+    names = ["result"] if len(components) == 1 else [c.name for c in components]
+    return list(zip(names, roots, strict=True))
+
+
+def _operand(name: str) -> Scalar:
+    return Scalar(None, (), name)
+
+
+def _state(terms: Terms, op: Op, state: State, operands: Mapping[str, int], element: DType) -> tuple[int, ...]:
+    components = REDUCTIONS[op].components
+    return tuple(_put(terms, value, operands, c.dtype(element)) for value, c in zip(state, components, strict=True))
+
+
+def _put(terms: Terms, value: Scalar, operands: Mapping[str, int], dtype: DType) -> int:
+    """The term of a value in a rule; a number has the type of what it meets."""
+    if value.op is None:
+        return operands[value.text]
+    if value.is_number:
+        return terms.put(Term(Leaf.CONSTANT, (), dtype, value.text))
+    known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
+    common = terms.items[known[max(known)]].dtype  # of values; the condition of `where` is its first operand
+    args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
+    return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is Result.BOOL else common))

@@ -1,0 +1,185 @@
+"""Reductions whose state has several components: places of extreme values, moments, sums of exponentials; on the CPU and in the
+emulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.ir.ops import Op
+from fusegen.ir.reductions import REDUCTIONS
+from fusegen.schedule.kernel import ColumnBody, RowBody
+from tests.unit.eager import agree, randn
+
+BF16, F16, F32, F64, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32
+INF, NAN = math.inf, math.nan
+LENGTHS = [1, 3, 33, 1000, 4097]
+HARD = torch.tensor(
+    [
+        [1.0, NAN, 3.0, NAN, 2.0],
+        [3.0, 3.0, 1.0, -INF, 3.0],
+        [-INF, -INF, -INF, -INF, -INF],
+        [INF, 0.0, INF, -0.0, 0.0],
+        [0.0, -0.0, 0.0, -0.0, -0.0],
+        [NAN, NAN, NAN, NAN, NAN],
+    ]
+)
+
+
+def ties(*shape: int, dtype: torch.dtype = F32) -> Tensor:
+    """Few distinct values, so that many are equal."""
+    return torch.randint(-3, 3, shape, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+def places(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.argmax(-1), x.argmin(-1, keepdim=True), *x.max(-1), *x.min(-1, keepdim=True))
+
+
+def launches(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90a") -> int:
+    return len(fg.kernel(function).lower(*arguments, target=target).program.steps)
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [F32, BF16, I32])
+def test_the_first_of_equal_values(length: int, dtype: torch.dtype) -> None:
+    agree(places, (ties(3, length, dtype=dtype),), (torch.zeros(2, length, dtype=dtype),))
+
+
+def test_a_vocabulary() -> None:
+    x = ties(2, 50257)
+    x[1, 50256] = 7.0
+    agree(places, (x,), (randn(2, 50257),))
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", [F32, F64, F16])
+def test_nan_and_infinities(dtype: torch.dtype) -> None:
+    hard = HARD.to(dtype)
+    agree(lambda x: (*places(x), x.argmax(0), x.argmin(0), *x.max(0), x.argmax(), x.argmin()), (hard,), (hard.repeat(1, 30),))
+
+
+@pytest.mark.usefixtures("either")
+def test_integers_at_the_ends_of_their_range() -> None:
+    agree(places, (torch.tensor([[-128, 127, -128, 127], [-128] * 4], dtype=I8),))
+    ends = torch.iinfo(torch.int64)
+    agree(places, (torch.tensor([[ends.min, ends.min, ends.max], [ends.min] * 3, [ends.max] * 3]),))
+
+
+@pytest.mark.usefixtures("either")
+def test_places_over_rows_of_columns() -> None:
+    """Blocks leave partial states, which another kernel combines; the first index wins across blocks as well."""
+    agree(lambda x: (x.argmax(0), *x.min(0)), (ties(700, 9),), (ties(70, 130, dtype=BF16),), (torch.zeros(300, 3),))
+
+
+@pytest.mark.usefixtures("either")
+def test_views_and_other_dims() -> None:
+    x = ties(4, 6, 8)
+    agree(lambda x: (x.argmax(1), x.mT.argmax(-1), x[:, ::2].argmin(-1), *x.permute(2, 0, 1).max(1), x.argmax()), (x,))
+    agree(lambda x, b: ((x + b).argmax(-1), b.expand(5, 8).argmin(0)), (x, ties(8)))
+
+
+@pytest.mark.usefixtures("either")
+def test_indices_in_further_math() -> None:
+    def one_hot(x: Tensor) -> tuple[Tensor, ...]:
+        index = x.argmax(-1, keepdim=True)
+        hot = torch.arange(x.shape[-1]) == index
+        return hot, torch.where(hot, x, 0.0).sum(-1), index * 2 - 1, x - x.max(-1, keepdim=True).values
+
+    agree(one_hot, (ties(5, 33),), (randn(3, 1000, dtype=BF16),))
+
+
+def test_results_are_int64_and_named() -> None:
+    found = fg.kernel(lambda x: x.max(-1))(ties(3, 5, dtype=BF16))
+    assert isinstance(found, torch.return_types.max) and found.values.dtype is BF16 and found.indices.dtype is torch.int64
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sums_of_exponentials(length: int) -> None:
+    agree(
+        lambda x: (x.logsumexp(-1), x.logsumexp(0)),
+        (randn(3, length) * 30,),
+        (randn(3, length, dtype=BF16),),
+        (randn(2, length) - 200,),
+    )
+
+
+@pytest.mark.usefixtures("either")
+def test_sums_of_exponentials_of_infinities() -> None:
+    agree(lambda x: (x.logsumexp(-1), x.logsumexp(0), x.logsumexp((0, 1))), (HARD,), (HARD.double(),), (torch.full((3, 5), -INF),))
+    agree(lambda x: x - x.logsumexp(-1, keepdim=True), (randn(5, 70),))
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64])
+def test_moments_of_columns(dtype: torch.dtype) -> None:
+    agree(
+        lambda x: (x.var(0), x.std(0), *torch.var_mean(x, 0, correction=0)),
+        (randn(70, 41, dtype=dtype),),
+        (randn(300, 3, dtype=dtype),),
+    )
+    agree(lambda x: x.var((0, 1), correction=0), (randn(7, 5, 33, dtype=dtype),))
+
+
+@pytest.mark.usefixtures("either")
+def test_moments_far_from_zero() -> None:
+    """As accurate as two passes; and the variance of equal values is 0."""
+    agree(lambda x: x.var(0), (randn(700, 4) + 1e4,), (torch.full((50, 33), 3.3),), (torch.full((50, 33), 1e30),))
+    equal = fg.kernel(lambda x: x.var(0))(torch.full((129, 9), 3.3))
+    assert torch.equal(equal, torch.zeros(9))
+
+
+def test_moments_of_long_rows() -> None:
+    x = randn(2, 50257)
+    x[1] += 1e4
+    agree(lambda x: torch.var_mean(x, -1), (x,), (x.bfloat16(),))
+    double = x.double().var(-1)
+    ours = fg.kernel(lambda x: x.var(-1))(x).double()
+    assert ((ours - double) / double).abs().max() < 2.0**-20
+
+
+def test_moments_of_what_is_not_finite() -> None:
+    x = randn(40, 4)
+    x[3, 0], x[5, 1], x[7, 2] = INF, NAN, 3e38
+    agree(lambda x: x.var(0), (x,))
+
+
+def test_one_launch_and_one_pass() -> None:
+    row = torch.empty(64, 4096, device="meta", dtype=BF16)
+    long = torch.empty(8, 200000, device="meta", dtype=BF16)
+    assert launches(places, row) == 1
+    assert launches(lambda x: (x.max(-1), x.sum(-1), x.logsumexp(-1)), row) == 1
+    for function in (lambda x: x.max(-1), lambda x: x.logsumexp(-1), lambda x: torch.var_mean(x, -1)):
+        (launch,) = fg.kernel(function).lower(long, target="sm_90a").program.launches
+        body = launch.kernel.body
+        assert isinstance(body, RowBody) and sum(len((*p.reads, *p.late)) for p in body.phases) == 1
+
+
+def test_values_and_indices_share_a_state() -> None:
+    (launch,) = fg.kernel(lambda x: x.max(-1)).lower(ties(4, 64), target="sm_90a").program.launches
+    body = launch.kernel.body
+    assert isinstance(body, RowBody) and [r.op for r in body.phases[0].reductions] == [Op.MAX]
+    _, combine = fg.kernel(lambda x: x.max(0)).lower(ties(4, 64), target="sm_90a").program.launches
+    assert isinstance(combine.kernel.body, ColumnBody) and len(combine.kernel.body.sums) == 1
+
+
+def test_columns_are_read_along_memory() -> None:
+    """What is computed of the sums of columns alone does not turn the columns into rows of a kernel."""
+    low = fg.kernel(lambda x: (x.var(0), x.mean(0))).lower(torch.empty(8192, 4096, device="meta"), target="sm_90a")
+    body = low.program.launches[0].kernel.body
+    assert isinstance(body, RowBody) and body.plan.tiled and body.plan.lanes == 4
+
+
+@pytest.mark.parametrize("op", REDUCTIONS, ids=repr)
+def test_every_row_has_an_identity_a_component(op: Op) -> None:
+    monoid = REDUCTIONS[op]
+    names = [c.name for c in monoid.components]
+    assert len(set(names)) == len(names)
+    assert all(float(c.identity[0]) == float(c.identity[0]) and int(c.identity[1]) is not None for c in monoid.components)
