@@ -436,6 +436,6 @@ KINDS: dict[str, Callable[[Draw, State], None]] = {
 }  # fmt: skip
 WEIGHTED = [
     *["unary"] * 7, *["binary"] * 6, *["view"] * 5, *["reduction"] * 4, *["cast"] * 2, *["choice"] * 2, "predicate",
-    "normalization", "normalization", "concatenation", "coordinate", "product", "attention", "bits",
+    "normalization", "normalization", "concatenation", "coordinate", "product", "attention", "bits", "bits",
     *["indexing"] * 2, *["twice"] * 4, "alike", "alike", *["numbers"] * 3,
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from tests.fuzz.batch import drawn
 from tests.fuzz.draw_twice import MASKS, NUMBERS, PAIRS
 from tests.fuzz.program import Input, Program
 
-SEEDS, PER_SEED = 14, 100
+SEEDS, PER_SEED = 20, 100
 KINDS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
 """Kinds of groups that a target has: products and attention are the library's on the CPU."""
 
