@@ -163,6 +163,7 @@ class Op(Enum):
     RESHAPE = _view("reshape")
     SLICE = _view("slice")
     CONCAT = _view("concat", None)
+    DETACH = Row("detach", Family.VIEW, 1, Result.SAME, primitive=False)  # its operand, of which it has no derivative
 
     # Reductions over the dims in the attributes; a reduced dim is kept with extent 1.
     SUM = _reduction("sum", Result.SUM)

@@ -81,15 +81,17 @@ class Value:
         return self.apply(op, dims=dims)
 
     def mean(self, dims: tuple[int, ...], correction: float = 0.0) -> Value:
-        """sum / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
-        count: Dim = product(self.node.shape[d] for d in dims)
-        total = self.reduce(Op.SUM, dims)
+        """sum / (count - correction)."""
+        return self.reduce(Op.SUM, dims).per(product(self.node.shape[d] for d in dims), correction)
+
+    def per(self, count: Dim, correction: float = 0.0) -> Value:
+        """This / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
         if isinstance(count, int):
-            return total * _reciprocal(count - correction)
+            return self * _reciprocal(count - correction)
         size = Value(self.builder, self.builder.size(count), self.location)
         if correction <= 1.0:  # of one element at least
-            return total / (size if not correction else size - correction)
-        return total / (size - correction).apply(Op.MAXIMUM, 0.0)
+            return self / (size if not correction else size - correction)
+        return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 
     def is_constant(self, value: float) -> bool:
         """Whether this is a Python number of that value."""

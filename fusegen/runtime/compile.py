@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group, fuse
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
-from fusegen.runtime.signature import Sizes
+from fusegen.runtime.signature import WIDE, Sizes
 from fusegen.schedule.lower import lower
 from fusegen.schedule.program import Program
 from fusegen.source import Source
@@ -58,33 +59,44 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One compiled form of a function.
+class Compiled:
+    """A graph as text.
 
     Attributes:
-        request: what was asked for, but for ``statics``, which a variant does not keep alive.
-        traced: the graph as it was traced.
+        traced: the graph as it was given.
+        structure: how its results are put together.
         graph: the graph in primitives.
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
-        guards: relations of sizes that must hold, as text.
-        conditions: what must hold of the scalars.
-        state: what else the function read, tensors that it closes over among it.
-        structure: how the function's results are put together.
-        constants: values of scalars that are none of the function's own (`runtime.promotion`).
     """
 
-    request: Request
     traced: Graph
+    structure: Structure
     graph: Graph
     groups: tuple[Group, ...]
     program: Program
     sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Variant(Compiled):
+    """One compiled form of a function.
+
+    Attributes:
+        request: what was asked for, but for ``statics``, which a variant does not keep alive.
+        guards: relations of sizes that must hold, as text.
+        conditions: what must hold of the scalars.
+        state: what else the function read, tensors that it closes over among it.
+        switches_gradients: whether the function computes something with gradients off, or on, other than when it was called.
+        constants: values of scalars that are none of the function's own (`runtime.promotion`).
+    """
+
+    request: Request
     guards: tuple[str, ...]
     conditions: ScalarProgram
     state: State
-    structure: Structure
+    switches_gradients: bool
     constants: tuple[tuple[str, int | float], ...] = ()
 
 
@@ -106,23 +118,45 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
     """Everything after the trace."""
-    graph = run_passes(found.graph)
-    if request.target.wgmma:
-        graph = split_products(graph)
-    groups = fuse(graph, request.target)
-    program = lower(graph, groups, request.target, wide=request.wide)
+    compiled = compile_graph(found.graph, found.structure, request.target, wide=request.wide)
     return Variant(
+        **vars(compiled),
         request=replace(request, statics=()),
-        traced=found.graph,
-        graph=graph,
-        groups=groups,
-        program=program,
-        sources=tuple(emit(launch, request.target) for launch in program.launches),
         guards=guards_of(found),
         conditions=found.conditions,
         state=state,
-        structure=found.structure,
+        switches_gradients=found.switches_gradients,
     )
+
+
+def compile_graph(graph: Graph, structure: Structure, target: Target, *, wide: bool) -> Compiled:
+    """Fuses, schedules and emits a graph.
+
+    Args:
+        graph: as traced, or made otherwise.
+        structure: how its results are put together.
+        target: the machine.
+        wide: whether indices need 64 bits.
+
+    Raises:
+        UnsupportedError: values multiply without end.
+    """
+    primitives = run_passes(graph)
+    if target.wgmma:
+        primitives = split_products(primitives)
+    groups = fuse(primitives, target)
+    program = lower(primitives, groups, target, wide=wide)
+    sources = tuple(emit(launch, target) for launch in program.launches)
+    return Compiled(graph, structure, primitives, groups, program, sources)
+
+
+def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
+    """Whether some buffer has more elements than 31 bits number.
+
+    Args:
+        sizes: values of all sizes.
+    """
+    return any(math.prod(f(sizes) for f in spec.shape) >= WIDE for spec in compiled.program.buffers)
 
 
 def guards_of(found: Trace) -> tuple[str, ...]:

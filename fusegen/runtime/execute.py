@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen.errors import ArgumentError
 from fusegen.lang.run import Structure
-from fusegen.runtime.compile import Variant
+from fusegen.runtime.compile import Compiled
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
 from fusegen.runtime.library import multiply
@@ -46,23 +46,23 @@ class BoundProgram:
     """A program with all of its formulas evaluated.
 
     Args:
-        variant: what to run.
+        compiled: what to run.
         sizes: values of all sizes and strides, by name.
         device: where.
         backend: makes steps of launches.
     """
 
-    def __init__(self, variant: Variant, sizes: Mapping[str, int], device: torch.device, backend: Backend) -> None:
-        program = variant.program
+    def __init__(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device, backend: Backend) -> None:
+        program = compiled.program
         self.device = device
         self.inputs = [key for key, _ in program.inputs]
         self.outputs = [(s.key, self._allocation(s, sizes)) for s in program.buffers if s.role is Role.OUTPUT]
         slots, self.workspace_bytes = arrange(program, sizes)
         self.slots = [(slot, program.buffers[slot.key].dtype.torch) for slot in slots]
         self.results = [view.buffer for view in program.results]
-        self.single = self.results[0] if variant.structure.is_leaf() else None
-        self.put_together = _builder(variant.structure)
-        launches = iter(backend.launch_steps(program.launches, variant.sources, program.buffers, sizes))
+        self.single = self.results[0] if compiled.structure.is_leaf() else None
+        self.put_together = _builder(compiled.structure)
+        launches = iter(backend.launch_steps(program.launches, compiled.sources, program.buffers, sizes))
         self.steps = [next(launches) if isinstance(step, Launch) else _library_step(step, sizes) for step in program.steps]
 
     def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:

@@ -140,6 +140,7 @@ def _with(
         guards=guards_of(found),
         state=state,
         conditions=found.conditions,
+        switches_gradients=found.switches_gradients,
         constants=values,
     )
 
