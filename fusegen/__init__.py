@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "__version__", "arange", "kernel", "load"]
+__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "arange", "kernel", "load", "vjp"]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
     from fusegen.api import Kernel, Lowered, kernel
     from fusegen.bundle.load import load
     from fusegen.errors import FusegenError
+    from fusegen.gradients import Vjp, vjp
     from fusegen.lang.functions.creation import arange
     from fusegen.runtime.parameters import Static
 else:
@@ -30,9 +31,11 @@ else:
         "Kernel": "fusegen.api",
         "Lowered": "fusegen.api",
         "Static": "fusegen.runtime.parameters",
+        "Vjp": "fusegen.gradients",
         "arange": "fusegen.lang.functions.creation",
         "kernel": "fusegen.api",
         "load": "fusegen.bundle.load",
+        "vjp": "fusegen.gradients",
     }
 
     def __getattr__(name):

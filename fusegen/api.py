@@ -8,7 +8,7 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -20,7 +20,7 @@ from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
-from fusegen.runtime.compile import Variant
+from fusegen.runtime.compile import Compiled, Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
@@ -66,12 +66,19 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
+        variant, _, sizes = self._variant(args, kwargs, target)
+        return Lowered(variant, sizes)
+
+    def _variant(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], target: str | None
+    ) -> tuple[Variant, list[Any], dict[str, int]]:
+        """The variant of a call, its arguments in the order of the parameters, and the values of all sizes."""
         values = self._dispatcher.bind(args, kwargs)
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
         variant, hidden = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
-        return Lowered(variant, self._dispatcher.sizes(variant, values, hidden))
+        return variant, values, self._dispatcher.sizes(variant, values, hidden)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...
@@ -187,16 +194,16 @@ class Lowered:
         asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
     """
 
-    def __init__(self, variant: Variant, sizes: Mapping[str, int]) -> None:
-        self.target: Target = variant.request.target
-        self.traced: Graph = variant.traced
-        self.graph: Graph = variant.graph
-        self.groups: tuple[Group, ...] = variant.groups
-        self.program: Program = variant.program
-        self.sources: tuple[Source, ...] = variant.sources
+    def __init__(self, compiled: Compiled, sizes: Mapping[str, int]) -> None:
+        self.target: Target = compiled.program.target
+        self.traced: Graph = compiled.traced
+        self.graph: Graph = compiled.graph
+        self.groups: tuple[Group, ...] = compiled.groups
+        self.program: Program = compiled.program
+        self.sources: tuple[Source, ...] = compiled.sources
         self.sizes = dict(sizes)
-        self.choices: Mapping[int, Choice] = variant.forms.choices(sizes)
-        self._forms = variant.forms
+        self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
+        self._forms = compiled.forms
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:

@@ -51,7 +51,7 @@ class ArgumentError(FusegenError, TypeError):
 
 
 class GradientError(FusegenError):
-    """An input requires a gradient, which this version does not compute."""
+    """A gradient that is not computed: a call's input requires one, or there is nothing to differentiate."""
 
 
 class TargetError(FusegenError, ValueError):

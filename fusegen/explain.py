@@ -45,7 +45,7 @@ def _count(program: Program) -> str:
     products = len(program.steps) - launches
     parts = [f"{launches} kernel{'s' if launches != 1 else ''}"] if launches else []
     parts += [f"{products} library product{'s' if products != 1 else ''}"] if products else []
-    return " and ".join(parts)
+    return " and ".join(parts) or "no kernel"
 
 
 def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:

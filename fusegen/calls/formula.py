@@ -130,6 +130,11 @@ def size(name: str) -> Formula:
     return Formula(Operator.SIZE, value=name)
 
 
+def remainder(value: Formula, divisor: int) -> Formula:
+    """What is left of a value when it is divided."""
+    return Formula(Operator.REMAINDER, (value, formula_of(divisor)))
+
+
 def minimum(*values: Formula | int) -> Formula:
     """The least of some values."""
     return Formula(Operator.MINIMUM, tuple(map(formula_of, values)))

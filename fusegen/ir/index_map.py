@@ -173,6 +173,7 @@ _VIEWS: dict[Op, Callable[[Graph, Node, Position, Axes], tuple[ElementSource, ..
     Op.RESHAPE: _reshape,
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
+    Op.DETACH: lambda graph, node, index, axes: (ElementSource(node.args[0], index),),
 }
 
 

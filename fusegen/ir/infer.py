@@ -230,6 +230,7 @@ _VIEWS: dict[Op, Callable[[Sequence[Operand], Attrs], Shape]] = {
     Op.RESHAPE: _reshape,
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
+    Op.DETACH: lambda operands, attrs: operands[0].shape,
 }
 
 _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {

@@ -171,6 +171,7 @@ class Op(Enum):
     RESHAPE = _view("reshape")
     SLICE = _view("slice")
     CONCAT = _view("concat", None)
+    DETACH = Row("detach", Family.VIEW, 1, Result.SAME, primitive=False)  # its operand, of which it has no derivative
 
     # (x, index): x at the index's values along a dim, and at the same places along all others.
     GATHER = Row("gather", Family.INDEXING, 2, Result.SAME)

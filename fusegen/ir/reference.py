@@ -29,6 +29,7 @@ def evaluate(
     inputs: Mapping[str, Tensor],
     scalars: Mapping[str, float] | None = None,
     *,
+    sizes: Mapping[str, int] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
     """The graph's results in float64 (int64, bool).
@@ -37,19 +38,27 @@ def evaluate(
         graph: as traced, before any pass.
         inputs: a tensor an input, of any float dtype; values are taken as they are, only widened.
         scalars: values of the run-time scalars.
+        sizes: values of sizes that no input has.
         device: where; not that of the inputs by itself, so that a GPU is checked by another machine unless there is too much to do.
     """
-    return Interpreter(graph, inputs, scalars or {}, torch.device(device)).run()
+    return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes).run()
 
 
 class Interpreter:
     """Evaluates a graph node by node."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Tensor], scalars: Mapping[str, float], device: torch.device) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        scalars: Mapping[str, float],
+        device: torch.device,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         self.graph = graph
         self.inputs = {name: widen(tensor.detach().to(device)) for name, tensor in inputs.items()}
         self.device = device
-        self.sizes = _bind_sizes(graph, self.inputs)
+        self.sizes = {**_bind_sizes(graph, self.inputs), **(sizes or {})}
         derived = graph.derived
         self.scalars = {
             **scalars,
@@ -299,6 +308,7 @@ RULES: dict[Op, Rule] = {
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
     Op.GATHER: _gather,
+    Op.DETACH: torch.detach,
     Op.SUM: lambda x, dims: x.sum(dims, keepdim=True) if dims else x,
     Op.PROD: _prod,
     Op.AMAX: _kept(torch.amax),

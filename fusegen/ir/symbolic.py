@@ -105,6 +105,14 @@ def literal(dim: Dim) -> int | None:
     return int(dim) if dim.is_Integer else None
 
 
+_NOMINAL = 1024  # what a symbolic size counts as where bytes are compared
+
+
+def nominal(size: Dim) -> int:
+    """A size as a number, for decisions that cost or save bytes and change no result: symbolic ones count as large."""
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, _NOMINAL)))
+
+
 def simplify_dim(dim: Dim) -> Dim:
     """A literal as an int, everything else expanded."""
     if isinstance(dim, int):

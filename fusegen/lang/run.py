@@ -29,14 +29,15 @@ Structure: TypeAlias = TreeSpec
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, and how
-    its results are put together."""
+    """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
+    results are put together, and whether it computes something without gradients."""
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
     structure: Structure
     conditions: ScalarProgram = NO_SCALARS
+    switches_gradients: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -138,7 +139,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         raise tracer.needs
     graph = tracer.builder.build(outputs)
     hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
-    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions())
+    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions(), tracer.switches_gradients)
 
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:

@@ -74,7 +74,8 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
 
     # What is the same for every tensor of a kernel: dense, without a history of gradients.
 
-    data = real = property(lambda self: self)
+    data = property(lambda self: registry.call(torch.Tensor.detach, (self,), {}))
+    real = property(lambda self: self)
     grad_fn = property(lambda self: None)
     is_leaf = property(lambda self: True)
     layout = property(lambda self: torch.strided)

@@ -83,6 +83,8 @@ class Tracer:
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
         self._autocast = _autocast(device)
+        self.switches_gradients = False
+        self._modes = _gradient_modes()
         self.finished = False  # what was made of it means nothing from then on
 
     # Values.
@@ -103,6 +105,7 @@ class Tracer:
         if _autocast(self.device) and not self._autocast:
             what = "torch.autocast, switched on in the kernel, is not traced"
             raise UnsupportedError(what, where=here(), mend="cast the operands: x.to(torch.bfloat16)")
+        self.switches_gradients |= _gradient_modes() != self._modes
         for operand in args:
             require_current(operand)
         positions = [self._operand(op, a) for a in args]
@@ -329,6 +332,11 @@ class Tracer:
                 mend="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
+
+
+def _gradient_modes() -> tuple[bool, bool]:
+    """What torch.no_grad and its like switch; the forward function of a torch.autograd.Function runs without gradients as well."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 def _autocast(device: torch.device) -> bool:

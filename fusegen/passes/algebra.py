@@ -86,9 +86,9 @@ class Value:
 
     def mean(self, dims: tuple[int, ...], correction: float = 0.0) -> Value:
         """sum / (count - correction)."""
-        return self.reduce(Op.SUM, dims).over_count(self.count(dims), correction)
+        return self.reduce(Op.SUM, dims).per(self.count(dims), correction)
 
-    def over_count(self, count: Dim, correction: float = 0.0) -> Value:
+    def per(self, count: Dim, correction: float = 0.0) -> Value:
         """This / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
         if isinstance(count, int):
             return self * _reciprocal(count - correction)

@@ -38,6 +38,11 @@ def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value],
     return register
 
 
+@_expands(Op.DETACH)
+def _detach(args: Sequence[Value], _node: Node) -> Value:
+    return args[0]
+
+
 @_pointwise(Op.RECIPROCAL)
 def _reciprocal(x: Value) -> Value:
     return 1.0 / x
@@ -127,7 +132,7 @@ def _var(args: Sequence[Value], node: Node) -> Value:
     (x,) = args
     dims, correction = _dims(node), cast(float, node.attr("correction"))
     if not _is_held(x, dims):
-        return x.reduce(Op.MOMENTS, dims, part="m2").over_count(x.count(dims), correction)
+        return x.reduce(Op.MOMENTS, dims, part="m2").per(x.count(dims), correction)
     centered = x - x.mean(dims)
     return (centered * centered).mean(dims, correction)
 
@@ -162,18 +167,24 @@ def _log_softmax(args: Sequence[Value], node: Node) -> Value:
     return shifted - shifted.apply(Op.EXP).reduce(Op.SUM, dims).apply(Op.LOG)
 
 
-def _last_dims(node: Node, x: Value) -> tuple[int, ...]:
-    rank = len(x.node.shape)
+def normalized_dims(node: Node) -> tuple[int, ...]:
+    """The dims along which a norm runs."""
+    rank = len(node.shape)
     return tuple(range(rank - cast(int, node.attr("count")), rank))
+
+
+def standardized(x: Value, node: Node) -> tuple[Value, Value]:
+    """What a norm multiplies: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
+    dims = normalized_dims(node)
+    centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x
+    return centered, ((centered * centered).mean(dims) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
 
 
 @_expands(Op.LAYER_NORM)
 def _layer_norm(args: Sequence[Value], node: Node) -> Value:
     """Ba et al., Layer Normalization (arXiv 1607.06450)."""
     x, *affine = args
-    dims = _last_dims(node, x)
-    centered = x - x.mean(dims)
-    rstd = ((centered * centered).mean(dims) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
+    centered, rstd = standardized(x, node)
     y = centered * rstd
     if node.attr("has_weight"):
         y = y * affine[0]
@@ -189,7 +200,7 @@ def _in_dtype(value: Value, node: Node) -> Value:
 def _rms_norm(args: Sequence[Value], node: Node) -> Value:
     """Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv 1910.07467)."""
     x, *affine = args
-    rstd = ((x * x).mean(_last_dims(node, x)) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
+    x, rstd = standardized(x, node)
     y = x * rstd
     return _in_dtype(y * affine[0] if affine else y, node)
 

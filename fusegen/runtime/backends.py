@@ -16,7 +16,7 @@ from fusegen.errors import LaunchError
 from fusegen.jit import nvrtc
 from fusegen.lang.run import Structure
 from fusegen.runtime import cuda, devices
-from fusegen.runtime.compile import Variant
+from fusegen.runtime.compile import Compiled
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
 from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, HostBackend, PutTogether
@@ -52,11 +52,11 @@ class Machine:
     backend: Backend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
 
-    def bound(self, variant: Variant, sizes: Mapping[str, int], device: torch.device) -> BoundProgram:
-        """The program of a variant for exact sizes."""
-        call = variant.program.call
-        kernels = self.kernels(variant.sources, call.launches)
-        return BoundProgram(call, builder(variant.structure), sizes, device, self.backend, kernels)
+    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> BoundProgram:
+        """The program of a graph for exact sizes."""
+        call = compiled.program.call
+        kernels = self.kernels(compiled.sources, call.launches)
+        return BoundProgram(call, builder(compiled.structure), sizes, device, self.backend, kernels)
 
 
 def machine_of(device: torch.device) -> Machine:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -22,6 +23,7 @@ from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
 from fusegen.runtime.forms import Form, Forms
 from fusegen.runtime.signature import Sizes
+from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.state import State
@@ -60,45 +62,56 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One compiled form of a function.
+class Compiled:
+    """A graph as text.
 
     Attributes:
-        request: what was asked for, but for ``statics``, which a variant does not keep alive.
-        traced: the graph as it was traced.
+        traced: the graph as it was given.
+        structure: how its results are put together.
         graph: the graph in primitives.
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
-        forms: these four for other sizes.
-        guards: relations of sizes that must hold.
-        conditions: what must hold of the scalars.
-        state: what else the function read, tensors that it closes over among it.
-        structure: how the function's results are put together.
-        constants: values of scalars that are none of the function's own (`runtime.promotion`).
+        forms: the last four for other sizes.
     """
 
-    request: Request
     traced: Graph
+    structure: Structure
     graph: Graph
     groups: tuple[Group, ...]
     program: Program
     sources: tuple[Source, ...]
     forms: Forms
-    guards: tuple[Relation, ...]
-    conditions: Numbers
-    state: State
-    structure: Structure
-    constants: tuple[tuple[str, int | float], ...] = ()
 
-    def at(self, sizes: Mapping[str, int]) -> Variant:
-        """The variant as it is laid out for some sizes."""
+    def at(self, sizes: Mapping[str, int]) -> Self:
+        """The same as it is laid out for some sizes."""
         form = self.forms.at(sizes)
         return self if form.program is self.program else self.laid_out(form)
 
-    def laid_out(self, form: Form) -> Variant:
-        """The variant in one of its forms."""
+    def laid_out(self, form: Form) -> Self:
+        """The same in one of its forms."""
         return replace(self, graph=form.graph, groups=form.groups, program=form.program, sources=form.sources)
+
+
+@dataclass(frozen=True)
+class Variant(Compiled):
+    """One compiled form of a function.
+
+    Attributes:
+        request: what was asked for, but for ``statics``, which a variant does not keep alive.
+        guards: relations of sizes that must hold.
+        conditions: what must hold of the scalars.
+        state: what else the function read, tensors that it closes over among it.
+        switches_gradients: whether the function computes something with gradients off, or on, other than when it was called.
+        constants: values of scalars that are none of the function's own (`runtime.promotion`).
+    """
+
+    request: Request
+    guards: tuple[Relation, ...]
+    conditions: Numbers
+    state: State
+    switches_gradients: bool
+    constants: tuple[tuple[str, int | float], ...] = ()
 
 
 def compile_trace(request: Request, found: Trace, state: State) -> Variant:
@@ -119,22 +132,43 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
     """Everything after the trace."""
-    graph = split_products(run_passes(found.graph), request.target)
-    forms = Forms(graph, request.target, wide=request.wide)
-    form = forms.at(dict(request.sizes.hints))
+    hints = dict(request.sizes.hints)
+    compiled = compile_graph(found.graph, found.structure, request.target, hints, wide=request.wide)
     return Variant(
+        **vars(compiled),
         request=replace(request, statics=()),
-        traced=found.graph,
-        graph=form.graph,
-        groups=form.groups,
-        program=form.program,
-        sources=form.sources,
-        forms=forms,
         guards=guards_of(found),
         conditions=numbers_of(found.conditions),
         state=state,
-        structure=found.structure,
+        switches_gradients=found.switches_gradients,
     )
+
+
+def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
+    """Fuses, schedules and emits a graph.
+
+    Args:
+        graph: as traced, or made otherwise.
+        structure: how its results are put together.
+        target: the machine.
+        sizes: for which it is laid out first.
+        wide: whether indices need 64 bits.
+
+    Raises:
+        UnsupportedError: values multiply without end.
+    """
+    forms = Forms(split_products(run_passes(graph), target), target, wide=wide)
+    form = forms.at(sizes)
+    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
+
+
+def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
+    """Whether some buffer has more elements than 31 bits number.
+
+    Args:
+        sizes: values of all sizes.
+    """
+    return any(math.prod(f(sizes) for f in spec.shape) >= WIDE for spec in compiled.program.buffers)
 
 
 def guards_of(found: Trace) -> tuple[Relation, ...]:

@@ -24,7 +24,7 @@ from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, unfollowed
-from fusegen.runtime.compile import Request, Variant, compile_trace
+from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Values, is_scalar, part, static_part, tensor_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
@@ -175,7 +175,7 @@ class Dispatcher:
             device: what ``x.device`` answers.
         """
         variant, hidden = self._laid_out(values, target, device, wide=False)
-        if not variant.request.wide and _is_wide(variant, self.sizes(variant, values, hidden)):
+        if not variant.request.wide and needs_wide(variant, self.sizes(variant, values, hidden)):
             return self._laid_out(values, target, device, wide=True)
         return variant, hidden
 
@@ -296,16 +296,5 @@ def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = tuple((name, type(value)) for name, value in request.numbers)
-    default = torch.get_default_dtype()
-    return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, default)
-
-
-def _is_wide(variant: Variant, sizes: Mapping[str, int]) -> bool:
-    """Whether some buffer that a kernel writes has more elements than 31 bits number."""
-    for spec in variant.program.buffers:
-        count = 1
-        for formula in spec.shape:
-            count *= formula(sizes)
-        if count >= WIDE:
-            return True
-    return False
+    modes = (torch.get_default_dtype(), torch.is_grad_enabled())
+    return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, *modes)

@@ -141,6 +141,7 @@ def _with(
         guards=guards_of(found),
         state=state,
         conditions=numbers_of(found.conditions),
+        switches_gradients=found.switches_gradients,
         constants=values,
     )
 

@@ -97,6 +97,12 @@ def input_specs(
     return specs, builder.sizes()
 
 
+def laid_out(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
+    """An input of a graph, as the memory of a tensor lies."""
+    strides = _strides(spec.name, tensor, spec.shape)
+    return replace(spec, strides=strides, alignment=alignment(tensor, [literal(stride) is None for stride in strides]))
+
+
 def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
     """What the compiler is told of a tensor that a function closes over."""
     (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
@@ -184,10 +190,10 @@ def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[D
     expected_value = 1
     for dim in range(tensor.dim() - 1, -1, -1):
         size, stride = tensor.shape[dim], tensor.stride(dim)
-        if size == 1 or stride == 0:
+        if literal(shape[dim]) == 1 or (stride == 0 and size > 1):
             strides.append(0)
             continue
-        if stride != expected_value:
+        if stride != expected_value and size > 1:  # where a run-time size is 1, no stride matters
             expected, expected_value = _unexpected(name, dim, stride), stride
         strides.append(expected)
         expected, expected_value = expected * shape[dim], expected_value * size

@@ -328,10 +328,16 @@ for _name, _dtype in {
     _register_cast(_name, _dtype)
 
 
-@implements("contiguous", "clone", "detach", "alias", "conj", "resolve_conj", "resolve_neg")
+@implements("contiguous", "clone", "alias", "conj", "resolve_conj", "resolve_neg")
 def identity(input: TracedTensor, *, memory_format: Any = None) -> TracedTensor:
     """The same values: in a kernel nothing has a memory layout of its own."""
     return input
+
+
+@implements("detach")
+def detach(input: TracedTensor) -> TracedTensor:
+    """The same values in the same memory, through which no gradient flows."""
+    return input._tracer.add(Op.DETACH, input)
 
 
 @implements("positive", "__pos__")

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, product, same
+from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.groups import strip_views
 
-_NOMINAL = 1024  # what a symbolic size counts as
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are
 
 Key: TypeAlias = tuple[object, ...]
@@ -87,8 +86,10 @@ class _Sharing:
     def __init__(self, graph: Graph, stored: set[int], alone: frozenset[int], streamed: frozenset[int]) -> None:
         self.graph, self.stored, self.alone, self._streamed = graph, stored, alone, streamed
         self._generation: list[int] = []  # how many kernels run one after the other before a value
+        self._over: list[Shape] = []  # the iteration space in which a value is computed
         for _, node in graph:
             self._generation.append(max((self._generation[a] + (a in stored) for a in node.args), default=0))
+            self._over.append(self._space(node))
 
     def pays(self, value: int) -> bool:
         """Whether reading a value moves fewer bytes than computing it in each kernel that needs it."""
@@ -145,16 +146,19 @@ class _Sharing:
 
     def _bytes(self, positions: Iterable[int]) -> int:
         nodes = (self.graph.nodes[p] for p in positions)
-        return sum(_nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
+        return sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
 
     def _key(self, value: int) -> Key:
         """Values over one iteration space that no other kernel has to come between are computed together."""
         if value in self.alone:
             return (value,)
-        node = self.graph.nodes[value]
-        over = self.graph.nodes[node.args[0]].shape if node.family is Family.REDUCTION else node.shape
-        return (self._generation[value], *map(str, over))
+        return (self._generation[value], *map(str, self._over[value]))
 
-
-def _nominal(size: Dim) -> int:
-    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, _NOMINAL)))
+    def _space(self, node: Node) -> Shape:
+        """Where a value is computed: a reduction over its operand's elements, and so is what is made of reductions alone."""
+        if node.family is Family.REDUCTION:
+            return self.graph.nodes[node.args[0]].shape
+        if node.family is not Family.POINTWISE:
+            return node.shape
+        spaces = [self._over[a] for a in node.args if not self.graph.nodes[a].weak]
+        return spaces[0] if spaces and all(s == spaces[0] for s in spaces) and len(spaces[0]) == len(node.shape) else node.shape

@@ -1,0 +1,245 @@
+"""From a graph to its two passes: the graph with what the backward pass needs as further results, and the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusegen.autodiff.keep import Kept, kept
+from fusegen.autodiff.rules import RULES
+from fusegen.autodiff.rules.arrangements import fitted
+from fusegen.autodiff.rules.rule import Gradients
+from fusegen.dtypes import DType
+from fusegen.errors import GradientError, UnsupportedError
+from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.strided import contiguous_strides
+from fusegen.ir.symbolic import same
+from fusegen.passes.algebra import Value
+from fusegen.passes.expand import expand
+from fusegen.passes.pipeline import Pass, apply
+
+Names = Callable[[str], str]
+"""Gives each new input a name of its own that resembles the one that is wanted."""
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """Two passes.
+
+    Attributes:
+        forward: the graph, with what is kept for the backward pass as results behind its own.
+        backward: from what is kept and the gradients by the results that are floats, in order, to gradients by inputs.
+        kept: where the backward pass's first inputs come from: an input of the forward pass by name, or a result of it by number.
+        wrt: names of inputs.
+        gradients: for each of these, where the gradient by it is: a result of the backward pass by number, or an input of it by
+            name, where a gradient passes through unchanged.
+    """
+
+    forward: Graph
+    backward: Graph
+    kept: tuple[str | int, ...]
+    wrt: tuple[str, ...]
+    gradients: tuple[str | int, ...]
+
+
+def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
+    """The passes of a graph.
+
+    Args:
+        graph: as traced.
+        wrt: inputs by which derivatives are wanted: floats.
+        names: names the inputs of the backward pass.
+
+    Raises:
+        GradientError: no result depends on one of these inputs in a way that has a derivative.
+        UnsupportedError: an operation has no rule.
+    """
+    joint = _Joint(apply(_UNRULED, graph), wrt, names)
+    joint.sweep()
+    gradients = [joint.gradient(name) for name in wrt]
+    both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
+    results, wanted = both.outputs[: len(joint.results)], both.outputs[len(joint.results) :]
+    given = {p for p, node in both if node.op is Op.INPUT and node.attr("name") in joint.given}
+    keeping = kept(both, results, given, wanted)
+    theirs = [spec for spec in both.inputs if spec.name not in joint.given]
+    ours = [spec for spec in both.inputs if spec.name in joint.given]
+    computed = list(dict.fromkeys(p for p in wanted if both.nodes[p].op is not Op.INPUT))
+    return Derivative(
+        forward=_forward(both, theirs, results, keeping),
+        backward=_backward(both, ours, computed, keeping, names),
+        kept=_sources(both, results, keeping),
+        wrt=tuple(wrt),
+        gradients=tuple(computed.index(p) if p in computed else str(both.nodes[p].attr("name")) for p in wanted),
+    )
+
+
+def _expand_unruled(value: Value) -> Value:
+    """A composition that has no rule of its own as primitives."""
+    return value if value.node.op in RULES else expand(value)
+
+
+_UNRULED = Pass("expand-what-has-no-derivative", _expand_unruled)
+_ALL = Pass("expand-compositions", expand)
+
+
+class _Joint:
+    """A graph, and in the same builder its backward pass, so that they share what both compute.
+
+    Attributes:
+        builder: holds both.
+        results: of the graph.
+        given: names of the gradients by them.
+    """
+
+    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names) -> None:
+        self.builder = GraphBuilder(graph.name).like(graph)
+        self.results = graph.outputs
+        self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
+        self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
+        self._active = _dependent(graph, {self._inputs[name] for name in wrt})
+        self._gradients: dict[int, Value] = {}
+        self.given: list[str] = []
+        for result in (r for r in self.results if graph.nodes[r].dtype.is_float):
+            self.given.append(names("grad"))
+            spec = _spec(self.given[-1], graph.nodes[result], graph.nodes[result].dtype)
+            self._add(result, Value(self.builder, self.builder.input(spec), None))
+        if not self._active.intersection(self._gradients):
+            what = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
+            raise GradientError(what, mend="return a float that is computed of a float argument, without detach()")
+
+    def sweep(self) -> None:
+        """Carries gradients from the results to the inputs."""
+        for position in range(len(self._moved) - 1, -1, -1):
+            if position in self._gradients and position in self._active:
+                node, location = self.builder.nodes[position], self.builder.locations[position]
+                y = Value(self.builder, position, location)
+                dy = Value(self.builder, self._gradients[position].position, location)
+                for operand, gradient in zip(node.args, _derived(y, dy), strict=True):
+                    if gradient is not None and operand in self._active:
+                        self._add(operand, gradient)
+
+    def gradient(self, name: str) -> int:
+        """The gradient by an input; zeros where no result depends on it."""
+        position = self._inputs[name]
+        if position in self._gradients:
+            return self._gradients[position].position
+        node = self.builder.nodes[position]
+        zero = self.builder.constant(0.0, dtype=node.dtype)
+        return self.builder.add(Op.EXPAND, [zero], shape=node.shape)
+
+    def _add(self, position: int, gradient: Value) -> None:
+        node = self.builder.nodes[position]
+        part = fitted(gradient, node.shape, node.dtype)
+        known = self._gradients.get(position)
+        self._gradients[position] = part if known is None else Value(known.builder, known.position, part.location) + part
+
+
+def _derived(y: Value, dy: Value) -> Gradients:
+    if not y.node.args:
+        return ()
+    rule = RULES.get(y.node.op)
+    if rule is None:
+        at = y.location
+        where = None if at is None else f"{at.file}, line {at.line} of the function: {at.text}"
+        raise UnsupportedError(f"{y.node.op.row.name} has no derivative", where=where, mend="detach() what it is made of")
+    return rule(y, dy)
+
+
+def _dependent(graph: Graph, origins: Collection[int]) -> set[int]:
+    """Floats that depend on some nodes through floats alone."""
+    found = set(origins)
+    for position, node in graph:
+        if node.dtype.is_float and not node.weak and node.op is not Op.DETACH and not found.isdisjoint(node.args):
+            found.add(position)
+    return found
+
+
+def _spec(name: str, node: Node, dtype: DType) -> InputSpec:
+    """An input that holds a node's elements in row-major order."""
+    strides = contiguous_strides(node.shape)
+    return InputSpec(name, dtype, node.shape, tuple(0 if same(d, 1) else s for d, s in zip(node.shape, strides, strict=True)))
+
+
+# The two passes.
+
+
+def _forward(both: Graph, inputs: Sequence[InputSpec], results: Sequence[int], keeping: Sequence[Kept]) -> Graph:
+    part = _Part(both, inputs, {})
+    outputs = [part.position(result) for result in results]
+    outputs += [part.cast(k.position, k.dtype) for k in keeping if not k.in_memory]
+    return part.builder.build(outputs)
+
+
+def _sources(both: Graph, results: Sequence[int], keeping: Sequence[Kept]) -> tuple[str | int, ...]:
+    found: list[str | int] = []
+    further = len(results)
+    for value in keeping:
+        node = both.nodes[value.position]
+        if node.op is Op.INPUT:
+            found.append(str(node.attr("name")))
+        elif value.in_memory:
+            found.append(list(results).index(value.position))
+        else:
+            found.append(further)
+            further += 1
+    return tuple(found)
+
+
+def _backward(both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int], keeping: Sequence[Kept], names: Names) -> Graph:
+    inputs = []
+    for value in keeping:
+        node = both.nodes[value.position]
+        is_input = node.op is Op.INPUT
+        inputs.append(both.input_spec(str(node.attr("name"))) if is_input else _spec(names("saved"), node, value.dtype))
+    part = _Part(both, [*inputs, *gradients], {k.position: spec.name for k, spec in zip(keeping, inputs, strict=True)})
+    return part.builder.build([part.cast(p, both.nodes[p].dtype) for p in wanted])
+
+
+class _Part:
+    """Some values of a graph, computed of its inputs and of others that are given: a graph of its own.
+
+    Args:
+        graph: the graph.
+        inputs: of the new one.
+        given: inputs that hold values of the graph, perhaps wider than these, by position.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[InputSpec], given: Mapping[int, str]) -> None:
+        self.graph = graph
+        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder.inputs = []
+        made = {spec.name: self.builder.input(spec) for spec in inputs}
+        self._moved = {position: made[name] for position, name in given.items()}
+        self._moved |= {p: made[str(n.attr("name"))] for p, n in graph if n.op is Op.INPUT and n.attr("name") in made}
+
+    def position(self, position: int) -> int:
+        """A value's place in the new graph."""
+        stack = [position]
+        while stack:
+            last = stack[-1]
+            missing = [] if last in self._moved else [a for a in self.graph.nodes[last].args if a not in self._moved]
+            if missing:
+                stack += missing
+            else:
+                stack.pop()
+                if last not in self._moved:
+                    self._moved[last] = self._rebuilt(last)
+        return self._moved[position]
+
+    def cast(self, position: int, dtype: DType) -> int:
+        """A value's place, in a dtype."""
+        moved = self.position(position)
+        if self.builder.nodes[moved].dtype is dtype:
+            return moved
+        return self.builder.add(Op.CAST, [moved], location=self.graph.locations[position], dtype=dtype)
+
+    def _rebuilt(self, position: int) -> int:
+        """A node on its operands here: a view of what is wider is as wide, and a product takes what it took."""
+        node, location = self.graph.nodes[position], self.graph.locations[position]
+        if node.family is Family.CONTRACTION:
+            args = [self.cast(a, self.graph.nodes[a].dtype) for a in node.args]
+        else:
+            args = [self._moved[a] for a in node.args]
+        dtype = self.builder.nodes[args[0]].dtype if node.family is Family.VIEW else node.dtype
+        return self.builder.put(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)

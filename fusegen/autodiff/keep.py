@@ -1,0 +1,133 @@
+"""What a backward pass reads of the forward pass: the values that move the fewest bytes.
+
+The rule. Inputs and results lie in memory anyway, so that they cost their bytes once, read by the backward pass; every other value
+costs them twice, since the forward pass has to write it first. Of all sets of values from which the backward pass can compute what
+it needs point by point, the cheapest is read (`cheapest_cut`); at equal cost what lies there anyway, then what the forward pass
+computes anyway, then the set that leaves least to compute. So what can be computed from values that are read anyway is never read
+itself. Three things are not left to that:
+
+- Products are not computed again, nor are statistics: reductions to at most an eighth of the elements that they are made of.
+- A statistic is kept as wide as it is computed, since everything that is made of it has its error. One that the forward pass
+  rounds, as a result in 16 bits, does not serve.
+- A greatest or least element is always computed again: it is compared with what it is the greatest of, and a rounded one may miss
+  that.
+
+Symbolic sizes count as large (`ir.symbolic.nominal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fusegen.autodiff.cut import cheapest_cut
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import nominal, product
+
+_STATISTIC = 8  # how many times fewer elements than what it is made of
+
+_COMPARED = (Op.AMAX, Op.AMIN)
+_REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # as well read in the order in which its operand lies
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value of the forward pass that the backward pass reads.
+
+    Attributes:
+        position: the node.
+        dtype: in which it is kept.
+        in_memory: whether it lies there anyway: an input or a result.
+    """
+
+    position: int
+    dtype: DType
+    in_memory: bool
+
+
+def kept(graph: Graph, results: Collection[int], gradients: Collection[int], wanted: Collection[int]) -> tuple[Kept, ...]:
+    """The values of the forward pass that the backward pass reads, in the order of the graph.
+
+    Args:
+        graph: of both passes, in primitives.
+        results: of the forward pass.
+        gradients: the inputs of the backward pass that are gradients by them.
+        wanted: results of the backward pass.
+    """
+    backward = _made_of(graph, gradients)
+    made = _made_of(graph, {p for p, node in graph if node.op is Op.INPUT}) - backward
+    needed = {a for p in _needed_for(graph, wanted) & backward for a in graph.nodes[p].args}.union(wanted) & made
+    values = _Values(graph, frozenset(results))
+    origins = {p for p in made if not values.is_computed_again(p)}
+    args = {p: [a for a in graph.nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
+    found = cheapest_cut(args, {p: values.cost(p) for p in made}, origins, needed)
+    return tuple(Kept(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
+
+
+def _made_of(graph: Graph, positions: Collection[int]) -> set[int]:
+    """Some nodes, and all that depends on them."""
+    found = set(positions)
+    for position, node in graph:
+        if not found.isdisjoint(node.args):
+            found.add(position)
+    return found
+
+
+def _needed_for(graph: Graph, wanted: Collection[int]) -> set[int]:
+    """Some nodes, and all that they depend on."""
+    found = set(wanted)
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        if position in found:
+            found.update(graph.nodes[position].args)
+    return found
+
+
+class _Values:
+    """What keeping a value costs.
+
+    Args:
+        graph: of both passes.
+        results: of the forward pass.
+    """
+
+    def __init__(self, graph: Graph, results: frozenset[int]) -> None:
+        self.graph = graph
+        self.results = results
+        self._forward = _needed_for(graph, results)
+        self._counts = [nominal(product(node.shape)) for node in graph.nodes]
+        self._largest: list[int] = []  # elements of the largest value that one is made of, since the last product
+        for node in graph.nodes:
+            largest = max((max(self._counts[a], self._largest[a]) for a in node.args), default=0)
+            self._largest.append(0 if node.family is Family.CONTRACTION else largest)
+
+    def is_computed_again(self, position: int) -> bool:
+        """Whether the backward pass may compute a value of its operands."""
+        node = self.graph.nodes[position]
+        if node.op is Op.INPUT or node.family is Family.CONTRACTION:
+            return False
+        return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
+
+    def cost(self, position: int) -> int | None:
+        """Bytes that keeping a value moves; None where it must not be kept."""
+        size = self._counts[position] * self.dtype(position).itemsize
+        if self.is_in_memory(position):
+            return size
+        if self.graph.nodes[position].op in (*_COMPARED, *_REARRANGED):
+            return None
+        return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
+
+    def is_in_memory(self, position: int) -> bool:
+        """Whether a value lies in memory anyway, as the backward pass would keep it."""
+        node = self.graph.nodes[position]
+        is_result = position in self.results and node.op not in _COMPARED and self.dtype(position) is node.dtype
+        return is_result or node.op is Op.INPUT
+
+    def dtype(self, position: int) -> DType:
+        """In which type a value is kept."""
+        dtype = self.graph.nodes[position].dtype
+        return dtype.compute if dtype.is_float and self._is_statistic(position) else dtype
+
+    def _is_statistic(self, position: int) -> bool:
+        return _STATISTIC * self._counts[position] <= self._largest[position]

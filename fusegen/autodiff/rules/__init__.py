@@ -1,0 +1,16 @@
+"""The derivative of every operation: one table.
+
+A rule gets a node, whose operands are ``y.arg(n)``, and the gradient by it. It gives, for each operand, the gradient by that, in
+whatever shape and dtype broadcasting leaves it, or None where there is none. What a composition is made of has rules, so that a
+composition needs one of its own only where those would lose accuracy or move more bytes.
+"""
+
+from __future__ import annotations
+
+from fusegen.autodiff.rules.arrangements import ARRANGEMENTS
+from fusegen.autodiff.rules.compositions import COMPOSITIONS
+from fusegen.autodiff.rules.pointwise import POINTWISE
+from fusegen.autodiff.rules.rule import Rule
+from fusegen.ir.ops import Op
+
+RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **COMPOSITIONS}

@@ -1,0 +1,135 @@
+"""Derivatives of views, reductions and products: the gradient's elements in another order, repeated, or summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Shape
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+from fusegen.passes.algebra import Value
+
+_MATRIX = 2  # dims of a matrix
+
+
+def _permute(y: Value, dy: Value) -> Gradients:
+    dims = cast(tuple[int, ...], y.node.attr("dims"))
+    return (_permuted(dy, [dims.index(d) for d in range(len(dims))]),)
+
+
+def _permuted(x: Value, dims: Sequence[int]) -> Value:
+    """The value with its dims in another order, as one permutation of what it is a permutation of."""
+    while x.node.op is Op.PERMUTE:
+        inner = cast(tuple[int, ...], x.node.attr("dims"))
+        x, dims = x.arg(0), [inner[d] for d in dims]
+    return x if list(dims) == sorted(dims) else x.apply(Op.PERMUTE, dims=tuple(dims))
+
+
+def _reshape(y: Value, dy: Value) -> Gradients:
+    return (dy.apply(Op.RESHAPE, shape=y.arg(0).node.shape),)
+
+
+def _slice(y: Value, dy: Value) -> Gradients:
+    """The gradient with zeros between its elements and around them."""
+    dim, step = (cast(int, y.node.attr(name)) for name in ("dim", "step"))
+    start = cast(Dim, y.node.attr("start"))
+    apart = dy if step == 1 else _apart(dy, dim, step)
+    behind = simplify_dim(y.arg(0).node.shape[dim] - start - apart.node.shape[dim])
+    return (_between(apart, dim, start, behind),)
+
+
+def _apart(x: Value, dim: int, step: int) -> Value:
+    """The elements of a dim with zeros between each two."""
+    shape = x.node.shape
+    single = x.apply(Op.RESHAPE, shape=(*shape[: dim + 1], 1, *shape[dim + 1 :]))
+    padded = _between(single, dim + 1, 0, step - 1)
+    flat = padded.apply(Op.RESHAPE, shape=(*shape[:dim], simplify_dim(shape[dim] * step), *shape[dim + 1 :]))
+    return flat.apply(Op.SLICE, dim=dim, start=0, length=simplify_dim((shape[dim] - 1) * step + 1), step=1)
+
+
+def _between(x: Value, dim: int, before: Dim, behind: Dim) -> Value:
+    """The value with so many zeros on both sides of it."""
+    shape = x.node.shape
+    zeros = [None if same(n, 0) else _zeros(x, (*shape[:dim], n, *shape[dim + 1 :])) for n in (before, behind)]
+    parts = [part for part in (zeros[0], x, zeros[1]) if part is not None]
+    return x if len(parts) == 1 else parts[0].apply(Op.CONCAT, *parts[1:], dim=dim)
+
+
+def _zeros(like: Value, shape: Shape) -> Value:
+    zero = Value(like.builder, like.builder.constant(0.0, dtype=like.dtype), like.location)
+    return zero.apply(Op.EXPAND, shape=shape)
+
+
+def _concat(y: Value, dy: Value) -> Gradients:
+    dim, start, parts = cast(int, y.node.attr("dim")), cast(Dim, 0), []
+    for number in range(len(y.node.args)):
+        length = y.arg(number).node.shape[dim]
+        parts.append(dy.apply(Op.SLICE, dim=dim, start=start, length=length, step=1))
+        start = simplify_dim(start + length)
+    return tuple(parts)
+
+
+def _extremum(y: Value, dy: Value) -> Gradients:
+    """To where the extremum is; equal ones share it."""
+    x = y.arg(0)
+    found = x.apply(Op.EQ, y)
+    count = found.apply(Op.CAST, dtype=y.dtype).reduce(Op.SUM, cast(tuple[int, ...], y.node.attr("dims")))
+    return (found.where(dy / count, 0),)
+
+
+def _matmul(y: Value, dy: Value) -> Gradients:
+    """dY·Bᵀ and Aᵀ·dY, the latter as (dYᵀ·A)ᵀ where B is a transpose, as a weight is, so that the gradient lies as the weight does.
+
+    Where all rows meet one matrix, the second is one product over all of them.
+    """
+    a, b = y.arg(0), y.arg(1)
+    by_a = dy.apply(Op.MATMUL, _transposed(b))
+    if len(b.node.shape) == _MATRIX:
+        a, dy = _rows(a), _rows(dy)
+    if b.node.op is Op.PERMUTE:
+        return by_a, _transposed(_transposed(dy).apply(Op.MATMUL, a))
+    return by_a, _transposed(a).apply(Op.MATMUL, dy)
+
+
+def _rows(x: Value) -> Value:
+    """All leading dims as one."""
+    *rows, columns = x.node.shape
+    return x if len(rows) == 1 else x.apply(Op.RESHAPE, shape=(simplify_dim(product(rows)), columns))
+
+
+def _transposed(x: Value) -> Value:
+    rank = len(x.node.shape)
+    return _permuted(x, (*range(rank - 2), rank - 1, rank - 2))
+
+
+ARRANGEMENTS: dict[Op, Rule] = {
+    Op.EXPAND: lambda _y, dy: (dy,),  # summed where gradients take their operands' shapes
+    Op.PERMUTE: _permute,
+    Op.RESHAPE: _reshape,
+    Op.SLICE: _slice,
+    Op.CONCAT: _concat,
+    Op.DETACH: nothing,
+    Op.SUM: lambda _y, dy: (dy,),  # repeated there
+    Op.AMAX: _extremum,
+    Op.AMIN: _extremum,
+    Op.MATMUL: _matmul,
+}
+
+
+def fitted(gradient: Value, shape: Shape, dtype: DType) -> Value:
+    """A gradient in its operand's shape and dtype: summed over dims that broadcasting repeated, repeated over those that were
+    reduced."""
+    given = gradient.node.shape
+    extra = len(given) - len(shape)
+    ones = (d for d in range(extra, len(given)) if same(shape[d - extra], 1) and not same(given[d], 1))
+    dims = (*range(extra), *ones)
+    if dims:
+        gradient = gradient.reduce(Op.SUM, dims)
+    if extra:
+        gradient = gradient.apply(Op.RESHAPE, shape=gradient.node.shape[extra:])
+    if not all(map(same, gradient.node.shape, shape)):
+        gradient = gradient.apply(Op.EXPAND, shape=shape)
+    return gradient if gradient.dtype is dtype else gradient.apply(Op.CAST, dtype=dtype)

@@ -1,0 +1,84 @@
+"""Derivatives of the pointwise primitives. Where a function has none (a tie of `maximum`, `abs` at 0), torch's choice."""
+
+from __future__ import annotations
+
+import math
+
+from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
+from fusegen.ir.ops import Op
+from fusegen.passes.algebra import Value
+
+
+def _div(y: Value, dy: Value) -> Gradients:
+    by_a = dy / y.arg(1)
+    return by_a, -by_a * y
+
+
+def _pow(y: Value, dy: Value) -> Gradients:
+    """b·a^(b − 1), which is 0 for b = 0 whatever a is, and y·log(a), which is 0 for a = 0."""
+    a, b = y.arg(0), y.arg(1)
+    by_a = dy * (b * a.apply(Op.POW, b - 1))
+    if b.node.op is not Op.CONSTANT:
+        by_a = b.apply(Op.EQ, 0).where(0, by_a)
+    elif b.node.number == 0:
+        return None, None
+    is_zero = a.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, b.apply(Op.GE, 0))
+    return by_a, is_zero.where(0, dy * (y * a.apply(Op.LOG)))
+
+
+def _extremum(y: Value, dy: Value) -> Gradients:
+    """To the operand that was chosen; a tie of tensors is shared, one with a bound belongs to the tensor."""
+    a, b = y.arg(0), y.arg(1)
+    loses = Op.LT if y.node.op is Op.MAXIMUM else Op.GT
+    ties = dy if a.node.weak or b.node.weak else a.apply(Op.EQ, b).where(0.5 * dy, dy)
+    return a.apply(loses, b).where(0, ties), b.apply(loses, a).where(0, ties)
+
+
+POINTWISE: dict[Op, Rule] = {
+    Op.CAST: lambda y, dy: (dy,),
+    Op.NEG: lambda y, dy: (-dy,),
+    Op.ABS: lambda y, dy: (dy * y.arg(0).apply(Op.SIGN),),
+    Op.SIGN: nothing,
+    Op.LOGICAL_NOT: nothing,
+    Op.FLOOR: nothing,
+    Op.CEIL: nothing,
+    Op.TRUNC: nothing,
+    Op.ROUND: nothing,
+    Op.EXP: lambda y, dy: (dy * y,),
+    Op.EXP2: lambda y, dy: (dy * (y * math.log(2.0)),),
+    Op.EXPM1: lambda y, dy: (dy * y.arg(0).apply(Op.EXP),),
+    Op.LOG: lambda y, dy: (dy / y.arg(0),),
+    Op.LOG1P: lambda y, dy: (dy / (1.0 + y.arg(0)),),
+    Op.LOG2: lambda y, dy: (dy / (y.arg(0) * math.log(2.0)),),
+    Op.SQRT: lambda y, dy: (dy / (2.0 * y),),
+    Op.RSQRT: lambda y, dy: (-0.5 * (dy * y) * (y * y),),
+    Op.SIN: lambda y, dy: (dy * y.arg(0).apply(Op.COS),),
+    Op.COS: lambda y, dy: (-dy * y.arg(0).apply(Op.SIN),),
+    Op.TANH: lambda y, dy: (dy * (1.0 - y * y),),
+    Op.ERF: lambda y, dy: (dy * (2.0 / math.sqrt(math.pi) * (-(y.arg(0) * y.arg(0))).apply(Op.EXP)),),
+    Op.SIGMOID: lambda y, dy: (dy * (y * (1.0 - y)),),
+    Op.ADD: lambda y, dy: (dy, dy),
+    Op.SUB: lambda y, dy: (dy, -dy),
+    Op.MUL: lambda y, dy: (dy * y.arg(1), dy * y.arg(0)),
+    Op.DIV: _div,
+    Op.FLOOR_DIVIDE: nothing,
+    Op.REMAINDER: lambda y, dy: (dy, -dy * (y.arg(0) / y.arg(1)).apply(Op.FLOOR)),
+    Op.POW: _pow,
+    Op.MAXIMUM: _extremum,
+    Op.MINIMUM: _extremum,
+    Op.EQ: nothing,
+    Op.NE: nothing,
+    Op.LT: nothing,
+    Op.LE: nothing,
+    Op.GT: nothing,
+    Op.GE: nothing,
+    Op.LOGICAL_AND: nothing,
+    Op.LOGICAL_OR: nothing,
+    Op.LOGICAL_XOR: nothing,
+    Op.BITWISE_AND: nothing,
+    Op.BITWISE_OR: nothing,
+    Op.BITWISE_XOR: nothing,
+    Op.LEFT_SHIFT: nothing,
+    Op.RIGHT_SHIFT: nothing,
+    Op.WHERE: lambda y, dy: (None, y.arg(0).where(dy, 0), y.arg(0).where(0, dy)),
+}
