@@ -50,9 +50,8 @@ def test_the_preferred_skeleton_that_serves_a_product_computes_it() -> None:
     assert plans(program(bias_gelu, meta(64, 64), meta(72, 64), meta(72))) == [ContractionPlan]
     odd = program(bias_gelu, meta(64, 64), meta(71, 64), meta(71))
     assert plans(odd) == [MmaPlan]
-    assert "by mma.sync" in explain(odd, {"x_dim0": 64}) and "no wgmma: the number of columns is no multiple of 8" in explain(
-        odd, {"x_dim0": 64}
-    )
+    words = explain(odd, {"x_dim0": 64}, {})
+    assert "by mma.sync" in words and "no wgmma: the number of columns is no multiple of 8" in words
 
 
 def test_addresses_that_the_copy_engine_refuses_are_copied_by_threads() -> None:
@@ -72,7 +71,7 @@ def test_every_refusal_is_said() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (x.float() @ w.float()).relu()
 
-    words = explain(program(function, meta(64, 64), meta(64, 64)), {"x_dim0": 64})
+    words = explain(program(function, meta(64, 64), meta(64, 64)), {"x_dim0": 64}, {})
     assert "no wgmma: operands are float32" in words and "no mma.sync: operands are float32" in words
 
 
@@ -97,11 +96,11 @@ def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
         first, second = y.chunk(2, -1)
         return y * cos + torch.cat((-second, first), -1) * sin
 
-    arguments = meta(2, 64, 64), meta(384, 64), meta(64, 192), meta(64, 192)
+    arguments = meta(8, 1024, 64), meta(384, 64), meta(1024, 192), meta(1024, 192)
     assert plans(program(function, *arguments)) == [ContractionPlan]
     found = program(function, *arguments, machine=target("sm_80"))
     assert MmaPlan not in plans(found)
-    assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 2, "x_dim1": 64})
+    assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 8, "x_dim1": 1024}, {})
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_80"])
