@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,7 +82,8 @@ def test_an_index_out_of_range(index: int, tmp_path: Path) -> None:
     """In a process of its own, whose context it takes along."""
     script = tmp_path / "embed.py"
     script.write_text(OUT_OF_RANGE.format(index=index))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    own = {**os.environ, "PYTHONPATH": str(Path(fg.__file__).parents[1])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=own)
     assert done.returncode != 0
     assert "fusegen: embed: index of 'wte' out of range [0, " in done.stdout + done.stderr
     assert "assert" in done.stderr
