@@ -31,10 +31,10 @@ class FusedNorm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients by x and weight."""
         saved = ctx.saved.with_tensors(ctx.saved_tensors)
-        return (*ctx.passes.backward(saved, grad), None)
+        return (*ctx.passes.backward(saved, *grad_outputs), None)
 
 
 def main() -> None:
