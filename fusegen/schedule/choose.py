@@ -23,7 +23,7 @@ class Choice:
     Attributes:
         plan: the best of ours.
         ours, library: expected times in µs: of a launch of ours, and of the library's products with their epilogue behind them;
-            None where nothing is known of the machine.
+            None where nobody asked.
     """
 
     plan: ContractionPlan
@@ -44,10 +44,8 @@ class Choice:
 def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
     """The choice for a launch of products."""
     assert group.kind is GroupKind.CONTRACTION
-    shape = shape_of(graph, group, expected)
-    plan, costs = contraction_plan(shape, target), COSTS.get(target.name)
-    if costs is None:
-        return Choice(plan)
+    shape, costs = shape_of(graph, group, expected), COSTS[target.name]
+    plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, target.processors)
     return Choice(plan, ours, library_time(costs, shape.sizes, _moved_again(graph, group, shape), target.processors))
 
