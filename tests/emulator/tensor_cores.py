@@ -11,9 +11,14 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
+from fusegen.ir.graph import Graph
+from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import Machine, emulated_machine
 from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.runtime.forms import Forms
 from fusegen.runtime.scalars import scalars_of
+from fusegen.schedule.choose import Choice, choose
+from fusegen.schedule.expected import Expected
 from fusegen.target import Target
 
 Call: TypeAlias = Callable[[], Any]
@@ -38,13 +43,20 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
     kernel = fg.kernel(function)
     values = kernel._dispatcher.bind(arguments, {})
     variant, hidden = kernel._dispatcher.variant(values, target, device)
-    assert len(variant.program.launches) == len(variant.program.steps)
     sizes = kernel._dispatcher.sizes(variant, values, hidden)
+    forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
+    variant = replace(variant, forms=forms).at(sizes)
+    assert len(variant.program.launches) == len(variant.program.steps)
     scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
     program = machine.bound(variant, sizes, device)
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
     inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
     return lambda: program(inputs, scalars(values) if scalars else {})
+
+
+def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
+    """The plan of ours, whatever the library is expected to take."""
+    return replace(choose(graph, group, target, expected), library=None)
 
 
 def check(

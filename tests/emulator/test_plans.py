@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated GPU has one multiprocessor."""
-    monkeypatch.setattr(backends, "_emulated", lambda: SMALL)
+    monkeypatch.setattr(backends, "_EMULATED", SMALL)
 
 
 @pytest.fixture(params=["32-bit", "64-bit"])
@@ -161,7 +161,7 @@ def test_one_reduction_a_row_uses_its_scratch_in_turn(columns: int) -> None:
 def test_room_for_a_part_of_the_next_staged_row(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some groups of the next row are under way while this one is worked on, and some have to wait for its slots."""
     machine = replace(SMALL, shared_bytes=shared)
-    monkeypatch.setattr(backends, "_emulated", lambda: machine)
+    monkeypatch.setattr(backends, "_EMULATED", machine)
     x = randn(6, 24576, dtype=BF16)
     plan = row_plan(standardized, x, machine=machine)
     assert plan.persistence is Persistence.STAGED and plan.chunks < plan.slots < 2 * plan.chunks + (shared == 120_000)

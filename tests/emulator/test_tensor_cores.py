@@ -39,7 +39,7 @@ def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
-    [(130, 72, 64), (200, 264, 200), (64, 136, 704), (3, 8, 8)],
+    [(130, 72, 64), (200, 264, 200), (300, 264, 704), (3, 8, 8)],
     ids=["one-stage", "tails-of-all-three", "more-stages-than-the-ring", "less-than-a-tile"],
 )
 @pytest.mark.parametrize("dtype", [BF16, F16])
