@@ -142,7 +142,8 @@ def _derived(y: Value, dy: Value) -> Gradients:
     if rule is None:
         at = y.location
         where = None if at is None else f"{at.file}, line {at.line} of the function: {at.text}"
-        raise UnsupportedError(f"{y.node.op.row.name} has no derivative", where=where, mend="detach() what it is made of")
+        mend = "detach() what it is made of, or name in wrt= what does not reach it"
+        raise UnsupportedError(f"{y.node.op.row.name} has no derivative", where=where, mend=mend)
     return rule(y, dy)
 
 

@@ -202,6 +202,17 @@ class MmaPlan:
         return 32 * self.warps_m * self.warps_n
 
     @property
+    def copies_evenly(self) -> bool:
+        """Whether all threads copy equally much of a stage, each in lines that are swizzled alike."""
+        return self._is_even(self.tile_m, self.a_major) and self._is_even(self.tile_n, self.b_major)
+
+    def _is_even(self, side: int, major: str) -> bool:
+        lines, length = (side, self.tile_k) if major == "k" else (self.tile_k, side)
+        units = (1 << (length - 1).bit_length()) // 8  # of 16 bytes, for which a line has room
+        step = self.threads // units
+        return step % 8 == 0 and lines % step == 0
+
+    @property
     def a_bytes(self) -> int:
         """Of the first operand in a stage."""
         return self._tile_bytes(self.tile_m, self.a_major)

@@ -134,6 +134,7 @@ def test_plans_fit_the_machine(name: str, rows: int, columns: list[int], product
     assert plan.warp_n % head == 0 and plan.warp_n in MMA_SYNC.tile_widths(head, products)
     assert 2 <= plan.stages <= 4 and plan.blocks_per_sm * (plan.shared_bytes + 1024) <= machine.shared_bytes + 1024
     assert plan.warp_m * plan.warp_n * products // 32 <= 128, "accumulators spill"
+    assert plan.copies_evenly
 
 
 def test_large_products_get_the_squarest_tile_of_a_warp() -> None:

@@ -1,4 +1,4 @@
-"""The derivative of every operation: one table.
+"""The derivatives of operations: one table.
 
 A rule gets a node, whose operands are ``y.arg(n)``, and the gradient by it. It gives, for each operand, the gradient by that, in
 whatever shape and dtype broadcasting leaves it, or None where there is none. What a composition is made of has rules, so that a
@@ -12,5 +12,11 @@ from fusegen.autodiff.rules.compositions import COMPOSITIONS
 from fusegen.autodiff.rules.pointwise import POINTWISE
 from fusegen.autodiff.rules.rule import Rule
 from fusegen.ir.ops import Op
+
+MISSING = frozenset({Op.GATHER, Op.PROD, Op.MAX, Op.MIN, Op.CUMSUM, Op.CUMPROD})
+"""Operations of floats that have no rule yet."""
+
+MADE_LATER = frozenset({Op.MOMENTS, Op.NORMALIZER})
+"""Operations that no graph has when it is differentiated: the compiler makes them of others."""
 
 RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **COMPOSITIONS}

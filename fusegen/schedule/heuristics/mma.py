@@ -32,7 +32,7 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
         for tile in _TILES
         if tile[3] in allowed and tile[2] * tile[3] * shape.products <= _MOST_ACCUMULATED
     ]
-    plan = min(plans, key=lambda plan: _time(shape, plan, target.processors))
+    plan = min((plan for plan in plans if plan.copies_evenly), key=lambda plan: _time(shape, plan, target.processors))
     return replace(plan, stages=_stages(plan, target))
 
 
