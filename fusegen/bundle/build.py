@@ -169,7 +169,8 @@ def _host_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
         return [], []
     text = unit_text(variant.sources)
     library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
-    files = [_File(f"{place}/kernels.so", library), _File(f"{place}/kernels.cpp", text.encode())]
+    name = f"{place}/kernels-{digest(library)[:16]}"  # a process that has loaded a path knows it as what it was then
+    files = [_File(f"{name}.so", library), _File(f"{name}.cpp", text.encode())]
     return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in variant.sources], files
 
 

@@ -16,7 +16,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
 
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, binary, read_manifest
-from fusegen.bundle.match import Mismatch, described, match
+from fusegen.bundle.match import Mismatch, OtherPlan, described, match
 from fusegen.calls.signature import Constant, ExtentArgument
 from fusegen.calls.structure import builder
 from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
@@ -40,7 +40,7 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     Raises:
         BundleError: something in the folder is missing, was changed, or is of another version.
     """
-    place = Path(folder)
+    place = Path(folder).resolve()
     manifest = read_manifest(place)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
@@ -190,6 +190,8 @@ class BuiltFunction:
                 continue
             try:
                 return number, variant, match(variant.signature, variant.call, self._plain, values)
+            except OtherPlan:
+                continue
             except Mismatch as reason:
                 reasons.append((variant, str(reason)))
         if not reasons:

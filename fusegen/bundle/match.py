@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,10 @@ class Mismatch(Exception):
     """Why a call is none that a program is good for."""
 
 
+class OtherPlan(Mismatch):
+    """The program is good for the call, and another one is taken for as many rows."""
+
+
 def match(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
     """Values of all sizes and strides in a call.
 
@@ -34,7 +37,7 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
         values: one a parameter.
 
     Raises:
-        Mismatch: the program is not good for the call.
+        Mismatch: the program is not good for the call; an `OtherPlan` where it is another one's by its rows alone.
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
@@ -50,6 +53,8 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     _check_conditions(signature.conditions, names, values, sizes)
     if not signature.wide:
         _check_narrow(call, names, values, sizes)
+    if not all(relation(sizes) for relation in signature.plan):
+        raise OtherPlan
     return sizes
 
 
@@ -120,7 +125,7 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
 
 
 def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:
-    for relation in (*signature.relations, *signature.plan):
+    for relation in signature.relations:
         if not relation(sizes):
             given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
             raise Mismatch(f"built for {relation}, which does not hold for {given}")
@@ -137,7 +142,7 @@ def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[A
 def _check_narrow(call: Call, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
     """Refuses tensors that indices of 32 bits cannot number."""
     spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
-    spans |= {buffer.name: math.prod(extent(sizes) for extent in buffer.shape) for buffer in call.buffers}
+    spans["what kernels count"] = call.largest(sizes)
     for name, count in spans.items():
         if count >= WIDE:
             raise Mismatch(f"{name!r} has {count} elements, built for less than {WIDE}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -156,6 +158,7 @@ class Call:
         steps: in order.
         results: keys of the buffers that are the results, in order.
         scalars: what kernels get for their scalars, computed of the caller's numbers.
+        counts: how many rows, and how many columns, kernels go through; there may be more than any buffer has elements.
     """
 
     buffers: tuple[Buffer, ...]
@@ -163,6 +166,16 @@ class Call:
     steps: tuple[CallStep, ...]
     results: tuple[int, ...]
     scalars: Numbers
+    counts: tuple[Formula, ...] = ()
+
+    def largest(self, sizes: Mapping[str, int]) -> int:
+        """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.
+
+        Args:
+            sizes: values of all sizes.
+        """
+        elements = (math.prod(extent(sizes) for extent in buffer.shape) for buffer in self.buffers)
+        return max((*elements, *(count(sizes) for count in self.counts)), default=0)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -163,12 +162,12 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
-    """Whether some buffer has more elements than 31 bits number.
+    """Whether 31 bits cannot hold what kernels count.
 
     Args:
         sizes: values of all sizes.
     """
-    return any(math.prod(f(sizes) for f in spec.shape) >= WIDE for spec in compiled.program.buffers)
+    return compiled.program.call.largest(sizes) >= WIDE
 
 
 def guards_of(found: Trace) -> tuple[Relation, ...]:

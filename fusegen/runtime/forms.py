@@ -18,16 +18,41 @@ from fusegen.passes.fuse.contraction import leave_to_library
 from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
-from fusegen.schedule.heuristics.contraction import rows_of
+from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import lower
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Target
 
-Key: TypeAlias = tuple[ContractionPlan | None, ...]
+Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
 Rows: TypeAlias = Mapping[Dim, range]
 Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What fusion and lowering go by.
+
+    Attributes:
+        by_library: products that the library computes, by choice.
+        groups: what fusion makes of the rest.
+        choices: for the launches of products among these, and for those that were left to the library before.
+    """
+
+    by_library: frozenset[int]
+    groups: tuple[Group, ...]
+    choices: Mapping[Group, Choice]
+
+    @property
+    def plans(self) -> dict[tuple[int, ...], ContractionPlan]:
+        """Of the launches of products, by their products."""
+        return {group.anchors: self.choices[group].plan for group in _priced(self.groups)}
+
+    @property
+    def key(self) -> Key:
+        """What makes a difference to the program."""
+        return self.by_library, tuple(self.plans.values())
 
 
 @dataclass(frozen=True)
@@ -61,6 +86,7 @@ class Forms:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
         self._made: dict[Key, Form] = {}
         self._by_class: dict[tuple[int, ...], Form] = {}
+        self._fused: dict[frozenset[int], tuple[Group, ...]] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Form:
         """The form for some sizes."""
@@ -75,29 +101,30 @@ class Forms:
 
     def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
         """For products that a kernel of ours could compute, what is chosen for some sizes."""
-        expected = self.expected(sizes)
-        found = {group: self._choose(self.graph, group, self._target, expected) for group in self.products}
+        found = self._decision(self.expected(sizes)).choices
         return {product: choice for group, choice in found.items() for product in group.anchors}
 
     def all(self) -> Iterator[tuple[Rows, Form]]:
         """Every form that some sizes run, with the numbers of rows that do; what is above all classes counts as the last."""
-        for parts in itertools.product(*(self._ranges(dim) for dim in self._rows)):
+        for parts in itertools.product(*self._ranges()):
             yield dict(zip(self._rows, parts, strict=True)), self._form(tuple(part[-1] for part in parts))
-
-    @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        """Where nothing is left to the library by choice."""
-        return fuse(self.graph, self._target)
 
     @cached_property
     def products(self) -> tuple[Group, ...]:
         """Launches of products by the skeleton of which something is known to choose by."""
-        return _priced(self._groups)
+        return _priced(self._groups(frozenset()))
+
+    def _groups(self, by_library: frozenset[int]) -> tuple[Group, ...]:
+        """What fusion decides where some products are left to the library."""
+        if by_library not in self._fused:
+            self._fused[by_library] = fuse(leave_to_library(self.graph, by_library), self._target)
+        return self._fused[by_library]
 
     @cached_property
     def _rows(self) -> tuple[Dim, ...]:
-        """Numbers of rows that are known at the call only."""
-        rows = dict.fromkeys(rows_of(self.graph, group.anchors[0]) for group in self.products)
+        """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
+        products = [group.anchors[0] for group in self.products]
+        rows = dict.fromkeys(dim for p in products for dim in (rows_of(self.graph, p), depth_of(self.graph, p)))
         return tuple(dim for dim in rows if literal(dim) is None)
 
     @cached_property
@@ -110,36 +137,45 @@ class Forms:
     def _expected(self, classes: tuple[int, ...]) -> Expected:
         return Expected(dict(zip(self._rows, classes, strict=True)))
 
-    def _ranges(self, dim: Dim) -> list[range]:
-        """Numbers of rows that make the same choices."""
-        groups = [group for group in self.products if rows_of(self.graph, group.anchors[0]) == dim]
+    def _ranges(self) -> list[list[range]]:
+        """For each of these sizes, numbers that make the same choices, whatever the others are."""
+        keys = {c: self._decision(self._expected(c)).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
+        return [self._merged(place, keys) for place in range(len(self._rows))]
+
+    def _merged(self, place: int, keys: Mapping[tuple[int, ...], Key]) -> list[range]:
         found: list[range] = []
-        before: Key | None = None
+        before: list[Key] = []
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
-            key = tuple(self._choose(self.graph, group, self._target, Expected({dim: last})).key for group in groups)
-            if key == before:
+            now = [key for classes, key in keys.items() if classes[place] == last]
+            if now == before:
                 found[-1] = range(found[-1].start, last + 1)
             else:
                 found.append(range(first, last + 1))
-            before = key
+            before = now
         return found
 
-    def _form(self, classes: tuple[int, ...]) -> Form:
-        expected = self._expected(classes)
-        choices = tuple(self._choose(self.graph, group, self._target, expected) for group in self.products)
-        key = tuple(choice.key for choice in choices)
-        if key not in self._made:
-            self._made[key] = self._lowered(choices, expected)
-        return self._made[key]
+    def _decision(self, expected: Expected) -> _Decision:
+        """Leaves products to the library until fusion makes no launch any more that it is expected to be faster than."""
+        by_library: frozenset[int] = frozenset()
+        choices: dict[Group, Choice] = {}
+        while True:
+            groups = self._groups(by_library)
+            choices |= {group: self._choose(self.graph, group, self._target, expected) for group in _priced(groups)}
+            left = {p for group in _priced(groups) if choices[group].takes_library for p in group.anchors}
+            if not left:
+                return _Decision(by_library, groups, choices)
+            by_library |= left
 
-    def _lowered(self, choices: tuple[Choice, ...], expected: Expected) -> Form:
-        chosen = zip(self.products, choices, strict=True)
-        by_library = {product for group, choice in chosen if choice.takes_library for product in group.anchors}
-        graph = leave_to_library(self.graph, by_library)
-        groups = fuse(graph, self._target) if by_library else self._groups
-        plans = {group.anchors: self._choose(graph, group, self._target, expected).plan for group in _priced(groups)}
-        program = lower(graph, groups, self._target, plans, wide=self._wide)
-        return Form(graph, groups, program, tuple(emit(launch, self._target) for launch in program.launches))
+    def _form(self, classes: tuple[int, ...]) -> Form:
+        decision = self._decision(self._expected(classes))
+        if decision.key not in self._made:
+            self._made[decision.key] = self._lowered(decision)
+        return self._made[decision.key]
+
+    def _lowered(self, decision: _Decision) -> Form:
+        graph = leave_to_library(self.graph, decision.by_library)
+        program = lower(graph, decision.groups, self._target, decision.plans, wide=self._wide)
+        return Form(graph, decision.groups, program, tuple(emit(launch, self._target) for launch in program.launches))
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -35,11 +35,6 @@ class Choice:
         """Whether the library computes the products."""
         return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
 
-    @property
-    def key(self) -> ContractionPlan | None:
-        """What makes a difference to the program."""
-        return None if self.takes_library else self.plan
-
 
 def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
     """The choice for a launch of products."""

@@ -61,8 +61,11 @@ _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
+_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|size|stride|narrow"
+"""What templates and emitters append to names."""
+
 _MADE = re.compile(
-    r"(i|row_|column_)\d+|\w+_(raw|ptr|kept|outer|shared|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
+    rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
     rf"|((row|lanes|scan|warp_scan)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines

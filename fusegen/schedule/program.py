@@ -22,11 +22,13 @@ from fusegen.calls.call import (
 )
 from fusegen.calls.formula import Formula, size
 from fusegen.calls.numbers import Numbers
+from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
+from fusegen.ir.symbolic import product
 from fusegen.passes.fuse import Group
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.kernel import Body, Kernel, RowBody, ScanBody
 from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 
@@ -154,4 +156,12 @@ class Program:
             steps=tuple(step.call for step in self.steps),
             results=tuple(view.buffer for view in self.results),
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
+            counts=tuple(dict.fromkeys(count for launch in self.launches for count in _counts(launch.kernel.body))),
         )
+
+
+def _counts(body: Body) -> tuple[Formula, ...]:
+    """How many rows and columns a kernel goes through that reduces or scans them."""
+    if not isinstance(body, (RowBody, ScanBody)):
+        return ()
+    return formula(product(body.row_axes.extents)), formula(product(body.column_axes.extents))

@@ -15,7 +15,7 @@ from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
 from fusegen.verify.compilation import compile_all
-from fusegen.verify.emitted import ask_for_every_case
+from fusegen.verify.emitted import ask_for_every_case, every_case
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.record import CaseRecord, Entry, Where, merge, path_of, read, where, write_unverified
 from fusegen.verify.status import changes
@@ -110,8 +110,8 @@ def _kept(
         assert known is not None
         entry = read(path_of(known, target.name, spec.name)).get(dtype.short)
         if entry is not None and replace(entry.environment, time="") == replace(where(device), time=""):
-            changed = changes(spec, dtype, target, entry)
-            found[target.name] = {name: case for name, case in entry.cases.items() if name not in changed}
+            stale = changes(spec, dtype, target, entry).keys()
+            found[target.name] = {name: entry.cases[name] for name in every_case(spec, dtype, target) if name not in stale}
     return found
 
 

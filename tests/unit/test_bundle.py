@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -253,6 +254,18 @@ def test_several_programs_of_one_kernel(tmp_path: Path) -> None:
     text = refusal(kernel, randn(7, 24).half(), randn(24).half())
     assert "x: float32[x_dim0, 24] of strides [x_stride0, 1], bias: float32[24]" in text
     assert text.count("built for float32") == 3 and text.count("built for bfloat16") == 1
+
+
+def test_a_folder_that_is_built_anew_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4, 8)
+    monkeypatch.chdir(tmp_path)
+    for factor, function in ((2, lambda x: x * 2), (3, lambda x: x * 3)):
+        build(Path("kernels"), [Wanted("f", function, {"x": x}, target("cpu"))], "0")
+        kernel = load("kernels").f
+        monkeypatch.chdir("/")  # a kernel knows where it lies
+        assert kernel(x)[0, 0] == factor
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree("kernels")
 
 
 def test_every_plan_is_built_and_found_by_the_number_of_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -87,14 +88,14 @@ def library(folder: Path) -> Path:
 
 def test_a_binary_is_missing(folder: Path) -> None:
     library(folder).unlink()
-    assert "kernels.so cannot be read" in refusal(folder)
+    assert re.search(r"kernels-\w+\.so cannot be read", refusal(folder))
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:100], lambda b: b[:200] + b"\x90" + b[201:], lambda _: b""])
 def test_a_binary_has_changed(folder: Path, damage: Callable[[bytes], bytes]) -> None:
     path = library(folder)
     path.write_bytes(damage(path.read_bytes()))
-    assert "kernels.so is not as it was built" in refusal(folder)
+    assert re.search(r"kernels-\w+\.so is not as it was built", refusal(folder))
 
 
 def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None:
@@ -213,7 +214,7 @@ def test_a_library_of_another_processor(folder: Path) -> None:
 
 def test_an_entry_that_is_not_in_the_library(folder: Path) -> None:
     rewrite(folder, put("code", 0, "entry", value="fg_other"))
-    with pytest.raises(BundleError, match=r"kernels\.so cannot be loaded"):
+    with pytest.raises(BundleError, match=r"kernels-\w+\.so cannot be loaded"):
         load(folder).numbers(randn(4, 8), 0.5, 3)
 
 

@@ -102,6 +102,23 @@ def test_two_numbers_of_rows_choose_apart() -> None:
     assert len(low.plans) == len(one) * len(other)
 
 
+@pytest.mark.parametrize("order", [(8, 192), (192, 8)])
+def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
+    """Where one product is left to the library, the other one that its epilogue takes is looked at anew."""
+
+    def two(x: Tensor, z: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w) + F.linear(z, v))
+
+    kernel = fg.kernel(two)
+    found = {}
+    for rows in order:
+        low = kernel.lower(meta(rows, 16384), meta(rows, 4096), meta(4096, 16384), meta(4096, 4096), target="sm_90a")
+        found[rows] = low.program
+        (wanted,) = (each for each in low.plans if rows in each.rows["x_dim0"])
+        assert low.program == wanted.program
+    assert sum(isinstance(step, LibraryProduct) for step in found[8].steps) == 2, "few rows of both"
+
+
 @pytest.mark.parametrize("target", ["cpu", "sm_80"])
 def test_other_targets_have_one_plan(target: str) -> None:
     low = lowered(fg.kernel(linear_gelu), 8, target)

@@ -7,7 +7,9 @@ import operator
 
 import pytest
 import sympy
+import torch
 
+import fusegen as fg
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import axis_symbol, size_symbol
@@ -103,3 +105,13 @@ def test_values_that_are_no_coordinates_keep_their_type() -> None:
     assert b.operand_types(b.compared(b.coordinate(X), loaded)) == [DType.INT64] * 2
     root = b.op(Op.MUL, b.coordinate(X), b.constant(3))
     assert narrowed(b.terms, [root], AXES) == [root], "what leaves the kernel has the type that it had"
+
+
+@pytest.mark.parametrize(("rows", "index"), [(1000, "i32"), (1 << 16, "i64")])
+def test_more_points_than_any_buffer_has_elements_are_counted_in_64_bits(rows: int, index: str) -> None:
+    def distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x[:, None] - y[None]).abs().sum()
+
+    x = torch.empty(rows, device="meta")
+    low = fg.kernel(distances).lower(x, x[1:], target="sm_90a")
+    assert f"using Index = {index};" in low.sources[0].pipeline

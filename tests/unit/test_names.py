@@ -64,6 +64,22 @@ def of_lanes(source: str, name: str) -> str:
     return fg.kernel(names["kernel"]).lower(*tensors, target="sm_90a").sources[0].math  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("template", SKELETONS, ids=lambda t: f"{t.parent.name}-{t.name}")
+def test_what_templates_append_to_names_is_not_given_to_users(template: Path) -> None:
+    """Else a user's `x_raw` would be the raw `x`."""
+    text = template.read_text(encoding="utf-8")
+    found = set(re.findall(r"(?:name|\]) *\}\}_([a-z]+)\b", text)) | set(re.findall(r"name *~ *\"_([a-z]+)\"", text))
+    assert not {suffix for suffix in found if identifier(f"x_{suffix}") == f"x_{suffix}"}
+
+
+@pytest.mark.parametrize("name", ["amax_4_lanes", "sum_7_lanes", "x_staged", "max_5_values_lanes", "sum_5_part"])
+def test_a_parameter_named_as_a_temporary(name: str) -> None:
+    scope: dict[str, object] = {}
+    exec(f"def function({name}, y, z):\n    return ({name} * y).softmax(-1) * z", scope)  # the name is the point
+    arguments = torch.randn(3, 4, 40).unbind()
+    torch.testing.assert_close(fg.kernel(scope["function"])(*arguments), scope["function"](*arguments))  # type: ignore[arg-type,operator]
+
+
 @pytest.mark.parametrize("source", [ATTENTION, PRODUCT], ids=["attention", "product"])
 def test_wrappers_do_not_declare_a_name_twice(source: str) -> None:
     """Whatever a wrapper's parameters and variables are called, a user's operand of that name gets another one."""

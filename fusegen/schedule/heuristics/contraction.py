@@ -59,7 +59,7 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
     return ProductShape(
         expected.of(rows_of(graph, first)),
         [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],
-        expected.of(graph.nodes[graph.nodes[first].args[0]].shape[-1]),
+        expected.of(depth_of(graph, first)),
         operands.a_major,
         operands.b_major,
         products=len(group.parts[0].products),
@@ -71,6 +71,11 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
 def rows_of(graph: Graph, matmul: int) -> Dim:
     """Rows of a product, all leading dims together."""
     return product(graph.nodes[matmul].shape[:-1])
+
+
+def depth_of(graph: Graph, matmul: int) -> Dim:
+    """What a product sums over."""
+    return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
