@@ -113,7 +113,12 @@ def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
     Args:
         got: what the kernel gave.
     """
-    wanted = _eager(prepared)
+    try:
+        wanted = _eager(prepared)
+    except RuntimeError as error:
+        if str(error) == "ZeroDivisionError":  # of integers: torch refuses the values, and a kernel may compute something
+            return
+        raise
     assert len(got) == len(wanted), f"{len(got)} results, torch gives {len(wanted)}"
     for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         assert ours.dtype is theirs.dtype, f"result {number}: {ours.dtype}, torch gives {theirs.dtype}"
