@@ -15,8 +15,15 @@ import fusegen as fg
 from fusegen.calls.call import TensorMapSpec
 from fusegen.errors import EmulationError
 from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
+from fusegen.passes.fuse import Group
 from fusegen.runtime.emulated_maps import encode
+from fusegen.schedule.choose import Choice
+from fusegen.schedule.expected import Expected
 from fusegen.schedule.heuristics.attention import _PLANS
+from fusegen.schedule.heuristics.contraction import candidates, shape_of
+from fusegen.target import Target
+from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -63,6 +70,17 @@ def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
 def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, processors: int) -> None:
     inputs = randn(rows, depth), randn(columns, depth), randn(rows, columns)
     check(residual, *inputs, processors=processors, timings=EVERY_TIMING[1:3])
+
+
+def test_tiles_of_an_odd_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks take turns between two buffers, also from one tile to the next."""
+
+    def three_chunks(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
+        plans = candidates(shape_of(graph, group, expected), target)
+        return Choice(next(plan for plan in plans if (plan.consumers, plan.tile_n) == (2, 192)))
+
+    monkeypatch.setattr(tensor_cores, "choose", three_chunks)
+    check(residual, randn(300, 128), randn(520, 128), randn(300, 520), timings=EVERY_TIMING[1:3])
 
 
 def test_a_float32_result_leaves_in_chunks_of_32_columns() -> None:
