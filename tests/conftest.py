@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="tests/fuzz: where the programs run")
 
 
+def pytest_collectstart() -> None:
+    """What a module draws while it is imported depends on no module before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """A test draws the same numbers alone and among others."""

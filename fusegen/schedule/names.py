@@ -61,7 +61,7 @@ _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
-_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|size|stride|narrow"
+_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow"
 """What templates and emitters append to names."""
 
 _MADE = re.compile(

@@ -110,15 +110,15 @@ class Wrapper:
 def operand_parts(kernel: Kernel, index: str) -> tuple[list[str], list[str], list[str]]:
     """Fields of Operands, the kernel's parameters for them, and the values that fields get.
 
-    Parameters end in ``_ptr``, ``_size`` or ``_value``, so that they are none of the pipeline's names.
+    Parameters end in ``_ptr``, ``_extent`` or ``_value``, so that they are none of the pipeline's names.
     """
     pointers = [p for p in kernel.pointers if not p.writable]
     fields = [f"const {p.dtype.spelling}* {p.name}" for p in pointers]
     parameters, values = list(fields), [p.name for p in pointers]
     for name in kernel.sizes:
         fields.append(f"{index} {name}")
-        parameters.append(f"i64 {name}_size")
-        values.append(f"{name}_size" if index == "i64" else f"static_cast<{index}>({name}_size)")
+        parameters.append(f"i64 {name}_extent")
+        values.append(f"{name}_extent" if index == "i64" else f"static_cast<{index}>({name}_extent)")
     for name, dtype in kernel.scalars:
         fields.append(f"{dtype.compute.spelling} {name}")
         parameters.append(f"{'double' if dtype.is_float else 'i64'} {name}_value")

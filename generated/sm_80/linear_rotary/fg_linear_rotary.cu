@@ -568,16 +568,16 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_linear_rotary(
-    i64 rows, i64 depth, i64 a_offset, i64 a_stride,
-    i64 b_offset, i64 b_stride,
+    i64 rows, i64 depth, i64 a_offset, i64 a_pitch,
+    i64 b_offset, i64 b_pitch,
     bf16* out_ptr,
     const bf16* x_ptr,
     const bf16* weight_ptr,
     const bf16* cos_ptr,
     const bf16* sin_ptr) {
     Tile tile = tile_of(rows, block_id());
-    const Matrix a{x_ptr + a_offset, a_stride};
-    const Matrix b[PRODUCTS] = {{weight_ptr + b_offset, b_stride}};
+    const Matrix a{x_ptr + a_offset, a_pitch};
+    const Matrix b[PRODUCTS] = {{weight_ptr + b_offset, b_pitch}};
     const i32 columns = COLUMNS;
     const Copiers copiers{
         Copier<TILE_M, TILE_K, TILE_K / OCTET, 8>(a, tile.row, 0, rows, depth),

@@ -760,8 +760,8 @@ fg_flash_attention(
     const __grid_constant__ TensorMap v_map,
     i64 batches, i64 heads, i64 queries, i64 keys,
     bf16* out_ptr,
-    i64 q_dim1_size,
-    i64 q_dim2_size) {
+    i64 q_dim1_extent,
+    i64 q_dim2_extent) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const i32 query_tiles = (i32(queries) + TILE_Q - 1) / TILE_Q;
     const i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
@@ -779,7 +779,7 @@ fg_flash_attention(
         }
     } else {
         raise_registers<240>();
-        const Operands operands{static_cast<i32>(q_dim1_size), static_cast<i32>(q_dim2_size)};
+        const Operands operands{static_cast<i32>(q_dim1_extent), static_cast<i32>(q_dim2_extent)};
         consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
     }
 }
