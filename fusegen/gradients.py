@@ -16,6 +16,7 @@ from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import Graph
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.execute import drawn_key
 from fusegen.runtime.graph_kernel import GraphKernel, Number
 from fusegen.runtime.keys import Values, is_scalar, static_part
 from fusegen.runtime.scalars import condition_of
@@ -148,6 +149,7 @@ class Forward:
         self._instance = instance
         self._variant = variant
         self._kept = derivative.kept
+        self._key = derivative.key
         self._kernel = GraphKernel(_renamed(derivative.forward, "forward"), variant.request.target, variant.guards)
         self._sizes = sizes
         self._count = len(variant.traced.outputs)
@@ -172,6 +174,8 @@ class Forward:
         named = dict(zip(self._parameters.names, values, strict=True))
         self._check(named)
         named |= zip(self._variant.state.names, self._hidden(values), strict=True)
+        if self._key is not None:
+            named[self._key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
         tensors = [named[spec.name] for spec in self._kernel.graph.inputs]
         places = self._variant.request.sizes.sources
         sizes = {size: named[name] for size, (name, dim) in places if dim == ITSELF}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.autodiff.keep import Kept, kept
+from fusegen.autodiff.randomness import draws, with_key
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.rule import Gradients
@@ -34,6 +35,7 @@ class Derivative:
         wrt: names of inputs.
         gradients: for each of these, where the gradient by it is: a result of the backward pass by number, or an input of it by
             name, where a gradient passes through unchanged.
+        key: the input of the forward pass that is the key of its random bits; None where none is drawn.
     """
 
     forward: Graph
@@ -41,6 +43,7 @@ class Derivative:
     kept: tuple[str | int, ...]
     wrt: tuple[str, ...]
     gradients: tuple[str | int, ...]
+    key: str | None = None
 
 
 def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
@@ -55,7 +58,8 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
         GradientError: no result depends on one of these inputs in a way that has a derivative.
         UnsupportedError: an operation has no rule.
     """
-    joint = _Joint(apply(_UNRULED, graph), wrt, names)
+    key = names("random_key") if draws(graph) else None
+    joint = _Joint(apply(_UNRULED, graph if key is None else with_key(graph, key)), wrt, names)
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
     both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
@@ -71,6 +75,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
         kept=_sources(both, results, keeping),
         wrt=tuple(wrt),
         gradients=tuple(computed.index(p) if p in computed else str(both.nodes[p].attr("name")) for p in wanted),
+        key=key,
     )
 
 

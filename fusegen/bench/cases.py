@@ -96,6 +96,10 @@ def _bias_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
     return _over(sizes, dtype, x=2, bias=1, residual=2)
 
 
+def _residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+    return _over(sizes, dtype, x=2, residual=2)
+
+
 def _affine(dtype: torch.dtype, sizes: Sizes) -> Arguments:
     return _over(sizes, dtype, x=2, weight=1, bias=1)
 
@@ -187,6 +191,7 @@ CASES: tuple[Case, ...] = (
     Case("gelu", (16384, 8192), _CPU, _one),
     Case("gelu_new", (8, 1024, 3072), (8, 1024, 3072), _one),
     Case("bias_gelu_add", (16384, 8192), _CPU, _bias_residual),
+    Case("gelu_dropout_add", (16384, 8192), _CPU, _residual),
     Case("layer_norm", (32768, 1024), (8192, 1024), _affine),
     Case("layer_norm", (16384, 4096), _CPU, _affine),
     Case("layer_norm", (8192, 8192), (2048, 8192), _affine),

@@ -14,11 +14,12 @@ from fusegen.dtypes import DType
 
 
 class Role(Enum):
-    """What a buffer is to the caller."""
+    """What a buffer is to the caller. Random bits are in no memory: what kernels get is the address of their key."""
 
     INPUT = "input"
     OUTPUT = "output"
     TEMPORARY = "temporary"
+    RANDOM = "random"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,19 @@ LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | Scala
 
 
 @dataclass(frozen=True)
+class RandomKey:
+    """What random bits are made of.
+
+    Attributes:
+        buffer: the random bits.
+        source: a number, or a tensor of one; None where each call draws it from torch's generator, one for all buffers.
+    """
+
+    buffer: int
+    source: SizeArgument | ScalarArgument | PointerArgument | None
+
+
+@dataclass(frozen=True)
 class KernelLaunch:
     """The launch of a kernel.
 
@@ -159,6 +173,7 @@ class Call:
         results: keys of the buffers that are the results, in order.
         scalars: what kernels get for their scalars, computed of the caller's numbers.
         counts: how many rows, and how many columns, kernels go through; there may be more than any buffer has elements.
+        keys: one for each buffer of random bits.
     """
 
     buffers: tuple[Buffer, ...]
@@ -167,6 +182,7 @@ class Call:
     results: tuple[int, ...]
     scalars: Numbers
     counts: tuple[Formula, ...] = ()
+    keys: tuple[RandomKey, ...] = ()
 
     def largest(self, sizes: Mapping[str, int]) -> int:
         """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.

@@ -109,6 +109,8 @@ class _Writer:
         operand = self._operand_dtype(term)
         if term.op is Op.CAST:
             assert isinstance(term.payload, DType)
+            if term.dtype is DType.INT32:  # of integers that 32 bits hold, where they are compared
+                return Text(f"static_cast<{term.dtype.spelling}>({args[0].text})")
             return self.language.cast(args[0], operand, term.payload)
         return self.language.form(term, operand, self.function.fast)(*args)
 

@@ -13,7 +13,7 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel
+from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
 from fusegen.schedule.names import identifier
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
@@ -27,7 +27,7 @@ class FragmentView:
     Attributes:
         name: of the variable in the computing type.
         type, wide: element type in memory and in computing.
-        pointer: the parameter.
+        pointer: what is indexed.
         pattern: ``vector``, ``uniform`` or ``gather``.
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
@@ -59,7 +59,7 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         name=access.name,
         type=pointer.dtype.spelling,
         wide=pointer.dtype.compute.spelling,
-        pointer=pointer.name,
+        pointer=elements(pointer),
         pattern=access.pattern.value,
         width=access.width,
         offset=offsets.text(access.offset),
@@ -143,9 +143,26 @@ def coordinate_text(value: Index | Bounds, offsets: Offsets, replaced: Mapping[s
     return offsets.text(sympy.sympify(value).subs(replaced))
 
 
+def declared(pointer: Pointer) -> str:
+    """The declaration of a buffer: its address, or that of the key of random bits."""
+    if pointer.stream is not None:
+        return f"const i64* {pointer.name}"
+    return f"{'' if pointer.writable else 'const '}{pointer.dtype.spelling}* {pointer.name}"
+
+
+def elements(pointer: Pointer, prefix: str = "") -> str:
+    """What is indexed, or loaded from.
+
+    Args:
+        prefix: of the pointer's name.
+    """
+    name = f"{prefix}{pointer.name}"
+    return name if pointer.stream is None else f"random_bits({name}, {pointer.stream})"
+
+
 def kernel_parameters(kernel: Kernel) -> list[str]:
     """Declarations of a kernel's parameters: buffers, sizes, scalars."""
-    pointers = [f"{'' if p.writable else 'const '}{p.dtype.spelling}* {p.name}" for p in kernel.pointers]
+    pointers = list(map(declared, kernel.pointers))
     sizes = [f"i64 {name}" for name in kernel.sizes]
     return [*pointers, *sizes, *(f"{_scalar_type(d)} {name}" for name, d in kernel.scalars)]
 

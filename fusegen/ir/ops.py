@@ -103,6 +103,9 @@ class Op(Enum):
     IOTA = _leaf("iota")
     SIZE = _leaf("size")
 
+    # 16 bits for each element, of the key that it is called with (a number), or of one that a call draws; see `ir.random`.
+    RANDOM = Row("random", Family.LEAF, None, Result.EXPLICIT)
+
     # Pointwise primitives.
     CAST = Row("cast", Family.POINTWISE, 1, Result.EXPLICIT)
     NEG = _unary("neg", "negative", result=Result.SAME)

@@ -19,6 +19,7 @@ from fusegen.ir import scalar_program
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.random import random_bits
 from fusegen.ir.symbolic import literal
 
 Rule: TypeAlias = Callable[..., Any]
@@ -30,6 +31,7 @@ def evaluate(
     scalars: Mapping[str, float] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
+    key: int | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
     """The graph's results in float64 (int64, bool).
@@ -39,9 +41,10 @@ def evaluate(
         inputs: a tensor an input, of any float dtype; values are taken as they are, only widened.
         scalars: values of the run-time scalars.
         sizes: values of sizes that no input has.
+        key: the one that a call draws for its random bits.
         device: where; not that of the inputs by itself, so that a GPU is checked by another machine unless there is too much to do.
     """
-    return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes).run()
+    return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes, key).run()
 
 
 class Interpreter:
@@ -54,8 +57,10 @@ class Interpreter:
         scalars: Mapping[str, float],
         device: torch.device,
         sizes: Mapping[str, int] | None = None,
+        key: int | None = None,
     ) -> None:
         self.graph = graph
+        self.key = key
         self.inputs = {name: widen(tensor.detach().to(device)) for name, tensor in inputs.items()}
         self.device = device
         self.sizes = {**_bind_sizes(graph, self.inputs), **(sizes or {})}
@@ -77,6 +82,8 @@ class Interpreter:
         return tuple(values[o] for o in self.graph.outputs)
 
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
+        if node.op is Op.RANDOM:
+            return self._random(node, args)
         if node.family is Family.LEAF:
             return self._leaf(node)
         if node.weak and node.op in NUMBERS:
@@ -122,6 +129,12 @@ class Interpreter:
         if node.op is Op.SIZE:
             return torch.tensor(self._concrete(node.attr("size")), dtype=dtype)
         return torch.arange(int(self._concrete(node.shape[0])), dtype=dtype)
+
+    def _random(self, node: Node, args: Sequence[Tensor]) -> Tensor:
+        key = int(args[0].item()) if args else self.key
+        if key is None:
+            raise ValueError("the graph has random bits of a key that is not given")
+        return widen(random_bits(key, int(str(node.attr("stream"))), self._concrete(node.shape), self.device))
 
     def _concrete(self, value: Any) -> Any:
         """An attribute with its symbolic sizes replaced by their values."""

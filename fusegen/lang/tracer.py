@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -86,6 +87,7 @@ class Tracer:
         self.switches_gradients = False
         self._modes = _gradient_modes()
         self.finished = False  # what was made of it means nothing from then on
+        self._streams = itertools.count()
 
     # Values.
 
@@ -127,6 +129,10 @@ class Tracer:
         zero = self.builder.constant(False if kind is DType.BOOL else 0.0 if kind.is_float else 0, dtype=kind)
         return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
 
+    def new_stream(self) -> int:
+        """The number of a further tensor of random bits of the key that a call draws."""
+        return next(self._streams)
+
     def lift(self, value: object) -> TracedTensor:
         """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
         if isinstance(value, TracedTensor):
@@ -163,7 +169,7 @@ class Tracer:
     def _operand(self, op: Op, value: TracedTensor) -> int:
         """An operand's position; a number that meets what is not pointwise is a tensor of torch's default dtype."""
         node = value._node
-        if op.family is Family.POINTWISE or not node.weak:
+        if op.family in (Family.POINTWISE, Family.LEAF) or not node.weak:
             return value._position
         dtype = from_torch(torch.get_default_dtype()) if node.dtype.is_float else node.dtype
         return self.builder.add(Op.CAST, [value._position], location=location(), dtype=dtype)

@@ -62,10 +62,13 @@ class _Hoist:
         return self.builder.put(Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak), self.graph.locations[position])
 
     def _type(self, node: Node, number: int) -> DType:
-        """In which type a number reaches the kernel: single where the node computes in single, else as Python has it."""
+        """In which type a number reaches the kernel: single where the node computes in single, as an integer where the node makes
+        it one, else as Python has it."""
         operand = self.graph.nodes[node.args[number]]
         if not operand.dtype.is_float:
             return operand.dtype
+        if node.op is Op.CAST and node.dtype is DType.INT64:
+            return DType.INT64
         operands = [Operand(o.shape, o.dtype, o.weak) for o in (self.graph.nodes[a] for a in node.args)]
         meets = node.dtype.compute if node.op is Op.CAST else operand_types(node.op, operands, node.dtype)[number]
         return DType.FLOAT32 if meets is DType.FLOAT32 else DType.FLOAT64

@@ -21,6 +21,7 @@ from fusegen.calls.call import (
     MapArgument,
     MatrixProduct,
     PointerArgument,
+    RandomKey,
     Role,
     ScalarArgument,
     SizeArgument,
@@ -40,6 +41,7 @@ MapOf: TypeAlias = Callable[[Buffers], Any]
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
 _STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
+_BEYOND = 1 << 63
 _OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
 
 
@@ -70,6 +72,7 @@ class BoundProgram:
         slots, self.workspace_bytes = arrange(call, sizes)
         dtypes = {spec.key: spec.dtype.torch for spec in call.buffers}
         self.slots = [(slot, dtypes[slot.key]) for slot in slots]
+        self.keys = [(key.buffer, _key_maker(key, sizes, device)) for key in call.keys]
         self.results = call.results
         self.put_together = put_together
         loaded = iter(kernels)
@@ -95,6 +98,8 @@ class BoundProgram:
             buffers[key] = allocate()
         if self.slots:
             self._place_temporaries(buffers)
+        if self.keys:
+            self._make_keys(buffers, scalars)
         for step in self.steps:
             step(buffers, scalars)
         if self.put_together is None:
@@ -104,11 +109,41 @@ class BoundProgram:
     def _allocation(self, spec: Buffer, sizes: Mapping[str, int]) -> Callable[[], Tensor]:
         return partial(torch.empty, _shape(spec, sizes), dtype=spec.dtype.torch, device=self.device)
 
+    def _make_keys(self, buffers: Buffers, scalars: Scalars) -> None:
+        """Gives kernels the keys of their random bits, one drawn for all that have none of their own."""
+        drawn: Tensor | None = None
+        for buffer, make in self.keys:
+            if make is not None:
+                buffers[buffer] = make(buffers, scalars)
+            else:
+                drawn = drawn_key(self.device) if drawn is None else drawn
+                buffers[buffer] = drawn
+
     def _place_temporaries(self, buffers: Buffers) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         for slot, dtype in self.slots:
             part = workspace[slot.offset : slot.offset + slot.size]
             buffers[slot.key] = part.view(dtype).view(slot.shape)
+
+
+def drawn_key(device: torch.device) -> Tensor:
+    """A key from torch's generator of a device, one int64. An operation of torch's draws it: in a CUDA graph, at each replay."""
+    return torch.empty(1, dtype=torch.int64, device=device).random_()
+
+
+def _key_maker(key: RandomKey, sizes: Mapping[str, int], device: torch.device) -> Callable[[Buffers, Scalars], Tensor] | None:
+    """What gives a call the key of random bits; None of a key that is drawn."""
+    source = key.source
+    if isinstance(source, PointerArgument):
+        given = source.buffer
+        return lambda buffers, scalars: buffers[given]
+    if isinstance(source, SizeArgument):
+        number = source.formula(sizes)
+        return lambda buffers, scalars: torch.full((1,), number, dtype=torch.int64, device=device)
+    if isinstance(source, ScalarArgument):
+        name = source.name
+        return lambda buffers, scalars: torch.full((1,), int(scalars[name]), dtype=torch.int64, device=device)
+    return None
 
 
 def _shape(spec: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -239,8 +274,13 @@ def _of_map(find: MapOf) -> Callable[[Buffers, Scalars], Any]:
 
 
 def _of_scalar(argument: ScalarArgument) -> Callable[[Buffers, Scalars], Any]:
-    name, convert = argument.name, float if argument.is_float else int
+    name, convert = argument.name, float if argument.is_float else _integer
     return lambda given, scalars: convert(scalars[name])
+
+
+def _integer(value: float) -> int:
+    """A number without its fraction; what 64 bits cannot hold as a processor's conversion gives it."""
+    return int(value) if isinstance(value, int) or -_BEYOND <= value < _BEYOND else -_BEYOND
 
 
 class HostBackend(Backend):

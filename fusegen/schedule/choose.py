@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import Group, GroupKind
-from fusegen.schedule.cost import COSTS, library_time, product_time
+from fusegen.schedule.cost import COSTS, drawing_time, library_time, product_time
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan, shape_of
 from fusegen.schedule.plan import ContractionPlan
@@ -42,6 +42,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Ch
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, target.processors)
+    ours += drawing_time(costs, _drawn(graph, group, shape), target.processors)
     return Choice(plan, ours, library_time(costs, shape.sizes, _moved_again(graph, group, shape), target.processors))
 
 
@@ -51,6 +52,12 @@ def _moved_again(graph: Graph, group: Group, shape: ProductShape) -> int:
         return 0
     elements = sum(size.rows * size.columns for size in shape.sizes)
     return 2 * graph.nodes[group.anchors[0]].dtype.itemsize * elements
+
+
+def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:
+    """Elements of random bits that the epilogues read."""
+    tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
+    return tensors * sum(size.rows * size.columns for size in shape.sizes)
 
 
 def _is_wanted_as_it_is(graph: Graph, product: int) -> bool:

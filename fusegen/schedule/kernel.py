@@ -389,12 +389,20 @@ Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ScanBody | ContractionB
 
 @dataclass(frozen=True)
 class Pointer:
-    """A buffer that a kernel gets: its node (or workspace), the name in the text, the element type."""
+    """A buffer that a kernel gets.
+
+    Attributes:
+        buffer: its key.
+        name: in the text.
+        dtype: of its elements.
+        stream: of random bits, which of those of one key they are: the address is that of the key. None of what lies in memory.
+    """
 
     buffer: int
     name: str
     dtype: DType
     writable: bool
+    stream: int | None = None
 
 
 @dataclass(frozen=True)

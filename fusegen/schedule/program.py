@@ -14,13 +14,14 @@ from fusegen.calls.call import (
     MapArgument,
     MatrixProduct,
     PointerArgument,
+    RandomKey,
     Role,
     ScalarArgument,
     SizeArgument,
     StridedOperand,
     TensorMapSpec,
 )
-from fusegen.calls.formula import Formula, size
+from fusegen.calls.formula import Formula, formula_of, size
 from fusegen.calls.numbers import Numbers
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -157,7 +158,20 @@ class Program:
             results=tuple(view.buffer for view in self.results),
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in _counts(launch.kernel.body))),
+            keys=tuple(RandomKey(b.key, self._key_source(b)) for b in self.buffers if b.role is Role.RANDOM),
         )
+
+    def _key_source(self, random: BufferSpec) -> SizeArgument | ScalarArgument | PointerArgument | None:
+        assert random.node is not None
+        operands = self.graph.nodes[random.node].args
+        if not operands:
+            return None
+        key = self.graph.nodes[operands[0]]
+        if key.op is Op.SCALAR:
+            return ScalarArgument(scalar_identifier(str(key.attr("name"))), is_float=False)
+        if key.op is Op.CONSTANT:
+            return SizeArgument(formula_of(int(key.number)))
+        return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
 
 
 def _counts(body: Body) -> tuple[Formula, ...]:

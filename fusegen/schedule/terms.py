@@ -40,11 +40,12 @@ class Leaf(Enum):
 
 @dataclass(frozen=True)
 class Read:
-    """A read of a buffer at an offset in elements, under conditions on indices."""
+    """A read of a buffer at an offset in elements, under conditions on indices; what is drawn is computed there, of a key."""
 
     buffer: int
     offset: Index
     conditions: tuple[Bounds, ...] = ()
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Term:
 
 
 _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
+_COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
 _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 Context: TypeAlias = tuple[Bounds, ...]
@@ -232,7 +234,8 @@ class Evaluator:
     def _read(self, position: int, index: Position, context: Context) -> int:
         node = self.graph.nodes[position]
         offset = flat_offset(index, buffer_strides(self.graph, position))
-        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, Read(self.memory[position], offset, context)))
+        read = Read(self.memory[position], offset, context, node.op is Op.RANDOM)
+        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
 
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
@@ -260,6 +263,8 @@ class Evaluator:
             return self._cast(node, args[0], location)
         args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
         args = self._with_numbers(node, args)
+        if self._compares_narrow(node):
+            args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
         computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
@@ -278,6 +283,12 @@ class Evaluator:
             return args
         joins = [o.weak or (common in _NARROW_INTEGERS and not o.shape and o.dtype is not common) for o in operands]
         return [convert(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
+
+    def _compares_narrow(self, node: Node) -> bool:
+        """Whether integers are compared that 32 bits hold, which takes half as long as in 64."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
+        return node.op in _COMPARISONS and common in _NARROW_INTEGERS
 
     def _wrapped(self, position: int, dtype: DType) -> int:
         term = self.terms.items[position]

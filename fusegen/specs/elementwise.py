@@ -40,6 +40,16 @@ def bias_gelu_add(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
 
 
 @fg.kernel
+def gelu_dropout_add(x: Tensor, residual: Tensor, *, p: float = 0.1, training: bool = True, seed: int | None = None) -> Tensor:
+    """dropout(gelu(x), p) + residual, with the tanh form of gelu
+
+    x, residual: the same shape; seed: of the mask, by default drawn from torch's generator. Srivastava et al., "Dropout: A Simple
+    Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014).
+    """
+    return fg.dropout(F.gelu(x, approximate="tanh"), p, training, seed=seed) + residual
+
+
+@fg.kernel
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate)·up
 
@@ -60,6 +70,10 @@ def _bias_gelu_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) 
     return {name: meta(rows, features, dtype=dtype) for name in ("x", "residual")} | {"bias": meta(features, dtype=dtype)}
 
 
+def _gelu_dropout_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
+    return {name: meta(rows, features, dtype=dtype) for name in ("x", "residual")} | {"seed": 0}
+
+
 def _swiglu(dtype: torch.dtype, rows: int = 4096, features: int = 14336) -> Arguments:
     return {name: meta(rows, features, dtype=dtype) for name in ("gate", "up")}
 
@@ -68,5 +82,6 @@ SPECS = (
     Spec("gelu", gelu, "elementwise", _activation),
     Spec("gelu_new", gelu_new, "elementwise", _gpt2),
     Spec("bias_gelu_add", bias_gelu_add, "elementwise", _bias_gelu_add),
+    Spec("gelu_dropout_add", gelu_dropout_add, "elementwise", _gelu_dropout_add),
     Spec("swiglu", swiglu, "elementwise", _swiglu),
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusegen.errors import FusegenError
 from fusegen.ir.reference import evaluate
+from fusegen.runtime.parameters import Parameters
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.verify.accuracy import Errors, Verdict, judge
 from fusegen.verify.cases import Case
@@ -148,7 +149,9 @@ class _Yardstick:
         if lowered.graph is None:
             return tuple(result.double() for result in self.eager)
         inputs = {spec.name: self.arguments[spec.name] for spec in lowered.graph.inputs}
-        return evaluate(lowered.graph, inputs, device=device)
+        known: Arguments = {**Parameters.of(self.function).defaults, **self.arguments}
+        scalars = {name: known[name] for name, _ in lowered.graph.scalars}
+        return evaluate(lowered.graph, inputs, scalars, device=device)
 
     def _wider(self) -> tuple[Tensor, ...]:
         wide: Mapping[str, Any] = {n: v.float() if isinstance(v, Tensor) else v for n, v in self.arguments.items()}

@@ -79,7 +79,7 @@ class Bound(Interpreter):
 
     def _value(self, node: Node, args: list[Value]) -> Value:
         if node.family is Family.LEAF:
-            return self._leaf_value(node)
+            return self._leaf_value(node, args)
         attrs = {key: self._concrete(value) for key, value in node.attrs}
         if node.family is Family.VIEW:
             return _viewed(node.op, args, attrs)
@@ -101,8 +101,8 @@ class Bound(Interpreter):
             return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
         return self._float(node, args, attrs)
 
-    def _leaf_value(self, node: Node) -> Value:
-        value = self._leaf(node)
+    def _leaf_value(self, node: Node, args: list[Value]) -> Value:
+        value = self._random(node, [a.value for a in args if isinstance(a, Exact)]) if node.op is Op.RANDOM else self._leaf(node)
         if not node.dtype.is_float:
             return Exact(value, torch.ones_like(value, dtype=torch.bool))
         return Float.point(value)

@@ -38,6 +38,7 @@ UNARY = (
     "{0} + 1", "2 - {0}", "{0} - 0.1", "1 / {0}", "{0} / 4", "{0} // 2", "{0} // 0.7", "{0} % 3", "{0} % -1.5", "{0} ** 2",
     "{0} ** 3", "{0} ** -0.5", "{0}.abs() ** 1.7", "1.5 ** {0}", "torch.div({0}, 3, rounding_mode='floor')",
     "torch.div({0}, 1.25, rounding_mode='trunc')", "torch.full_like({0}, 3)", "torch.zeros_like({0})", "{0}.contiguous().detach()",
+    "fg.dropout({0}, 0.3, seed=5) if {0}.is_floating_point() else {0}",
     "torch.rsub({0}, 1.5)", "{0} * {0}.shape[0]", "{0} * {0}", "({0} + 1).log1p() if {0}.is_floating_point() else {0}",
 )  # fmt: skip
 PREDICATES = (

@@ -30,7 +30,7 @@ COMPARISONS: dict[Op, Callable[[Arithmetic, Float, Float], Exact]] = {
 LOGICAL = (Op.LOGICAL_NOT, Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR)
 BITWISE = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT, Op.DETACH)
-LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE)
+LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER)
 MADE = (Op.MOMENTS, Op.NORMALIZER)  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""

@@ -80,7 +80,7 @@ def test_is_one_group_on_hopper(name: str, kind: str) -> None:
 def test_equals_torch_on_the_cpu(name: str) -> None:
     kernel = SPECS[name].fresh()
     arguments = _small(name, torch.float32)
-    exact = kernel.function(**{parameter: tensor.double() for parameter, tensor in arguments.items()})
+    exact = kernel.function(**{p: v.double() if isinstance(v, torch.Tensor) else v for p, v in arguments.items()})
     for got, wanted in zip(_listed(kernel(**arguments)), _listed(exact), strict=True):
         assert got.dtype is torch.float32
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)

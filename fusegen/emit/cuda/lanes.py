@@ -11,7 +11,7 @@ import sympy
 from fusegen.emit.environment import environment
 from fusegen.emit.offsets import Offsets, cuda_offsets
 from fusegen.emit.text import c_text, condition_text
-from fusegen.emit.views import LANE, decode
+from fusegen.emit.views import LANE, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource
@@ -113,7 +113,7 @@ def operand_parts(kernel: Kernel, index: str) -> tuple[list[str], list[str], lis
     Parameters end in ``_ptr``, ``_extent`` or ``_value``, so that they are none of the pipeline's names.
     """
     pointers = [p for p in kernel.pointers if not p.writable]
-    fields = [f"const {p.dtype.spelling}* {p.name}" for p in pointers]
+    fields = list(map(declared, pointers))
     parameters, values = list(fields), [p.name for p in pointers]
     for name in kernel.sizes:
         fields.append(f"{index} {name}")
@@ -199,7 +199,7 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: Place) -> Re
     wide = pointer.dtype.compute.spelling
     places = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
     conditions = [_conditions(c, axes, place) for c in read.conditions]
-    base = f"{offsets.prefix}{pointer.name}"
+    base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in places]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], tuple(guarded))

@@ -15,6 +15,7 @@ from fusegen.lang.functions.arrangements import repeat_interleave
 from fusegen.lang.functions.common import cast, tracer_of
 from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.products import linear, matmul, scaled
+from fusegen.lang.functions.random import dropped
 from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import transpose, unsqueeze
 from fusegen.lang.registry import implements
@@ -32,9 +33,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TracedTensor:
-    """softmax(scale * q @ k.mT + mask) @ v, as torch documents it."""
-    if dropout_p:
-        raise TraceError("scaled_dot_product_attention: dropout_p is not supported yet")
+    """dropout(softmax(scale * q @ k.mT + mask)) @ v, as torch documents it."""
     if enable_gqa:
         key, value = (_for_each_head(x, query) for x in (key, value))
     factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
@@ -45,7 +44,7 @@ def scaled_dot_product_attention(
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
         scores = _masked(scores, attn_mask)
-    return matmul(_safe_softmax(scores), value)
+    return matmul(_dropped(_safe_softmax(scores), dropout_p), value)
 
 
 def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
@@ -116,8 +115,7 @@ def multi_head_attention_forward(
     """What `torch.nn.MultiheadAttention` calls, as torch documents it: positions come before the batch."""
     if add_zero_attn or any(given is not None for given in (bias_k, bias_v, static_k, static_v)):
         raise TraceError("multi_head_attention_forward: bias_k, bias_v, add_zero_attn, static_k and static_v are not supported yet")
-    if training and dropout_p:
-        raise TraceError("multi_head_attention_forward: dropout_p is not supported yet", mend="call eval() on the module")
+    dropout_p = dropout_p if training else 0.0
     if is_causal and attn_mask is None:
         raise TraceError("multi_head_attention_forward with is_causal needs attn_mask, as in torch")
     tracer = tracer_of(query, key, value)
@@ -132,20 +130,26 @@ def multi_head_attention_forward(
     mask = None if skips_mask else _combined_masks(q, attn_mask, key_padding_mask, batched)
     found: TracedTensor | None = None
     if need_weights:
-        attended, found = _weighed(q, k, v, mask)
+        attended, found = _weighed(q, k, v, mask, dropout_p)
         found = found.mean(1) if average_attn_weights else found
         found = found if batched else found.squeeze(0)
     else:
-        attended = scaled_dot_product_attention(q, k, v, mask, is_causal=skips_mask)
+        attended = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=skips_mask)
     result = linear(attended.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     return result if batched else result.squeeze(1), found
 
 
-def _weighed(q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None) -> tuple[TracedTensor, TracedTensor]:
-    """Attention and its weights; the queries are scaled before the product, as in torch."""
+def _weighed(
+    q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None, dropout_p: float
+) -> tuple[TracedTensor, TracedTensor]:
+    """Attention and its weights, as they are after dropout; the queries are scaled before the product, as in torch."""
     scores = matmul(scaled(q, math.sqrt(1 / _literal_width(q))), transpose(k, -2, -1))
-    weights = softmax(scores if mask is None else pointwise.add(scores, mask), -1)
+    weights = _dropped(softmax(scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
     return matmul(weights, v), weights
+
+
+def _dropped(weights: TracedTensor, dropout_p: float) -> TracedTensor:
+    return dropped(weights, dropout_p, True, weights._node.shape)
 
 
 def _projected(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[TracedTensor]:

@@ -266,14 +266,6 @@ def isfinite(input: TracedTensor) -> TracedTensor:
     return _binary(Op.LT, input._tracer.add(Op.ABS, input), math.inf)
 
 
-@implements("dropout")
-def dropout(input: TracedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> TracedTensor:
-    """The identity for p=0 or training=False; random masks are not supported yet."""
-    if training and p:
-        raise TraceError("dropout with p > 0 is not supported yet", mend="pass training=False, or apply it outside of the kernel")
-    return input
-
-
 # Casts.
 
 

@@ -16,7 +16,7 @@ from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, 
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
-from fusegen.passes.fuse.groups import Domain
+from fusegen.passes.fuse.groups import READ, Domain
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
 """Whether a reduction, scan or product may be computed inside, read at an index under some conditions."""
@@ -71,7 +71,7 @@ def walk(
             for source in sources(graph, position, at, axes):
                 stack.append((source.arg, source.index, bounds if source.bounds is None else (*bounds, source.bounds)))
         elif family is Family.LEAF:
-            if graph.nodes[position].op is Op.INPUT:
+            if graph.nodes[position].op in READ:
                 cone.inputs[position] = None
         elif not accepts(position, at, bounds):
             cone.inputs[position] = None

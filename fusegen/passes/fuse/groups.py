@@ -10,6 +10,9 @@ from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, product
 
+READ = (Op.INPUT, Op.RANDOM)
+"""Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
+
 
 class GroupKind(Enum):
     """What a group does with memory; each kind has one skeleton, but for products (`skeletons`)."""

@@ -146,7 +146,7 @@ class _Sharing:
 
     def _bytes(self, positions: Iterable[int]) -> int:
         nodes = (self.graph.nodes[p] for p in positions)
-        return sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
+        return sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes if node.op is not Op.RANDOM)
 
     def _key(self, value: int) -> Key:
         """Values over one iteration space that no other kernel has to come between are computed together."""

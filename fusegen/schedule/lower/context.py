@@ -14,6 +14,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, gathered
@@ -98,7 +99,14 @@ class Context:
         """The kernel's pointer parameters: what it reads, also as an index in some expressions, then what it writes."""
         written = dict.fromkeys(writes)
         read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
-        return tuple(Pointer(b, plain(f"{self.memory.spec(b).name}_ptr"), self.dtype(b), b in written) for b in (*read, *written))
+        return tuple(self._pointer(b, b in written) for b in (*read, *written))
+
+    def _pointer(self, buffer: int, writable: bool) -> Pointer:
+        spec = self.memory.spec(buffer)
+        stream = None
+        if spec.role is Role.RANDOM and spec.node is not None:
+            stream = int(str(self.graph.nodes[spec.node].attr("stream")))
+        return Pointer(buffer, plain(f"{spec.name}_ptr"), spec.dtype, writable, stream)
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
@@ -137,7 +145,8 @@ class Context:
         return Traffic(read, self._bytes(self.group.outputs))
 
     def _bytes(self, positions: Sequence[int]) -> Formula:
-        return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in positions])
+        stored = [p for p in positions if self.graph.nodes[p].op is not Op.RANDOM]
+        return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
 
 
 def scalar_parameter(name: str, dtype: DType) -> Parameter:

@@ -36,7 +36,7 @@ class Leaves:
         """The same over other axes."""
         table = dict(replaced)
         reads = {
-            t: Read(r.buffer, substitute(r.offset, table), tuple(_moved(b, table) for b in r.conditions))
+            t: replace(r, offset=substitute(r.offset, table), conditions=tuple(_moved(b, table) for b in r.conditions))
             for t, r in self.reads.items()
         }
         coordinates = {t: _moved(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()}

@@ -16,7 +16,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.passes.fuse import Group, GroupKind
-from fusegen.passes.fuse.groups import strip_views
+from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec, ResultView
 
@@ -51,6 +51,8 @@ class Memory:
         for position, node in graph:
             if node.op is Op.INPUT:
                 self.reads[position] = self._hold(position, str(node.attr("name")), node.dtype, Role.INPUT)
+            elif node.op is Op.RANDOM:
+                self.reads[position] = self._hold(position, "random", node.dtype, Role.RANDOM)
         self._add_results()
         for position in sorted(self.read_later):
             self._add_temporary(position)
@@ -91,7 +93,7 @@ class Memory:
     @cached_property
     def read_later(self) -> frozenset[int]:
         """Nodes that some group reads from memory."""
-        return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op is not Op.INPUT)
+        return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op not in READ)
 
     @cached_property
     def _read_by_products(self) -> frozenset[int]:

@@ -165,7 +165,7 @@ class PhaseSplitter:
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION):
             return False
         if self.keep is Keep.ROW:
-            return isinstance(term.payload, Read) and _mention([term.payload.offset], self.row_axes)
+            return isinstance(term.payload, Read) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)
         return isinstance(term.payload, Read) or self._costs[position] > _CHEAP
 
     def _cost(self, term: Term) -> int:

@@ -194,8 +194,10 @@ class RowKernelBuilder:
         return not self._is_of_row(term) and term not in phase.held
 
     def _is_of_row(self, term: int) -> bool:
-        offset = self.math.leaves.reads[term].offset
-        return not isinstance(offset, int) and bool(offset.free_symbols & set(self.math.row_axes.symbols))
+        read = self.math.leaves.reads[term]
+        if read.drawn or isinstance(read.offset, int):  # what is drawn is computed where it is used
+            return False
+        return bool(read.offset.free_symbols & set(self.math.row_axes.symbols))
 
     def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
         store = self.math.stores[root.key]

@@ -186,7 +186,9 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
 
 
 def _along_row(math: RowMath, term: int) -> bool:
-    return _along(math.leaves.reads[term].offset, math.row_axes)
+    """Whether a fragment of the row comes from memory; what is drawn is computed where it is used."""
+    read = math.leaves.reads[term]
+    return not read.drawn and _along(read.offset, math.row_axes)
 
 
 def _registers(context: Context, math: RowMath, term: int) -> float:
