@@ -11,8 +11,9 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.access import Access
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import Check, Checked, Loaded
 from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.names import plain
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,19 @@ class Offsets:
         kernel: its name.
         pointers: its buffers, by key.
         load: the format of an integer that is read: of a pointer and an offset.
-        check: the format of an index that is checked: of the function, the value, the extent and the message.
-        prefix: of the names of its buffers and sizes.
+        checked: the format of an index that is checked: of the function, the value, the extent and the message.
+        prefix: of the names of its buffers.
         named: what indices are called that are found before they are used.
+        lines: the statements that find them, by name.
     """
 
     kernel: str
     pointers: Mapping[int, Pointer]
     load: str
-    check: str
+    checked: str
     prefix: str = ""
     named: Mapping[sympy.Expr, str] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, index: Index) -> str:
         """An offset, or any index."""
@@ -45,28 +48,34 @@ class Offsets:
         """Conditions, all of which must hold; nothing where there are none."""
         return " && ".join(condition_text(b) for b in bounds)
 
-    def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> tuple[list[str], Offsets]:
-        """Statements that find the indices which are the same along some axes, and how offsets are written behind them.
+    def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
+        """How offsets are written behind statements that find the indices which are the same along some axes.
 
         Args:
             varying: the axes along which accesses run.
         """
-        lines: list[str] = []
         named: dict[sympy.Expr, str] = {}
-        for call, conditions in _invariant(accesses, frozenset(varying)).items():
-            name = self._name(call, named)
-            condition = self.condition(conditions)
-            lines.append(f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};")
-            named[call] = name
-        return lines, replace(self, named=named)
+        found = _invariant(accesses, frozenset(varying))
+        for call in found:
+            stem = f"{plain(call.table)}_at"
+            number = sum(name.rstrip("0123456789") == stem for name in named.values())
+            named[call] = f"{stem}{number or ''}"
+        lines = {name: self._finding(name, call, found[call]) for call, name in named.items()}
+        return replace(self, named=named, lines=lines)
 
-    def _name(self, call: Checked, others: Mapping[sympy.Expr, str]) -> str:
-        number = sum(other.buffer == call.buffer for other in others)
-        return f"{self._buffer(call)}_at{number or ''}"
+    def _finding(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
+        condition = self.condition(conditions)
+        return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
-    def _buffer(self, call: Checked) -> str:
-        """The name of the buffer that is indexed."""
-        return self.pointers[call.buffer].name.removesuffix("_ptr") if call.buffer >= 0 else "value"
+    def indices(self, accesses: Iterable[Access]) -> list[str]:
+        """The statements that find what some accesses need."""
+        needed = {name for a in accesses for call, name in self.named.items() if sympy.sympify(a.offset).has(call)}
+        return [line for name, line in self.lines.items() if name in needed]
+
+    def check(self, check: Check) -> str:
+        """A statement that checks an index, whether it was found before or not."""
+        condition = self.condition(check.conditions)
+        return f"{f'if ({condition}) ' if condition else ''}{c_text(self._written(check.call))};"
 
     def _written(self, expression: sympy.Expr) -> sympy.Expr:
         """An expression whose values that are read are words: the innermost first."""
@@ -78,14 +87,8 @@ class Offsets:
     def _call(self, call: Loaded | Checked) -> str:
         if isinstance(call, Loaded):
             return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
-        extent = c_text(call.args[1])
         function = "wrapped_index" if call.wraps else "checked_index"
-        return self.check.format(function, c_text(call.args[0]), extent, self._message(call, extent))
-
-    def _message(self, call: Checked, extent: str) -> str:
-        known = extent.replace(self.prefix, "") if self.prefix else extent
-        first = (f"-{known}" if known.isidentifier() or known.isdigit() else f"-({known})") if call.wraps else "0"
-        return f"fusegen: {self.kernel}: index of '{self._buffer(call)}' out of range [{first}, {known})"
+        return self.checked.format(function, *map(c_text, call.args[:2]), f"fusegen: {self.kernel}: {call.message}")
 
 
 def cuda_offsets(kernel: Kernel, prefix: str = "") -> Offsets:

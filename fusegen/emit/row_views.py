@@ -12,6 +12,7 @@ from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, call_view, fragment
 from fusegen.schedule.access import Access
 from fusegen.schedule.kernel import ColumnSum, Function, Parameter, Phase, RowBody
+from fusegen.schedule.plan import Persistence
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ def _phase(
 def row_accesses(body: RowBody) -> list[Access]:
     """What a row kernel reads."""
     return [a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late)]
+
+
+def staged_accesses(body: RowBody) -> tuple[Access, ...]:
+    """Of these, what is copied to shared memory while an earlier row is computed."""
+    return body.phases[0].reads if body.plan.persistence is Persistence.STAGED else ()
 
 
 @dataclass(frozen=True)

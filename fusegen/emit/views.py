@@ -13,6 +13,7 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.indices import Check
 from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
 from fusegen.schedule.names import identifier
 
@@ -72,6 +73,27 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
 def shift(bounds: Bounds, replaced: Mapping[sympy.Symbol, Index]) -> Bounds:
     """Bounds with axes replaced."""
     return Bounds(sympy.sympify(bounds.index).subs(replaced), bounds.lower, bounds.upper)
+
+
+@dataclass(frozen=True)
+class ChecksView:
+    """Statements that check indices: those that are the same for all lanes, and those of lane ``v``."""
+
+    once: tuple[str, ...]
+    lanes: tuple[str, ...]
+
+
+def checks_view(checks: Sequence[Check], offsets: Offsets, axes: Axes) -> ChecksView:
+    """The view of some checks.
+
+    Args:
+        axes: those along which lanes run, one after the other; the last one is the lanes'.
+    """
+    shifted = {axes.symbols[-1]: axes.symbols[-1] + LANE}
+    along = set(axes.symbols)
+    varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
+    moved = (c.moved(lambda index: sympy.sympify(index).subs(shifted)) for c in varying)
+    return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, moved)))
 
 
 def decode(axes: Axes, linear: str, index_type: str) -> list[str]:

@@ -1,15 +1,23 @@
 """Indices that are values: how an offset mentions an integer that the kernel reads, and checks before it reads there.
 
 Both are functions in an offset as a division is: axes and sizes in them are replaced with those around them, and what depends
-on an axis through a value that is read depends on it.
+on an axis through a value that is read depends on it. Where an offset does not depend on an index (along a dim of one element, in
+a constant), the check stands apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import sympy
+from sympy.core.symbol import Str
 
+from fusegen.ir.formula import integer_text
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Index
 
 
@@ -31,12 +39,12 @@ class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
 
 class Checked(sympy.Function):  # type: ignore[misc]
-    """A value as an index: ``Checked(value, extent, wraps, buffer)``, which is in [0, extent), or ends the kernel.
+    """A value as an index: ``Checked(value, extent, wraps, table, message)``, which is in [0, extent), or ends the kernel.
 
-    A negative value counts from the end where ``wraps`` is 1. The buffer is the one that is indexed, -1 for what lies in none.
+    A negative value counts from the end where ``wraps`` is 1.
     """
 
-    nargs = (4,)
+    nargs = (5,)
     is_integer = True
     is_nonnegative = True
 
@@ -46,9 +54,62 @@ class Checked(sympy.Function):  # type: ignore[misc]
         return bool(self.args[2])
 
     @property
-    def buffer(self) -> int:
-        """The key of the buffer that is indexed."""
-        return int(self.args[3])
+    def table(self) -> str:
+        """The name of what is indexed."""
+        return str(self.args[3].name)
+
+    @property
+    def message(self) -> str:
+        """What is said of an index that is out of range."""
+        return str(self.args[4].name)
+
+
+def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
+    """The index at which a gather reads its operand, of the value that says so."""
+    node = graph.nodes[gather]
+    table, wraps = _input_name(graph, node.args[0]), bool(node.attr("wraps"))
+    extent = graph.nodes[node.args[0]].shape[cast(int, node.attr("dim"))]
+    end = integer_text(extent)
+    start = f"-{end if end.isidentifier() or end.isdigit() else f'({end})'}" if wraps else "0"
+    indexed = "a computed tensor" if table is None else f"'{table}'"
+    message = f"index of {indexed} out of range [{start}, {end})"
+    return Checked(value, extent, int(wraps), Str(table or "value"), Str(message))
+
+
+def _input_name(graph: Graph, position: int) -> str | None:
+    """What the user calls the tensor that a node is a view of; None for what is computed."""
+    while graph.nodes[position].family is Family.VIEW and len(graph.nodes[position].args) == 1:
+        position = graph.nodes[position].args[0]
+    node = graph.nodes[position]
+    return str(node.attr("name")) if node.op is Op.INPUT else None
+
+
+@dataclass(frozen=True)
+class Check:
+    """An index that must be in range where some conditions hold."""
+
+    call: Checked
+    conditions: tuple[Bounds, ...] = ()
+
+    def moved(self, move: Callable[[Index], Index]) -> Check:
+        """The same over other axes; bounds stay."""
+        bounds = (replace(b, index=move(b.index)) for b in self.conditions)
+        return Check(cast(Checked, move(self.call)), tuple(bounds))
+
+    def expressions(self) -> list[Index]:
+        """Everything in it."""
+        return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
+
+
+def checks_apart(checks: Sequence[Check], places: Iterable[tuple[Index, tuple[Bounds, ...]]]) -> tuple[Check, ...]:
+    """The checks that nothing makes which the kernel computes anyway.
+
+    Args:
+        places: what it computes, and under which conditions.
+    """
+    made = [(place, under) for place, under in places if not isinstance(place, int) and place.has(Checked)]
+    made += [(check.call.args[0], check.conditions) for check in checks]  # indices of indices
+    return tuple(c for c in checks if not any(place.has(c.call) and set(under) <= set(c.conditions) for place, under in made))
 
 
 def loaded_buffers(expressions: Iterable[Index]) -> list[int]:

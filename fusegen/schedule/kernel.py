@@ -12,6 +12,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
+from fusegen.schedule.indices import Check
 from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
 from fusegen.schedule.terms import Term
 
@@ -113,6 +114,7 @@ class PointwiseBody:
         axes: the merged axes.
         reads, writes: accesses along the last axis; a write is named after the function's result.
         coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
         call: the math.
     """
 
@@ -120,6 +122,7 @@ class PointwiseBody:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
     call: Call
     plan: PointwisePlan
 
@@ -161,6 +164,7 @@ class RowBody:
         row_axes, column_axes: merged axes.
         phases: in order.
         coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         stage_offsets: for a row that is staged: where in shared memory each fragment of the first phase begins, in bytes.
     """
@@ -169,6 +173,7 @@ class RowBody:
     column_axes: Axes
     phases: tuple[Phase, ...]
     coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
     partials: tuple[Access, ...]
     stage_offsets: tuple[int, ...]
     plan: RowPlan
@@ -212,6 +217,7 @@ class ScanBody:
         row_axes, column_axes: merged axes; the latter is one.
         reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
         coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
         scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
         lift: math on each element that gives what is scanned.
         finish: math on each element and what was scanned up to it.
@@ -222,6 +228,7 @@ class ScanBody:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
     scans: tuple[Reduction, ...]
     lift: Call
     finish: Call
@@ -279,6 +286,7 @@ class LaneFunction:
         lanewise: whether it is of one lane.
         arguments: one a parameter.
         reads: what must be read for them.
+        checks: indices that must be in range, and which no read mentions.
         axes: the iteration space; the last axis numbers pairs of lanes.
     """
 
@@ -286,6 +294,7 @@ class LaneFunction:
     lanewise: bool
     arguments: tuple[LaneArgument, ...]
     reads: tuple[LaneRead, ...]
+    checks: tuple[Check, ...]
     axes: Axes
 
 

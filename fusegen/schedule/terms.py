@@ -6,7 +6,7 @@ affine offsets, coordinates, results of reductions, lanes of an accumulator, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, cast
@@ -23,7 +23,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import Check, Loaded, checked_index
 
 
 class Leaf(Enum):
@@ -167,6 +167,8 @@ class Evaluator:
         self.rounded = rounded
         self.terms = Terms()
         self._memo: dict[Element, int] = {}
+        self._made_of: dict[Element, tuple[Element, ...]] = {}
+        self._checks: dict[Element, Check] = {}
 
     def value(self, position: int, index: Position, context: Context = ()) -> int:
         """The term of a node's element, in the node's computing type.
@@ -176,19 +178,36 @@ class Evaluator:
         """
         wanted = (position, index, context)
         stack = [(wanted, False)]
-        below: dict[Element, tuple[Element, ...]] = {}
         while stack:  # not by recursion, since chains may be long
             element, ready = stack.pop()
             if element in self._memo:
                 continue
             if ready:
-                self._memo[element] = self._evaluate(element, [self._memo[e] for e in below[element]])
+                self._memo[element] = self._evaluate(element, [self._memo[e] for e in self._made_of[element]])
                 check_spread(self.graph, len(self._memo))
             else:
-                below[element] = self._below(element)
+                self._made_of[element] = self._below(element)
                 stack.append((element, True))
-                stack += [(e, False) for e in reversed(below[element])]
+                stack += [(e, False) for e in reversed(self._made_of[element])]
         return self._memo[wanted]
+
+    def checks(self) -> tuple[Check, ...]:
+        """The indices that must be in range, of all gathers that were followed."""
+        return tuple(dict.fromkeys(self._checks.values()))
+
+    def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[Check, ...]:
+        """Those of the gathers that some elements are made of, which were evaluated."""
+        found: dict[Check, None] = {}
+        stack: list[Element] = [(position, index, ()) for position, index in elements]
+        seen: set[Element] = set()
+        while stack:
+            element = stack.pop()
+            if element not in seen:
+                seen.add(element)
+                stack += self._made_of[element]
+                if element in self._checks:
+                    found[self._checks[element]] = None
+        return tuple(found)
 
     def _below(self, element: Element) -> tuple[Element, ...]:
         """The elements that an element is made of; of one that is read, the values that say where it lies."""
@@ -198,9 +217,6 @@ class Evaluator:
             return tuple((self.graph.nodes[value.node].args[1], value.index, context) for value in index_values(index))
         if node.op is Op.CONCAT:
             return tuple(part for part, _ in self._parts(element))
-        if node.family is Family.INDEXING:
-            index = sources(self.graph, position, index, self.axes)[0].index
-            return ((node.args[0], index, context),)
         return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
 
     def _evaluate(self, element: Element, args: list[int]) -> int:
@@ -208,18 +224,20 @@ class Evaluator:
         position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory:
-            return self._read(position, self._resolved(index, args, self.memory[position]), context)
+            return self._read(position, self._resolved(index, args), context)
         if node.family is Family.LEAF:
-            return self._leaf(node, self._resolved(index, args, -1))
+            return self._leaf(node, self._resolved(index, args))
         if node.op is Op.CONCAT:
             return self._concat(element, args)
+        if node.family is Family.INDEXING:
+            self._checks[element] = Check(checked_index(self.graph, position, self.terms.integer(args[1])), context)
         if node.family in (Family.VIEW, Family.INDEXING):
             return args[0]
         if node.family is Family.POINTWISE:
             return self._pointwise(position, args)
         return self._anchor(position, index)
 
-    def _resolved(self, index: Position, args: Sequence[int], buffer: int) -> Position:
+    def _resolved(self, index: Position, args: Sequence[int]) -> Position:
         """The index of an element of a buffer, with what the kernel reads and checks in the place of the values of gathers.
 
         Args:
@@ -227,8 +245,7 @@ class Evaluator:
         """
         found: dict[object, Index] = {}
         for value, term in zip(index_values(index), args, strict=True):
-            gather = self.graph.nodes[value.node]
-            found[value] = Checked(self.terms.integer(term), value.args[1], int(bool(gather.attr("wraps"))), buffer)
+            found[value] = checked_index(self.graph, value.node, self.terms.integer(term))
         return tuple(substitute(i, found) for i in index) if found else index
 
     def _read(self, position: int, index: Position, context: Context) -> int:

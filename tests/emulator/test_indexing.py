@@ -101,6 +101,30 @@ def test_beside_products(
     torch.testing.assert_close(got.double(), wanted.double(), rtol=2**-6, atol=2**-6 * (1 + wanted.abs().max().item()))
 
 
+def scaled_by_one(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    return F.linear(x, w) * table[ids]
+
+
+def of_constants(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 8 + torch.ones(32)[ids], -1).to(BF16) @ v
+
+
+@pytest.mark.usefixtures("emulated")
+def test_indices_that_no_offset_mentions() -> None:
+    """Of a table of one element, and of constants: also where the last pair of lanes is half a pair."""
+    x, w, table, ids = tensor(70, 64), weight(64, 64), tensor(1), indices(64, below=1)
+    given = tensor(1, 2, 17, 64), tensor(1, 2, 19, 64), tensor(1, 2, 19, 64), indices(17, 19, below=32)
+    for function, arguments in ((scaled_by_one, (x, w, table, ids)), (of_constants, given)):
+        got, wanted = fg.kernel(function)(*arguments), function(*arguments)
+        torch.testing.assert_close(got.double(), wanted.double(), rtol=2**-6, atol=2**-6 * (1 + wanted.abs().max().item()))
+    ids[63] = 1
+    with pytest.raises(IndexError, match=r"fusegen: scaled_by_one: index of 'table' out of range \[-1, 1\)"):
+        fg.kernel(scaled_by_one)(x, w, table, ids)
+    given[3][16, 18] = 32
+    with pytest.raises(IndexError, match=r"fusegen: of_constants: index of a computed tensor out of range \[-32, 32\)"):
+        fg.kernel(of_constants)(*given)
+
+
 @pytest.mark.usefixtures("emulated")
 def test_an_epilogue_s_index_out_of_range() -> None:
     x, w, table, ids = tensor(70, 64), weight(64, 64), tensor(9, 64), indices(70, below=9)

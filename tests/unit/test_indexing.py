@@ -101,6 +101,44 @@ OUT_OF_RANGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "an index's index": (lambda x, a, i: x[a[i]], (X, torch.tensor([0, 9]), torch.tensor([2])), "'a' out of range [-2, 2)"),
     "a row": (lambda i, t: F.embedding(i, t).softmax(-1), (torch.tensor([6]), X), "'t' out of range [0, 6)"),
     "a column": (lambda x, i: x[:, i].softmax(-1), (X, torch.tensor([0, 8])), "'x' out of range [-8, 8)"),
+    # An offset does not mention these.
+    "the only row": (lambda i, t: F.embedding(i, t) * 2, (torch.tensor([0, 1]), X[:1]), "'t' out of range [0, 1)"),
+    "the only element": (lambda x, i: x[i] + 1, (X[0, :1], torch.tensor([0, -2])), "'x' out of range [-1, 1)"),
+    "an only index": (lambda x, a, i: x[a[i]], (X, torch.tensor([3]), torch.tensor([0, 1])), "'a' out of range [-1, 1)"),
+    "expanded in the kernel": (lambda x, i: x.expand(6, 8)[i] * 2, (X[0], torch.tensor([5, 6])), "'x' out of range [-6, 6)"),
+    "expanded outside": (lambda x, i: x[i] * 2, (X[:1].expand(6, 8), torch.tensor([5, 6])), "'x' out of range [-6, 6)"),
+    "lane by lane": (lambda x, i: x.expand(6, 8).gather(1, i), (X[:, :1], torch.full((6, 8), 8)), "'x' out of range [0, 8)"),
+    "under a condition": (
+        lambda x, i, y: torch.cat([y, x.expand(6, 8).gather(1, i)], 1) * 2,
+        (X[:, :1], torch.tensor([[0] * 7 + [8]] * 6), X),
+        "'x' out of range [0, 8)",
+    ),
+    "a sum": (lambda x, i: x.expand(6, 8).gather(1, i).sum(1), (X[:, :1], torch.full((6, 8), 8)), "'x' out of range [0, 8)"),
+    "sums of columns": (
+        lambda x, i: x.expand(6, 8).gather(1, i).sum(0),
+        (X[:, :1], torch.full((6, 8), -1)),
+        "'x' out of range [0, 8)",
+    ),
+    "a scan": (lambda x, i: x.expand(6, 8).gather(1, i).cumsum(1), (X[:, :1], torch.full((6, 8), 8)), "'x' out of range [0, 8)"),
+    "a scan of a row": (lambda x, i: x[i].cumsum(-1), (X[:1], torch.tensor([0, 1])), "'x' out of range [-1, 1)"),
+    "a statistic": (
+        lambda x, i: x - x.amax(1, keepdim=True).expand(6, 8).gather(1, i),
+        (X, torch.full((6, 8), 8)),
+        "a computed tensor out of range [0, 8)",
+    ),
+    "a constant": (
+        lambda x, i: torch.ones(10)[i] * x,
+        (X[0, :2], torch.tensor([9, 10])),
+        "a computed tensor out of range [-10, 10)",
+    ),
+    "a number": (
+        lambda x, i, s: torch.full((10,), s)[i] * x,
+        (X[0, :2], torch.tensor([9, 10]), 2.5),
+        "a computed tensor out of range [-10, 10)",
+    ),
+    "a position": (lambda x, i: torch.arange(1)[i] * x, (X[0, :2], torch.tensor([0, 1])), "a computed tensor out of range [-1, 1)"),
+    "what is computed": (lambda x, i: (x * 2)[i], (X[:1], torch.tensor([0, 1])), "a computed tensor out of range [-1, 1)"),
+    "an intermediate": (lambda x, i: x.softmax(-1)[i], (X, torch.tensor([6])), "a computed tensor out of range [-6, 6)"),
 }
 
 
@@ -114,9 +152,29 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def test_an_index_out_of_range(name: str) -> None:
     function, arguments, says = OUT_OF_RANGE[name]
     kernel = fg.kernel(named("chosen", function))
-    with pytest.raises(IndexError, match=re.escape(f"fusegen: chosen: index of {says}")) as caught:
+    with pytest.raises(IndexError, match=rf"fusegen: chosen(_\d)?: index of {re.escape(says)}") as caught:
         kernel(*arguments)
     assert isinstance(caught.value, IndexRangeError)
+
+
+def only_rows(x: Tensor, i: Tensor) -> Tensor:
+    return x.expand(6, 8).gather(1, i).sum(1)
+
+
+def test_what_reads_check_is_checked_once() -> None:
+    """A check stands apart where no offset makes it, and nowhere else."""
+    ids, table = meta(64, dtype=torch.int64), meta(50257, 768)
+    (source,) = fg.kernel(lambda i, t: F.embedding(i, t) * 2).lower(ids, table, target="sm_90a").sources
+    assert source.pipeline.count("checked_index(") == 1
+    (source,) = fg.kernel(only_rows).lower(meta(6, 1), meta(6, 8, dtype=torch.int64), target="sm_90a").sources
+    assert source.pipeline.count("checked_index(") == 1
+
+
+def test_the_index_of_a_staged_row_is_found_once() -> None:
+    ids, table = meta(64, dtype=torch.int64), meta(50257, 20000)
+    (source,) = fg.kernel(lambda i, t: F.embedding(i, t).softmax(-1)).lower(ids, table, target="sm_90a").sources
+    assert "copy_async<8>(t_staged" in source.pipeline
+    assert source.pipeline.count("const Index t_at = ") == 1
 
 
 @pytest.mark.usefixtures("either")

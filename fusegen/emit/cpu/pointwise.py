@@ -6,7 +6,8 @@ from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
-from fusegen.emit.views import call_view, fragment
+from fusegen.emit.views import call_view, checks_view, fragment
+from fusegen.ir.symbolic import Axes
 from fusegen.schedule.kernel import Kernel, PointwiseBody
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
@@ -18,14 +19,16 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
-    indices, offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
+    offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
+    checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
         "cpu/pointwise.cpp.jinja",
         names=names_of(kernel),
         nest=NestView.of(body.axes, "row"),
-        indices=indices,
+        indices=[*offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),

@@ -9,7 +9,7 @@ from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.reductions import kinds, reduction_functions, view
 from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
 from fusegen.emit.text import c_text
-from fusegen.emit.views import decode, fragment
+from fusegen.emit.views import checks_view, decode, fragment
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
 from fusegen.schedule.program import Launch
@@ -21,7 +21,8 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    indices, offsets = cpu_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
     columns = [view(r) for p in body.phases for r in p.column_sums]
@@ -30,7 +31,8 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
-        row_decode=decode(body.row_axes, "row", "Index") + indices,
+        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
         nest=NestView.of(body.column_axes, "column_outer"),
         phases=phase_views(body, offsets),
         kinds=kinds(r for p in body.phases for r in p.reductions),

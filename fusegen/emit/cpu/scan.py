@@ -7,7 +7,7 @@ from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.reductions import reduction_functions, view
 from fusegen.emit.text import c_text
-from fusegen.emit.views import call_view, decode, fragment
+from fusegen.emit.views import call_view, checks_view, decode, fragment
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import Kernel, ScanBody
 from fusegen.schedule.program import Launch
@@ -19,7 +19,8 @@ def emit_scan(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
-    indices, offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
@@ -28,7 +29,8 @@ def emit_scan(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
-        row_decode=decode(body.row_axes, "row", "Index") + indices,
+        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],

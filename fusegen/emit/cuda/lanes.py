@@ -14,6 +14,7 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.emit.views import LANE, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
+from fusegen.schedule.indices import Check
 from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource
 
 _LANES = 2
@@ -75,6 +76,7 @@ class WrapperView:
     Attributes:
         signature: the head of the definition.
         decode: statements that find the axes.
+        checks: statements that check indices.
         call: the math function; with its arguments.
         results: what it gives.
     """
@@ -82,6 +84,7 @@ class WrapperView:
     doc: str
     signature: str
     decode: tuple[str, ...]
+    checks: tuple[str, ...]
     reads: tuple[ReadView, ...]
     lanewise: bool
     call: str
@@ -161,6 +164,7 @@ def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperVi
         doc=wrapper.doc,
         signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *place.parameters, *outs]),
         decode=tuple(_decode(function.axes, place)),
+        checks=tuple(offsets.check(_renamed_check(c, function.axes, place)) for c in function.checks),
         reads=tuple(_read_view(r, offsets, function.axes, place) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
@@ -227,6 +231,10 @@ def _argument(argument: LaneArgument, function: LaneFunction, offsets: Offsets, 
 def _renamed_bounds(bounds: Bounds, axes: Axes, place: Place) -> Bounds:
     lower, upper = (None if b is None else _renamed(b, axes, place) for b in (bounds.lower, bounds.upper))
     return Bounds(_renamed(bounds.index, axes, place), lower, upper)
+
+
+def _renamed_check(check: Check, axes: Axes, place: Place) -> Check:
+    return Check(_renamed(check.call, axes, place), tuple(_renamed_bounds(b, axes, place) for b in check.conditions))
 
 
 def _renamed(index: Index, axes: Axes, place: Place) -> sympy.Expr:

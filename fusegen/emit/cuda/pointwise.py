@@ -6,8 +6,8 @@ from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text
-from fusegen.emit.views import call_view, decode, entry, fragment, kernel_parameters
-from fusegen.ir.symbolic import product
+from fusegen.emit.views import call_view, checks_view, decode, entry, fragment, kernel_parameters
+from fusegen.ir.symbolic import Axes, product
 from fusegen.schedule.kernel import Kernel, PointwiseBody
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
@@ -19,7 +19,8 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
-    indices, offsets = cuda_offsets(kernel).found_first(body.reads, [lane_axis])
+    offsets = cuda_offsets(kernel).found_first(body.reads, [lane_axis])
+    checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
@@ -29,7 +30,8 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         count=c_text(product(body.axes.extents)),
         decode=decode(body.axes, "position", "Index"),
-        indices=indices,
+        indices=[*offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),

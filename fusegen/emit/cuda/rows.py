@@ -6,9 +6,9 @@ from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.reductions import kinds, reduction_functions
-from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
+from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions, staged_accesses
 from fusegen.emit.text import c_text
-from fusegen.emit.views import decode, entry, fragment, kernel_parameters
+from fusegen.emit.views import checks_view, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
 from fusegen.schedule.program import Launch
@@ -20,7 +20,9 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    indices, offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    staged = staged_accesses(body)
     phases = phase_views(body, offsets)
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
     lane_axis = body.column_axes.symbols[-1]
@@ -31,7 +33,10 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
-        row_decode=decode(body.row_axes, "row", "Index") + indices,
+        row_decode=decode(body.row_axes, "row", "Index"),
+        indices=[*offsets.indices(a for a in row_accesses(body) if a not in staged), *checks.once],
+        staged_indices=offsets.indices(staged),
+        checks=checks.lanes,
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),

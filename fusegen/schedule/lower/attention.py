@@ -27,6 +27,7 @@ from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
     accumulator_of,
+    lane_checks,
     lane_expressions,
     lane_function,
     lane_pointers,
@@ -98,7 +99,8 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     keys = graph.nodes[recurrence.scores].shape[-1]
     optional = keys if divisor(sympy.sympify(keys), context.multiples) % LANES else None
     words = _words(axes, "key")
-    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, SMALL // plan.head_dim)
+    checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
+    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // plan.head_dim)
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
     score = lane_function(context, math, f"{context.name}_score", fast=True)
     return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])
@@ -109,7 +111,7 @@ def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> 
     accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator, guarded=recurrence.guarded)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
-    math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {})
+    math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
     return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
 
 

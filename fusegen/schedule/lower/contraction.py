@@ -23,6 +23,7 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
+    lane_checks,
     lane_expressions,
     lane_function,
     lane_pointers,
@@ -176,21 +177,23 @@ def _epilogue(
     """The epilogue, its axes of rows and of heads merged; what it takes; how many axes number rows; what became of the axes."""
     accumulators = _Accumulators(context, part, axes)
     evaluator = Evaluator(context.graph, axes, context.stored, accumulators, context.rounded)
-    roots = []
-    for output, order in zip(part.outputs, part.orders, strict=True):
-        for lane in range(LANES):
-            at = position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes)
-            roots.append(evaluator.value(output, at))
+    elements = [
+        (output, position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
+        for output, order in zip(part.outputs, part.orders, strict=True)
+        for lane in range(LANES)
+    ]
+    roots = [evaluator.value(*element) for element in elements]
+    last = part.domain.shape[-1]
+    optional = last if (literal(last) or 0) % LANES else None
+    checks = lane_checks(evaluator, elements[::LANES], optional)
     for taken in (*_taken(part), *(a.name for a in accumulators.found), *(s.name for s in axes.symbols)):
         context.names.take(taken)
-    expressions = [*leaves_of(evaluator.terms, roots).expressions(), *offsets]
+    expressions = [*leaves_of(evaluator.terms, roots, checks).expressions(), *offsets]
     rows, columns, moves = _merged(axes, len(part.domain.rows), expressions)
     merged = Axes((*rows.symbols, *columns.symbols), (*rows.extents, *columns.extents))
     word = CHANNEL if len(columns.symbols) > 1 else COLUMN
     words: dict[Index, str] = {s: s.name for s in merged.symbols[:-1]} | {LANES * PAIR: word}
-    last = part.domain.shape[-1]
-    optional = last if (literal(last) or 0) % LANES else None
-    math_ = LaneMath(evaluator.terms, tuple(roots), merged, words, moves, optional)
+    math_ = LaneMath(evaluator.terms, tuple(roots), merged, words, moves, optional, checks)
     several = len(context.group.parts) > 1
     name = f"{context.name}_epilogue_{number}" if several else f"{context.name}_epilogue"
     function = lane_function(context, math_, name, fast=context.fast)

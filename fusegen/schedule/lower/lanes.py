@@ -22,11 +22,12 @@ from fusegen.passes.fuse.pairs import LANES, is_same_row
 from fusegen.schedule.access import divisor
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
+from fusegen.schedule.indices import Check, checks_apart
 from fusegen.schedule.kernel import Function, LaneArgument, LaneFunction, LaneRead, LaneSource, Parameter, Pointer
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
 from fusegen.schedule.names import scalar_identifier
-from fusegen.schedule.terms import Leaf, LeafOf, Read, Terms
+from fusegen.schedule.terms import Evaluator, Leaf, LeafOf, Read, Terms
 
 PAIR = axis_symbol("pair")
 """The number of a pair of lanes."""
@@ -74,6 +75,7 @@ class LaneMath:
         moves: what became of the axes when they were merged.
         words: what the math calls its coordinates, by index.
         optional: the extent of the lanes' dim when the second lane may lie past its end.
+        checks: indices that must be in range.
         limit: what coordinates stay below.
     """
 
@@ -83,7 +85,28 @@ class LaneMath:
     words: Mapping[Index, str]
     moves: Mapping[sympy.Symbol, Index]
     optional: Dim | None = None
+    checks: tuple[Check, ...] = ()
     limit: int = SMALL
+
+
+def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], optional: Dim | None) -> tuple[Check, ...]:
+    """The indices that must be in range of what was evaluated for both lanes.
+
+    Args:
+        firsts: the elements of the first lane.
+        optional: the extent of the lanes' dim when the second lane may lie past its end.
+    """
+    checks = evaluator.checks()
+    if optional is None:
+        return checks
+    first = evaluator.checks_of(firsts)
+    exists = _exists(optional)
+    return tuple(c if c in first else Check(c.call, (*c.conditions, exists)) for c in checks)
+
+
+def _exists(extent: Dim) -> Bounds:
+    """The condition under which there is a second lane."""
+    return Bounds(LANES * PAIR + 1, None, extent)
 
 
 def lane_function(context: Context, math: LaneMath, name: str, *, fast: bool) -> LaneFunction:
@@ -134,6 +157,7 @@ def _expressions(function: LaneFunction) -> list[Index]:
     found: list[Index] = [offset for read in function.reads for offset in read.offsets]
     found += [v for a in function.arguments for v in a.values if not isinstance(v, Bounds)]
     found += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
+    found += [e for check in function.checks for e in check.expressions()]
     return [*found, *function.axes.extents[1:-1]]  # where a row lies is found by dividing by these
 
 
@@ -147,7 +171,7 @@ def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[t
 class _Builder:
     def __init__(self, context: Context, math: LaneMath) -> None:
         self.context, self.math, self.terms = context, math, math.terms
-        self.leaves = leaves_of(math.terms, math.roots).moved(math.moves)
+        self.leaves = leaves_of(math.terms, math.roots, math.checks).moved(math.moves)
         self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
         self.arguments: dict[str, LaneArgument] = {name: LaneArgument(LaneSource.LANES, name) for name, _ in self.lanes.values()}
@@ -161,7 +185,13 @@ class _Builder:
         lanewise = partner is not None
         function = self._function(name, lanewise, fast)
         arguments = tuple(self.arguments[p.name] for p in function.parameters)
-        return LaneFunction(function, lanewise, arguments, self.reads, self.math.axes)
+        return LaneFunction(function, lanewise, arguments, self.reads, self._checks(), self.math.axes)
+
+    def _checks(self) -> tuple[Check, ...]:
+        """The checks that neither reads nor coordinates make."""
+        reads = [place for r in self.reads for place in zip(r.offsets, r.conditions, strict=True)]
+        values = [(v, ()) for a in self.arguments.values() for v in a.values if not isinstance(v, Bounds)]
+        return checks_apart(self.leaves.checks, [*reads, *values])
 
     # Leaves.
 
@@ -176,7 +206,7 @@ class _Builder:
         """Reads of the second lane alone, with the condition under which there is a second lane."""
         if self.math.optional is None:
             return {}
-        exists = Bounds(LANES * PAIR + 1, None, self.math.optional)
+        exists = _exists(self.math.optional)
         second = set(self.terms.below(self.math.roots[1::LANES])) - set(self.terms.below(self.math.roots[::LANES]))
         return {t: exists for t in second if t in self.leaves.reads and _has(self.leaves.reads[t].offset, PAIR)}
 

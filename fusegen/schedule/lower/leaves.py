@@ -9,6 +9,7 @@ import sympy
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
+from fusegen.schedule.indices import Check, checks_apart
 from fusegen.schedule.terms import Leaf, Read, Terms, substitute
 
 
@@ -20,17 +21,20 @@ class Leaves:
         reads: reads of buffers, by term.
         coordinates: indices and conditions that the math uses, by term.
         scalars: terms of run-time scalars.
+        checks: indices that must be in range.
     """
 
     reads: dict[int, Read]
     coordinates: dict[int, Index | Bounds]
     scalars: tuple[int, ...]
+    checks: tuple[Check, ...] = ()
 
     def expressions(self) -> list[Index]:
         """Every expression over the axes."""
         found: list[Index] = [r.offset for r in self.reads.values()]
         found += [b.index for r in self.reads.values() for b in r.conditions]
-        return found + [bound_index(v) for v in self.coordinates.values()]
+        found += [bound_index(v) for v in self.coordinates.values()]
+        return found + [e for check in self.checks for e in check.expressions()]
 
     def moved(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
         """The same over other axes."""
@@ -40,11 +44,17 @@ class Leaves:
             for t, r in self.reads.items()
         }
         coordinates = {t: _moved(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()}
-        return Leaves(reads, coordinates, self.scalars)
+        checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
+        return Leaves(reads, coordinates, self.scalars, checks)
+
+    def checks_apart(self) -> tuple[Check, ...]:
+        """The checks that neither reads nor coordinates make."""
+        places = [(r.offset, r.conditions) for r in self.reads.values()]
+        return checks_apart(self.checks, [*places, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
 
 
-def leaves_of(terms: Terms, roots: Sequence[int]) -> Leaves:
-    """The leaves of some terms."""
+def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[Check] = ()) -> Leaves:
+    """The leaves of some terms, which stand for values whose indices must be in range."""
     reads: dict[int, Read] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
@@ -56,7 +66,7 @@ def leaves_of(terms: Terms, roots: Sequence[int]) -> Leaves:
             coordinates[position] = term.payload
         elif term.op is Leaf.SCALAR:
             scalars.append(position)
-    return Leaves(reads, coordinates, tuple(scalars))
+    return Leaves(reads, coordinates, tuple(scalars), tuple(checks))
 
 
 def bound_index(value: Index | Bounds) -> Index:

@@ -27,7 +27,7 @@ def lower_pointwise(context: Context) -> Launch:
         for store in context.stores(output, axes.symbols, axes):
             roots.append(root)
             stores.append((store.buffer, store.offset))
-    leaves = leaves_of(evaluator.terms, roots)
+    leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
     merged, replaced = merge_axes(axes, [*leaves.expressions(), *(offset for _, offset in stores)], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
@@ -50,14 +50,16 @@ def _launch(
     coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
     writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
     call = _call(context, evaluator, roots, reads, coordinates, writes)
+    checks = leaves.checks_apart()
     expressions = [*(a.offset for a in (*reads.values(), *writes)), *map(bound_index, leaves.coordinates.values()), *axes.extents]
     expressions += [e for r in reads.values() for b in r.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
+    expressions += [e for check in checks for e in check.expressions()]
     kernel = Kernel(
         name=context.name,
         pointers=context.pointers((a.buffer for a in reads.values()), (a.buffer for a in writes), expressions),
         sizes=context.sizes(expressions, axes.symbols),
         scalars=context.scalars(evaluator.terms, evaluator.terms.below(tuple(roots))),
-        body=PointwiseBody(axes, tuple(reads.values()), writes, tuple(coordinates.values()), call, plan),
+        body=PointwiseBody(axes, tuple(reads.values()), writes, tuple(coordinates.values()), checks, call, plan),
         wide=context.wide,
         checks=has_checks(expressions),
     )

@@ -78,6 +78,7 @@ class RowKernelBuilder:
         self.lane_axis = math.column_axes.symbols[-1]
         self.reads = {t: self._read(t) for t in math.leaves.reads}
         self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
+        self.checks = math.leaves.checks_apart()
         self.reductions = {node: reduction_of(context.graph, node, context.names.take, fast=context.fast) for node in math.states}
         self.names = self._value_names()
         self.prefetched: set[int] = set()
@@ -91,6 +92,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             coordinates=tuple(self.coordinates.values()),
+            checks=self.checks,
             partials=partials,
             stage_offsets=self._stage_offsets(phases),
             plan=self.plan,
@@ -267,6 +269,7 @@ class RowKernelBuilder:
         found: list[Index] = [a.offset for a in (*accesses, *self.reads.values())]
         found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
         found += [bound_index(c.value) for c in self.coordinates.values()]
+        found += [e for check in self.checks for e in check.expressions()]
         return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]
 
     def _axis_symbols(self) -> tuple[sympy.Symbol, ...]:

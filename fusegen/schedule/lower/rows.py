@@ -15,7 +15,7 @@ from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
@@ -67,7 +67,8 @@ def _evaluate(context: Context) -> RowMath:
             kind = "row_write" if _is_per_row(context, output) else "write"
             roots += [Root(kind, len(stores) + k, (term,)) for k in range(len(found))]
             stores += found
-    return _merged(context, evaluator.terms, roots, states, statistics, stores, axes)
+    leaves = leaves_of(evaluator.terms, [t for r in roots for t in r.terms], evaluator.checks())
+    return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
 
 
 def _reduced(context: Context, evaluator: Evaluator, node: int, axes: Axes) -> tuple[int, ...]:
@@ -109,13 +110,13 @@ def _merged(
     context: Context,
     terms: Terms,
     roots: list[Root],
+    leaves: Leaves,
     states: Mapping[int, tuple[int, ...]],
     statistics: Mapping[int, tuple[int, ...]],
     stores: list[Store],
     axes: Axes,
 ) -> RowMath:
     domain = context.group.domain
-    leaves = leaves_of(terms, [t for r in roots for t in r.terms])
     sums = [s for r in roots if r.kind == "column" for part in states[r.key] for s in _column_stores(context, part, {})]
     expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
     row_axes, column_axes, moves = rows_and_columns(domain, axes, expressions)

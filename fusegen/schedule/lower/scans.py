@@ -61,7 +61,7 @@ def _evaluate(context: Context) -> _Math:
     (output,) = context.group.outputs
     result = evaluator.value(output, axes.symbols)
     stores = context.stores(output, axes.symbols, axes)
-    leaves = leaves_of(evaluator.terms, [*scanned.values(), result])
+    leaves = leaves_of(evaluator.terms, [*scanned.values(), result], evaluator.checks())
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     return _Math(evaluator.terms, scanned, result, leaves.moved(moves), moved, row_axes, column_axes)
@@ -83,6 +83,7 @@ class _ScanBuilder:
         self.plan = scan_plan(math.column_axes.extents[-1], itemsizes, context.target, context.multiples)
         self.reads = {t: self._read(t) for t in math.leaves.reads}
         self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
+        self.checks = math.leaves.checks_apart()
         self.scans = {node: self._reduction(node) for node in math.scanned}
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
@@ -98,6 +99,7 @@ class _ScanBuilder:
             tuple(self.reads.values()),
             self.writes,
             tuple(self.coordinates.values()),
+            self.checks,
             scans,
             lift,
             finish,
@@ -151,4 +153,5 @@ class _ScanBuilder:
         found: list[Index] = [a.offset for a in (*self.reads.values(), *self.writes)]
         found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
         found += [bound_index(c.value) for c in self.coordinates.values()]
+        found += [e for check in self.checks for e in check.expressions()]
         return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]
