@@ -36,6 +36,7 @@ from fusegen.runtime.parameters import Parameters
 from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.names import plain
 from fusegen.settings import cache_folder
+from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
 
@@ -85,12 +86,14 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
             known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
             number = sum(len(kernel.variants) for kernel in kernels.values())
             for variant, files in _built(each, number):
-                for file in files:
-                    _write(unfinished / file.path, file.content)
+                with _writing_to(folder):
+                    for file in files:
+                        _write(unfinished / file.path, file.content)
                 known = replace(known, variants=(*known.variants, variant))
             kernels[each.name] = known
         manifest = Manifest(version, tuple(kernels.values()))
-        _write(unfinished / NAME, manifest_text(manifest).encode())
+        with _writing_to(folder):
+            _write(unfinished / NAME, manifest_text(manifest).encode())
     return manifest
 
 
@@ -104,11 +107,19 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
     try:
         yield unfinished
-        unfinished.rename(folder)
-    except OSError as error:
-        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
+        with _writing_to(folder):
+            unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """What the disk refuses, in words; nothing of the user's runs in here."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -122,12 +133,24 @@ def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_Fi
     values = dispatcher.bind((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, _ = dispatcher.variant(values, wanted.target, device)
-    if variant.state.names:
-        what = f"{wanted.name} closes over tensors, which a built kernel does not find again"
-        raise BundleError(what, mend="pass them as arguments")
+    _require_known(wanted.name, variant.state)
     for count, (rows, form) in enumerate(variant.forms.all(), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
         yield _built_form(wanted, dispatcher.parameters.names, values, variant.laid_out(form), _limits(rows), place)
+
+
+def _require_known(name: str, state: State) -> None:
+    """Refuses a function that depends on what a built kernel cannot look at.
+
+    Raises:
+        BundleError: naming it.
+    """
+    if state.names:
+        what = f"{name} closes over tensors, which a built kernel does not find again"
+        raise BundleError(what, mend="pass them as arguments")
+    if state.asked:
+        what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
+        raise BundleError(what, mend="pass what it depends on as an argument")
 
 
 def _limits(rows: Rows) -> tuple[Relation, ...]:
@@ -206,6 +229,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         plan=(),
         conditions=variant.conditions,
         wide=request.wide,
+        distinct=variant.state.compares_identity and len(request.specs) > 1,
     )
 
 

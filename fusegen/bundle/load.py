@@ -49,8 +49,11 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     return Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
 
 
-class Bundle(Mapping[str, "BuiltFunction"]):
-    """Built kernels by name: ``bundle.NAME`` or ``bundle["NAME"]``."""
+class Bundle:
+    """Built kernels by name: ``bundle.NAME`` or ``bundle["NAME"]``; iteration gives the names.
+
+    No `Mapping`, whose methods would stand in the way of kernels of their names.
+    """
 
     def __init__(self, kernels: Mapping[str, BuiltFunction]) -> None:
         self._kernels = dict(kernels)
@@ -93,6 +96,7 @@ class BuiltFunction:
         self._plain = tuple(parameter.plain for parameter in kernel.parameters)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
         self._static = tuple(_is_static(kernel, place) for place in range(len(self._given)))
+        self._distinct = any(variant.signature.distinct for variant in kernel.variants)
         self._bound: dict[tuple[object, ...], list[Bound]] = {}
         self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
         self._lock = threading.RLock()
@@ -149,7 +153,8 @@ class BuiltFunction:
         """What the choice of a bound program depends on."""
         statics = zip(values, self._static, strict=True)
         parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
-        return (*parts, torch.get_default_dtype())
+        different = len({id(value) for value in values if isinstance(value, Tensor)}) if self._distinct else 0
+        return (*parts, torch.get_default_dtype(), different)
 
     def _first_call(self, values: Values) -> Any:
         if is_tracing():

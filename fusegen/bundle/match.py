@@ -41,6 +41,8 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
+    if signature.distinct:
+        _check_distinct(names, values)
     sizes: dict[str, int] = {}
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         _match_value(name, argument, value, sizes)
@@ -100,6 +102,14 @@ def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[s
 def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
     if sizes.setdefault(size, value) != value:
         raise Mismatch(f"{what} is {value}, but {size} is {sizes[size]} already")
+
+
+def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
+    found: dict[int, str] = {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Tensor) and found.setdefault(id(value), name) is not name:
+            what = f"{found[id(value)]!r} and {name!r} are one tensor, built for two: the function asks whether things are one"
+            raise Mismatch(what)
 
 
 def _check_sizes(signature: Signature, sizes: Mapping[str, int]) -> None:

@@ -78,6 +78,7 @@ class Signature:
         plan: likewise, by which one of several programs is taken that are all good for the call.
         conditions: of numbers.
         wide: whether indices have 64 bits.
+        distinct: whether no tensor may be given twice, since the function asks whether two things are one.
     """
 
     arguments: tuple[Argument, ...]
@@ -88,6 +89,7 @@ class Signature:
     plan: tuple[Relation, ...]
     conditions: Numbers
     wide: bool
+    distinct: bool
 
     @property
     def sizes(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -77,11 +78,17 @@ def compile_ptx(source: Source, architecture: str) -> str:
     options = [flag.encode() for flag in (f"--gpu-architecture={architecture.replace('sm_', 'compute_')}", *FLAGS)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"NVRTC refused {source.name} for {architecture}", mend="report it with the source")
-    _, size = nvrtc.nvrtcGetPTXSize(program)
+        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        raise CompileError(f"NVRTC refused {source.name} for {architecture}:\n{log}", mend="report it with the source")
+    return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+
+
+def _text(program: Any, size_of: Callable[[Any], tuple[Any, int]], fill: Callable[[Any, bytes], Any]) -> str:
+    """What NVRTC says of a program: its PTX, or the compiler's log."""
+    _, size = size_of(program)
     text = b" " * size
-    nvrtc.nvrtcGetPTX(program, text)
-    return bytes(text).rstrip(b"\0").decode()
+    fill(program, text)
+    return bytes(text).rstrip(b"\0").decode(errors="replace")
 
 
 @lru_cache(maxsize=1)

@@ -265,7 +265,7 @@ class TracedTensor:
 
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
-        if dim is not None and not -self.ndim <= dim < self.ndim:
+        if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
             raise ShapeError(
                 f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1"
             )

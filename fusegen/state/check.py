@@ -89,6 +89,8 @@ class State:
 
     Attributes:
         names: of the inputs that the function closes over.
+        asked: what the function asked torch, and tensors that it closes over, in words.
+        compares_identity: as given.
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
         text: of that function.
@@ -108,6 +110,8 @@ class State:
         tensors: Sequence[int],
     ) -> None:
         self.names = tuple(each.name for each in used)
+        self.asked = _asked(reads, questions, compares_identity)
+        self.compares_identity = compares_identity
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
         for position, value in arguments.items():
             writer.argument(position, value)
@@ -266,6 +270,13 @@ class _Writer:
         name = f"c{len(self._scope)}"
         self._scope[name] = value
         return name
+
+
+def _asked(reads: Sequence[Read], questions: Sequence[Question], compares_identity: bool) -> tuple[str, ...]:
+    found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is Kind.RESULT]
+    if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
+        found.append("something of a tensor that it closes over")
+    return tuple(dict.fromkeys(found))
 
 
 def has_identity(value: object) -> bool:

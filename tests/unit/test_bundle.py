@@ -366,6 +366,71 @@ def test_what_only_the_function_knows_is_refused(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+FLAG = torch.ones(1)
+
+
+def by_gradients(x: Tensor) -> Tensor:
+    return x * 2 if torch.is_grad_enabled() else x * 3
+
+
+def by_a_value(x: Tensor) -> Tensor:
+    return x * FLAG.item()
+
+
+def by_a_size(x: Tensor) -> Tensor:
+    return x * FLAG.shape[0]
+
+
+def by_a_global(x: Tensor) -> Tensor:
+    return x * 2 if x is FLAG else x * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (by_gradients, r"torch\.is_grad_enabled\(\)"),
+        (by_a_value, "something of a tensor that it closes over"),
+        (by_a_size, "something of a tensor that it closes over"),
+        (by_a_global, "something of a tensor that it closes over"),
+    ],
+    ids=["gradients", "value", "size", "identity"],
+)
+def test_what_a_built_kernel_cannot_ask_is_refused(function: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=f"asks for {says} while it is traced"):
+        built(tmp_path / "kernels", function, (randn(3, 8),))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_tensor_given_twice_to_a_function_that_asks(tmp_path: Path) -> None:
+    def same(x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 if x is y else x + y
+
+    kernel, x, y = built(tmp_path / "kernels", same, (randn(3, 8), randn(3, 8))), randn(3, 8), randn(3, 8)
+    assert equal(kernel(x, y), x + y)
+    with pytest.raises(ArgumentError, match="'x' and 'y' are one tensor, built for two"):
+        kernel(x, x)
+    assert equal(kernel(y, x), x + y)
+
+
+def test_an_error_of_the_user_s_function_stays_its_own(tmp_path: Path) -> None:
+    def opens(x: Tensor) -> Tensor:
+        return x * float(Path("weights.bin").read_text())
+
+    with pytest.raises(FileNotFoundError, match=r"weights\.bin"):
+        built(tmp_path / "kernels", opens, (randn(3, 8),))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(BundleError, match="cannot be written: No space left"):
+        built(tmp_path / "kernels", row, (randn(7, 100), randn(100)))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise KeyboardInterrupt
@@ -379,6 +444,15 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         build(tmp_path / "kernels", [], "test")
     with pytest.raises(BundleError, match="cannot be made"):
         build(tmp_path / "nowhere" / "kernels", [], "test")
+
+
+def test_kernels_with_names_of_a_mapping_s_methods(tmp_path: Path) -> None:
+    def keys(x: Tensor) -> Tensor:
+        return x * 2
+
+    x = randn(3, 8)
+    assert equal(built(tmp_path / "kernels", keys, (x,))(x), x * 2)
+    assert equal(load(tmp_path / "kernels").keys(x), x * 2)
 
 
 def test_a_bundle_is_a_mapping_with_attributes(tmp_path: Path) -> None:

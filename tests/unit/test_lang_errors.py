@@ -47,7 +47,42 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: F.glu(x[:, :7]), "glu"),
     (lambda x: x.roll((1, 2), 0), "2 shifts for 1 dims"),
     (lambda x: torch.dot(x, x), "dot of"),
+    (lambda x: x[..., ...], "several ellipses"),
+    (lambda x: x.squeeze((0, 0)), "twice"),
+    (lambda x: x.sum().sum((0, 0)), "twice"),
+    (lambda x: x.movedim(0, (1,)), "movedim of 0 to (1,)"),
+    (lambda x: x.sum().gather(5, torch.zeros((), dtype=torch.int64)), "dim 5"),
+    (lambda x: x.sum().index_select(7, torch.zeros(1, dtype=torch.int64)), "dim 7"),
+    (lambda x: x.sum().expand(-3), "expand to (-3,)"),
+    (lambda x: x.tile(-1), "repeat (-1,) times"),
+    (lambda x: torch.linalg.norm(x, None, ()), "along no dim"),
 ]
+NO_DIMS: list[Callable[..., Any]] = [
+    lambda x: x.sum(True),
+    lambda x: x.mean(dim=False),
+    lambda x: x.prod((0, 1)),
+    lambda x: x.amax((True,)),
+    lambda x: x.max((0, 1)),
+    lambda x: x.min(dim=[0]),
+    lambda x: x.argmax(True),
+    lambda x: x.argmin((0,)),
+    lambda x: x.aminmax(dim=(0,)),
+    lambda x: x.any("0"),  # type: ignore[call-overload]
+    lambda x: x.norm(2, True),
+    lambda x: x.logsumexp(1.0),  # type: ignore[arg-type]
+    lambda x: x.cumsum(True),
+    lambda x: x.softmax(False),
+    lambda x: x.unsqueeze(True),
+    lambda x: x.squeeze((1.0,)),  # type: ignore[arg-type]
+    lambda x: x.transpose(0, True),
+    lambda x: x.flatten(False),
+    lambda x: x.select(True, 0),
+    lambda x: x.roll(1, (True,)),
+    lambda x: x.repeat_interleave(2, ()),  # type: ignore[arg-type]
+    lambda x: x.gather(True, x.long()),
+    lambda x: x.take_along_dim(x.long(), False),
+]
+"""What torch takes for no dim: bools, floats, texts, and several where there can be one."""
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
     (lambda x: x or x, "branch on a tensor's value"),
@@ -104,6 +139,13 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
 @pytest.mark.parametrize(("function", "says"), SHAPES, ids=[s for _, s in SHAPES])
 def test_shapes_that_do_not_fit(function: Callable[..., Any], says: str) -> None:
     refused(function, X, error=ShapeError, says=says, line="lambda")
+
+
+@pytest.mark.parametrize("number", range(len(NO_DIMS)))
+def test_what_is_no_dim(number: int) -> None:
+    with pytest.raises((TypeError, RuntimeError)):
+        NO_DIMS[number](X)
+    refused(NO_DIMS[number], X, error=TraceError, says="is no dim")
 
 
 @pytest.mark.parametrize(("function", "says"), VALUES, ids=[s for _, s in VALUES])

@@ -109,3 +109,10 @@ def test_functions_of_cuda_fuse_inside(name: str) -> None:
     """Their polynomials say so themselves: their accuracy does not depend on the flag."""
     low = fg.kernel(lambda x: getattr(torch, name)(x)).lower(torch.empty(64, device="meta"), target="sm_90a")
     assert "fma.rn.f32" in nvrtc.compile_ptx(low.sources[0], "sm_90a")
+
+
+def test_what_the_compiler_says_is_shown() -> None:
+    broken = replace(source(), math="__device__ float unclear() { return missing; }")
+    for compile_ in (nvrtc.compile_cubin, nvrtc.compile_ptx):
+        with pytest.raises(CompileError, match='identifier "missing" is undefined'):
+            compile_(broken, "sm_90a")

@@ -65,6 +65,53 @@ def test_masks_that_are_added() -> None:
     check(lambda x, m, p: module(x, x, x, attn_mask=m, key_padding_mask=p, need_weights=False)[0], X, mask, padding)
 
 
+Q = torch.randn(2, 4, 10, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_mask_of_float32_for_other_queries(dtype: torch.dtype) -> None:
+    """The scores are as wide as the mask then, as in torch."""
+    q, mask = Q.to(dtype), torch.randn(10, 10)
+    got, wanted = (f(q, q, q, mask) for f in (fg.kernel(attended), attended))
+    exact = attended(q.double(), q.double(), q.double(), mask.double())
+    assert got.dtype is dtype
+    assert (got - exact).abs().max() <= 2 * (wanted - exact).abs().max() + 1e-12
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float64])
+def test_masks_of_dtypes_that_torch_refuses(dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError, match="Expected attn_mask dtype"):
+        attended(Q, Q, Q, torch.zeros(10, 10).to(dtype))
+    with pytest.raises(TraceError, match=r"an attention mask of \w+ for queries of float32"):
+        fg.kernel(attended)(Q, Q, Q, torch.zeros(10, 10).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4, 10, 10), (3, 2, 4, 10, 10), (9, 10), (4, 1, 10, 10)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_masks_that_do_not_broadcast_to_the_scores(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError):
+        attended(Q, Q, Q, torch.ones(shape).to(dtype))
+    with pytest.raises(ShapeError):
+        fg.kernel(attended)(Q, Q, Q, torch.ones(shape).to(dtype))
+
+
+def test_masks_that_torch_s_layer_refuses() -> None:
+    module = attention(batch_first=True)
+    masked = fg.kernel(lambda x, m: module(x, x, x, attn_mask=m)[0])
+    padded = fg.kernel(lambda x, m: module(x, x, x, key_padding_mask=m)[0])
+    for mask in (torch.zeros(1, 10), torch.zeros(10), torch.zeros(1, 10, 10), torch.zeros(2, 4, 10, 10)):
+        with pytest.raises(ShapeError, match="attn_mask of"):
+            masked(X, mask)
+    with pytest.raises(ShapeError, match="key_padding_mask of"):
+        padded(X, torch.zeros(1, 10))
+    with pytest.raises(TraceError, match="a mask of bfloat16 for queries of float32"):
+        masked(X, torch.zeros(10, 10, dtype=torch.bfloat16))
+
+
 def test_what_is_not_traced_is_refused() -> None:
     module = attention(add_bias_kv=True)
     with pytest.raises(TraceError, match="bias_k"):

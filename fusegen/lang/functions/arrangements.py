@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusegen.errors import ShapeError, TraceError
+from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, same, simplify_dim
+from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
 from fusegen.lang.functions.common import normalize_dim, sequence
 from fusegen.lang.functions.pointwise import scalar_tensor
 from fusegen.lang.functions.views import cat, holds, narrow, reshaped, sliced
@@ -19,6 +20,8 @@ from fusegen.lang.values import TracedTensor, dim_of
 def repeat(input: TracedTensor, *repeats: Any, **named: Any) -> TracedTensor:
     """The whole tensor so many times along each dim; new dims stand in front."""
     counts = [dim_of(c) for c in sequence(repeats, named)]
+    if any((literal(c) or 0) < 0 for c in counts):
+        raise ShapeError(f"repeat {shape_text(counts)} times", mend="give numbers of 0 and more")
     counts = [1] * (input.ndim - len(counts)) + counts  # as tile has it; repeat names at least as many as there are dims
     sizes: list[Dim] = [1] * (len(counts) - input.ndim) + list(input._node.shape)
     apart = reshaped(input, [part for size in sizes for part in (1, size)])
@@ -33,7 +36,7 @@ def repeat_interleave(input: TracedTensor, repeats: Any, dim: int | None = None,
         raise TraceError("repeat_interleave by a tensor cannot be traced", mend="give the number of repetitions as an int")
     count = dim_of(repeats)
     x = reshaped(input, (simplify_dim(dim_of(input.numel())),)) if dim is None else input
-    place = normalize_dim(dim or 0, x.ndim)
+    place = normalize_dim(0 if dim is None else dim, x.ndim)
     shape = x._node.shape
     apart = reshaped(x, (*shape[: place + 1], 1, *shape[place + 1 :]))
     wide = x._tracer.add(Op.EXPAND, apart, shape=(*shape[: place + 1], count, *shape[place + 1 :]))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import sympy
 import torch
 
 from fusegen.errors import ShapeError, TraceError
+from fusegen.ir.graph import Shape
+from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, same, simplify_dim
 from fusegen.lang.functions import creation, pointwise
 from fusegen.lang.functions.arrangements import repeat_interleave
-from fusegen.lang.functions.common import cast, tracer_of
+from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
 from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.products import linear, matmul, scaled
 from fusegen.lang.functions.random import dropped
 from fusegen.lang.functions.reductions import reduced
-from fusegen.lang.functions.views import transpose, unsqueeze
+from fusegen.lang.functions.views import holds, transpose, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -44,7 +47,7 @@ def scaled_dot_product_attention(
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
         scores = _masked(scores, attn_mask)
-    return matmul(_dropped(_safe_softmax(scores), dropout_p), value)
+    return matmul(_dropped(cast(_safe_softmax(scores), query.dtype), dropout_p), value)
 
 
 def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
@@ -78,7 +81,19 @@ def _causal(scores: TracedTensor) -> TracedTensor:
 
 
 def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
+    """The scores where a mask is True, else minus infinity; plus a mask of floats, which may be wider than they are.
+
+    Raises:
+        TraceError: the mask is neither of bools, nor of float32, nor of the scores' dtype.
+        ShapeError: it does not broadcast to the scores.
+    """
     lifted = scores._tracer.lift(mask)
+    if lifted.dtype not in (torch.bool, torch.float32, scores.dtype):
+        what = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
+        raise TraceError(what, mend="use bool, float32 or the queries' dtype")
+    own, given = scores._node.shape, lifted._node.shape
+    if len(given) > len(own) or any(same(o, 1) and not same(g, 1) for o, g in zip(own[::-1], given[::-1], strict=False)):
+        raise ShapeError(f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", mend="give no more than that")
     if lifted.dtype is torch.bool:
         return pointwise.where(lifted, scores, -math.inf)
     return pointwise.add(scores, lifted)
@@ -127,7 +142,7 @@ def multi_head_attention_forward(
     weights = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else in_proj_weight
     q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in _projected(inputs, weights, in_proj_bias))
     skips_mask = is_causal and key_padding_mask is None and not need_weights
-    mask = None if skips_mask else _combined_masks(q, attn_mask, key_padding_mask, batched)
+    mask = None if skips_mask else _combined_masks(q, k, attn_mask, key_padding_mask, batched)
     found: TracedTensor | None = None
     if need_weights:
         attended, found = _weighed(q, k, v, mask, dropout_p)
@@ -143,6 +158,8 @@ def _weighed(
     q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None, dropout_p: float
 ) -> tuple[TracedTensor, TracedTensor]:
     """Attention and its weights, as they are after dropout; the queries are scaled before the product, as in torch."""
+    if mask is not None and mask.dtype is not q.dtype:
+        raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", mend="convert it")
     scores = matmul(scaled(q, math.sqrt(1 / _literal_width(q))), transpose(k, -2, -1))
     weights = _dropped(softmax(scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
     return matmul(weights, v), weights
@@ -162,20 +179,37 @@ def _projected(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[Trac
     return [linear(x, w, b) for x, w, b in zip(inputs, own, biases, strict=True)]
 
 
-def _combined_masks(q: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:
+def _combined_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:
     """What is added to the scores of (batch, head, query, key), or None; of a bool, which hides, minus infinity."""
+    (batch, heads, queries, _), keys = q._node.shape, k._node.shape[2]
     found = []
     if mask is not None:
-        added = _added(q, mask)
+        added = _added(q, mask, "attn_mask")
+        whole = (simplify_dim(batch * heads), queries, keys)
+        _require_shape(added, whole if added.ndim == 3 else whole[1:], "attn_mask")
         found.append(added if added.ndim == 2 else added.unflatten(0, q.shape[:2]))
     if padding is not None:
-        added = _added(q, padding)
+        added = _added(q, padding, "key_padding_mask")
+        _require_shape(added, (batch, keys) if batched else (keys,), "key_padding_mask")
         found.append((added if batched else unsqueeze(added, 0))[:, None, None, :])
     return None if not found else found[0] if len(found) == 1 else pointwise.add(*found)
 
 
-def _added(q: TracedTensor, mask: Any) -> TracedTensor:
+def _added(q: TracedTensor, mask: Any, name: str) -> TracedTensor:
     lifted = q._tracer.lift(mask)
-    if lifted.dtype is not torch.bool:
-        return lifted
-    return cast(pointwise.where(lifted, -math.inf, 0.0), q.dtype)
+    if lifted.dtype is torch.bool:
+        return cast(pointwise.where(lifted, -math.inf, 0.0), q.dtype)
+    return floats(name, lifted)
+
+
+def _require_shape(mask: TracedTensor, wanted: Shape, name: str) -> None:
+    """Refuses a mask of another shape; torch broadcasts none.
+
+    Raises:
+        ShapeError: it has one.
+    """
+    shape, tracer = mask._node.shape, mask._tracer
+    if len(shape) != len(wanted) or not all(
+        same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in zip(shape, wanted, strict=True)
+    ):
+        raise ShapeError(f"{name} of {shape_text(shape)}", mend=f"give one of {shape_text(wanted)}")

@@ -35,8 +35,11 @@ def normalize_dim(dim: int, rank: int) -> int:
     """A dim counted from the front.
 
     Raises:
+        TraceError: it is no int; torch takes no bool for one.
         ShapeError: when there is no such dim.
     """
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TraceError(f"{dim!r} is no dim", mend="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
         raise ShapeError(f"dim {dim} of a tensor of {rank} dims", mend="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
@@ -44,12 +47,21 @@ def normalize_dim(dim: int, rank: int) -> int:
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Dims counted from the front, sorted; all of them for None or an empty list, as torch's reductions do."""
-    if dims is None or (not isinstance(dims, int) and not dims):
+    if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(rank))
-    listed = (dims,) if isinstance(dims, int) else tuple(dims)
-    found = tuple(sorted(normalize_dim(d, rank) for d in listed))
-    if not rank:  # torch lets 0 and -1 name a dim of a scalar
-        return ()
+    found = each_dim(dims, rank)
+    return tuple(sorted(found)) if rank else ()  # torch lets 0 and -1 name a dim of a scalar
+
+
+def each_dim(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Dims counted from the front, in their order.
+
+    Raises:
+        TraceError: one is no int.
+        ShapeError: there is no such dim, or one is named twice.
+    """
+    listed = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+    found = tuple(normalize_dim(d, rank) for d in listed)
     if len(set(found)) != len(found):
         raise ShapeError(f"dims {listed} name a dim twice", mend="name each dim once")
     return found

@@ -82,7 +82,7 @@ def _product(a: TracedTensor, in_a: str, b: TracedTensor, in_b: str, result: str
         other = reshaped(right, [sizes[c] for c in batch] + [1] * len(rows) + [sizes[c] for c in summed + columns])
         first = len(batch + rows)
         terms = spread._tracer.add(Op.MUL, spread, other)
-        found = reduced(Op.SUM, terms, range(first, first + len(summed)), False) if summed else terms
+        found = reduced(Op.SUM, terms, tuple(range(first, first + len(summed))), False) if summed else terms
     return _ordered(found, batch + rows + columns, result)
 
 

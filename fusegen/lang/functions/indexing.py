@@ -65,6 +65,8 @@ def _check_keys(keys: list[Any]) -> None:
                 f"indexing by a {type(k).__name__} cannot be traced",
                 mend="use ints, slices, None, ... and one tensor of integers; torch.where for masks",
             )
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise ShapeError("an index with several ellipses", mend="use one; the dims that it stands for follow from the others")
     if sum(isinstance(k, torch.Tensor) for k in keys) > 1:
         mend = "index one dim after the other where each index is of all rows, or use torch.gather"
         raise UnsupportedError("indexing by several tensors cannot be traced", mend=mend)
@@ -171,10 +173,10 @@ def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tr
     """The elements that the index names along a dim, at its own places along all others."""
     tracer = tracer_of(input, index)
     x, chosen = tracer.lift(input), tracer.lift(index)
+    place = normalize_dim(dim, x.ndim)
     if not x.ndim or not chosen.ndim:
         x, chosen = (reshaped(t, (1,)) if not t.ndim else t for t in (x, chosen))
-        return reshaped(gather(x, 0, chosen), tracer.lift(index)._node.shape)
-    place = normalize_dim(dim, x.ndim)
+        return reshaped(gather(x, place, chosen), tracer.lift(index)._node.shape)
     if chosen.ndim == x.ndim:
         for d, (size, most) in enumerate(zip(chosen._node.shape, x._node.shape, strict=True)):
             if d != place and not holds(tracer, size <= most):
@@ -197,7 +199,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
         x, chosen = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, chosen))
     if x.ndim != chosen.ndim:
         raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", mend="give both as many dims")
-    place = normalize_dim(dim or 0, x.ndim)
+    place = normalize_dim(0 if dim is None else dim, x.ndim)
     common = broadcast([(*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)])
     x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
     return _gathered(x, place, chosen, wraps=dim is not None)
@@ -210,6 +212,7 @@ def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
     x, chosen = tracer.lift(input), tracer.lift(index)
     if chosen.ndim > 1:
         raise ShapeError(f"index_select by an index of {chosen.ndim} dims", mend="give a vector")
+    place = normalize_dim(dim, x.ndim)
     if not x.ndim:
         return reshaped(taken(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), wraps=False), ())
-    return taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (simplify_dim(product(chosen._node.shape)),)), wraps=False)
+    return taken(x, place, reshaped(chosen, (simplify_dim(product(chosen._node.shape)),)), wraps=False)

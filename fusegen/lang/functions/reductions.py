@@ -13,7 +13,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
-from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dims, numbers, unsupported_argument
+from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, normalize_dims, numbers, unsupported_argument
 from fusegen.lang.functions.pointwise import full_like
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
@@ -25,6 +25,8 @@ Dims: TypeAlias = int | Sequence[int] | None
 def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object) -> TracedTensor:
     """A reduction over some dims (None is all)."""
     chosen = normalize_dims(dims, x.ndim)
+    if not isinstance(keepdim, (bool, np.bool_)):
+        raise TraceError(f"{op.row.name}: keepdim={keepdim!r} is no bool", mend="give several dims as a tuple")
     if op in _EXTREMES and _is_of_nothing(x, chosen):
         raise ShapeError(f"{op.row.name} of no elements", mend="there is no extreme value of nothing; torch refuses it as well")
     if not x.ndim:  # of one element, which stands for a row of one
@@ -58,7 +60,7 @@ def prod(input: TracedTensor, dim: int | None = None, keepdim: bool = False, *, 
     x = cast(input, dtype)
     if not dtype_of(x).is_float:
         x = cast(x, torch.int64)
-    return cast(reduced(Op.PROD, x, dim, keepdim), dtype)
+    return cast(reduced(Op.PROD, x, _one_of(x, dim), keepdim), dtype)
 
 
 @implements("mean")
@@ -122,10 +124,15 @@ def _extreme(reduction: Op, binary: Op, input: TracedTensor, other: Any, keepdim
 
 def _part(reduction: Op, x: TracedTensor, dim: int, keepdim: bool, part: str) -> TracedTensor:
     """The extreme value along a dim, or the first index at which it stands; NaN is it where there is one."""
+    place = normalize_dim(dim, x.ndim)
     if not x.ndim and part == "indices":
-        normalize_dims(dim, 0)
         return full_like(x, 0, dtype=torch.int64)
-    return reduced(reduction, x, dim, keepdim, part=part)
+    return reduced(reduction, x, place, keepdim, part=part)
+
+
+def _one_of(x: TracedTensor, dim: int | None) -> int | None:
+    """The only dim that a function takes, or None for all."""
+    return None if dim is None else normalize_dim(dim, x.ndim)
 
 
 @implements("argmax")
@@ -150,7 +157,8 @@ def _argument(op: Op, x: TracedTensor, dim: int | None, keepdim: bool) -> Traced
 @implements("aminmax")
 def aminmax(input: TracedTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """The least and the greatest value."""
-    extremes = (amin(input, dim, keepdim), amax(input, dim, keepdim))
+    place = _one_of(input, dim)
+    extremes = (amin(input, place, keepdim), amax(input, place, keepdim))
     return torch.return_types.aminmax(extremes)  # type: ignore[arg-type]
 
 
@@ -249,6 +257,8 @@ def linalg_norm(
 ) -> TracedTensor:
     """The norm of vectors, and of a matrix as of a vector of its elements."""
     dims = normalize_dims(dim, A.ndim)
+    if isinstance(dim, (tuple, list)) and not dim:
+        raise ShapeError("linalg.norm along no dim", mend="give one dim or two, or leave dim out")
     if ord is not None and (len(dims) == 2 if dim is not None else A.ndim != 1) and ord != "fro":
         text = f"linalg.norm of matrices with ord={ord!r} is not supported"
         raise TraceError(text, mend="use linalg.vector_norm, or give one dim")
@@ -257,5 +267,11 @@ def linalg_norm(
 
 @implements("logsumexp")
 def logsumexp(input: TracedTensor, dim: Dims, keepdim: bool = False) -> TracedTensor:
-    """log(sum(exp(x))), without overflow."""
+    """log(sum(exp(x))), without overflow.
+
+    Raises:
+        TraceError: no dim is given, which torch wants to know of this function.
+    """
+    if dim is None or (input.ndim and isinstance(dim, (tuple, list)) and not dim):
+        raise TraceError("logsumexp without dim", mend="give the dims")
     return reduced(Op.LOGSUMEXP, input, dim, keepdim)

@@ -13,7 +13,7 @@ from fusegen.errors import ShapeError, UnsupportedError
 from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
-from fusegen.lang.functions.common import normalize_dim, sequence, tracer_of
+from fusegen.lang.functions.common import each_dim, normalize_dim, sequence, tracer_of
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor, dim_of
@@ -112,11 +112,9 @@ def adjoint(input: TracedTensor) -> TracedTensor:
 @implements("movedim", "moveaxis")
 def movedim(input: TracedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> TracedTensor:
     """Dims moved to other places; the others keep their order."""
-    sources, places = (
-        [normalize_dim(d, input.ndim) for d in ((dims,) if isinstance(dims, int) else dims)] for dims in (source, destination)
-    )
-    if len(sources) != len(places) or len(set(sources)) != len(sources) or len(set(places)) != len(places):
-        raise ShapeError(f"movedim of {sources} to {places}", mend="name each dim once, and as many places as dims")
+    sources, places = (each_dim(dims, input.ndim) for dims in (source, destination))
+    if len(sources) != len(places) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
+        raise ShapeError(f"movedim of {source} to {destination}", mend="give two ints, or as many places as dims")
     moved = dict(zip(places, sources, strict=True))
     others = iter(d for d in range(input.ndim) if d not in sources)
     return permuted(input, [moved[d] if d in moved else next(others) for d in range(input.ndim)])
@@ -134,10 +132,7 @@ def unsqueeze(input: TracedTensor, dim: int) -> TracedTensor:
 def squeeze(input: TracedTensor, dim: int | Sequence[int] | None = None) -> TracedTensor:
     """Dims of size 1 taken out: all, or those given."""
     shape = input._node.shape
-    if dim is None:
-        chosen = set(range(input.ndim))
-    else:
-        chosen = {normalize_dim(d, input.ndim) for d in ([dim] if isinstance(dim, int) else dim)}
+    chosen = set(range(input.ndim)) if dim is None else set(each_dim(dim, input.ndim))
     return reshaped(input, [s for d, s in enumerate(shape) if not (d in chosen and _is_one(input._tracer, s))])
 
 
@@ -155,6 +150,8 @@ def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
     if any(s == -1 for s in wanted[:lead]):
         raise ShapeError("expand: -1 for a new leading dim", mend="give new dims their sizes")
     shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(wanted)]
+    if any((literal(s) or 0) < 0 for s in shape):
+        raise ShapeError(f"expand to {shape_text(shape)}", mend="give sizes of 0 and more, and -1 to keep a dim")
     return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
 
 
