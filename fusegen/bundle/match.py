@@ -107,7 +107,7 @@ def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
 def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
     found: dict[int, str] = {}
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, Tensor) and found.setdefault(id(value), name) is not name:
+        if isinstance(value, Tensor) and found.setdefault(id(value), name) != name:
             what = f"{found[id(value)]!r} and {name!r} are one tensor, built for two: the function asks whether things are one"
             raise Mismatch(what)
 

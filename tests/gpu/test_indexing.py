@@ -35,7 +35,7 @@ def embed(ids: torch.Tensor, wte: torch.Tensor) -> torch.Tensor:
 
 
 ids = torch.tensor([1, {index}], device="cuda")
-embed(ids, torch.randn(6, 8, device="cuda"))
+embed(ids, torch.randn({rows}, 8, device="cuda"))
 torch.cuda.synchronize()
 """
 
@@ -77,11 +77,11 @@ def test_a_table_that_needs_64_bits() -> None:
     assert got[0].eq(1).all() and got[1].eq(4).all()
 
 
-@pytest.mark.parametrize("index", [-1, 6, 1 << 40])
-def test_an_index_out_of_range(index: int, tmp_path: Path) -> None:
-    """In a process of its own, whose context it takes along."""
+@pytest.mark.parametrize(("index", "rows"), [(-1, 6), (6, 6), (1 << 40, 6), (0, 1)])
+def test_an_index_out_of_range(index: int, rows: int, tmp_path: Path) -> None:
+    """In a process of its own, whose context it takes along; the offset into a table of one row mentions no index."""
     script = tmp_path / "embed.py"
-    script.write_text(OUT_OF_RANGE.format(index=index))
+    script.write_text(OUT_OF_RANGE.format(index=index, rows=rows))
     own = {**os.environ, "PYTHONPATH": str(Path(fg.__file__).parents[1])}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=own)
     assert done.returncode != 0

@@ -93,7 +93,9 @@ def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
         raise TraceError(what, mend="use bool, float32 or the queries' dtype")
     own, given = scores._node.shape, lifted._node.shape
     if len(given) > len(own) or any(same(o, 1) and not same(g, 1) for o, g in zip(own[::-1], given[::-1], strict=False)):
-        raise ShapeError(f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", mend="give no more than that")
+        raise ShapeError(
+            f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", mend="give one that broadcasts to them"
+        )
     if lifted.dtype is torch.bool:
         return pointwise.where(lifted, scores, -math.inf)
     return pointwise.add(scores, lifted)

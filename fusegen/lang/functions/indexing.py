@@ -190,7 +190,7 @@ def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tr
 @implements("take_along_dim")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTensor:
     """As gather, of a tensor and an index that broadcast along all other dims; without dim, of the flat ones. Along a
-    dim, negative values count from the end."""
+    dim, negative values count from the end; what lies beyond is out of range, where torch takes the remainder."""
     tracer = tracer_of(input, indices)
     x, chosen = tracer.lift(input), tracer.lift(indices)
     if dtype_of(chosen) is not DType.INT64:
