@@ -109,7 +109,10 @@ def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
     length = literal(sympy.cancel(product(shape) / sympy.sympify(product(whole[:-1]))))
     if start is None or length is None or start % OCTET or length % OCTET or length >= (literal(whole[-1]) or 0):
         return None
-    order = sorted_dims(sympy.expand(linearize((*at[:-1], at[-1] - start), (*whole[:-1], length))), axes)
+    column = sympy.expand(at[-1] - start)
+    if not axes.below(column, length):  # some rows of it, with as many elements
+        return None
+    order = sorted_dims(sympy.expand(linearize((*at[:-1], column), (*whole[:-1], length))), axes)
     return None if order is None else _Range(base, start, length, order)
 
 

@@ -125,6 +125,15 @@ def test_one_launch_gives_what_the_function_gives(function: Callable[..., Any]) 
     compare(kernel(*arguments), function(*(a.double() for a in arguments)))
 
 
+@pytest.mark.usefixtures("emulated")
+def test_a_row_of_each_batch() -> None:
+    def one_of_eight(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu((x.unflatten(0, (2, 8)) @ w)[:, 3])
+
+    x, w = tensor(16, 128), weight(64, 128).mT.contiguous()
+    compare(fg.kernel(one_of_eight)(x, w), one_of_eight(x.double(), w.double()))
+
+
 def compare(found: Tensor | tuple[Tensor, ...], wanted: Tensor | tuple[Tensor, ...]) -> None:
     """Two units in the last place of what float64 gives."""
     results = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
+from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
 from fusegen.schedule.kernel import ContractionBody
@@ -126,6 +128,16 @@ def test_columns_that_are_wanted_together_stay_one_product() -> None:
 
     low = lowered(function, meta(64, 64), meta(64, 64))
     assert sum(len(group.anchors) for group in low.groups) == 1
+
+
+@pytest.mark.parametrize("rows", [slice(3, 4), slice(2, 6), slice(7, None)])
+def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.gelu((x.unflatten(0, (2, 8)) @ w)[:, rows])
+
+    low = lowered(function, meta(16, 128), meta(128, 64))
+    (product,) = (node for node in low.graph.nodes if node.op is Op.MATMUL)
+    assert product.shape == (2, 8, 64)
 
 
 def test_a_product_is_split_for_tensor_cores_alone() -> None:
