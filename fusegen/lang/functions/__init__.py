@@ -1,9 +1,11 @@
 """What each torch function means in the graph, by family. Importing this package fills the registry."""
 
 from fusegen.lang.functions import (
+    activations,
     arrangements,
     attention,
     bits,
+    casts,
     creation,
     einsum,
     indexing,
@@ -18,9 +20,11 @@ from fusegen.lang.functions import (
 )
 
 __all__ = [
+    "activations",
     "arrangements",
     "attention",
     "bits",
+    "casts",
     "creation",
     "einsum",
     "indexing",

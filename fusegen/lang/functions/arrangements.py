@@ -10,7 +10,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
 from fusegen.lang.functions.common import normalize_dim, sequence
-from fusegen.lang.functions.pointwise import scalar_tensor
+from fusegen.lang.functions.creation import scalar_tensor
 from fusegen.lang.functions.views import cat, holds, narrow, reshaped, sliced
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of

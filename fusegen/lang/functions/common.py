@@ -1,4 +1,4 @@
-"""What the families share: finding the tracer, normalising dims, casting."""
+"""What the families share: finding the tracer, normalising dims, casting, operations of two operands."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def cast(value: TracedTensor, dtype: torch.dtype | None) -> TracedTensor:
     if dtype is None or (from_torch(dtype) is dtype_of(value) and not value._node.weak):
         return value
     return value._tracer.add(Op.CAST, value, dtype=from_torch(dtype))
+
+
+def binary(op: Op, a: Any, b: Any) -> TracedTensor:
+    """An operation of two operands, numbers perhaps, but not both."""
+    tracer = tracer_of(a, b)
+    return tracer.add(op, tracer.lift(a), tracer.lift(b))
 
 
 def floats(name: str, x: TracedTensor) -> TracedTensor:

@@ -1,4 +1,4 @@
-"""Tensors made of nothing: ranges and constants, and the triangles of a mask."""
+"""Tensors made of nothing or of another one's shape: ranges and constants, and the triangles of a mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast as cast_to
 import numpy as np
 import torch
 
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
@@ -59,9 +59,17 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, dim_of(count)), tracer.lift(step)), start), dtype)
 
 
+def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
+    """A number, which may be a run-time scalar, as a zero-dimensional tensor."""
+    if isinstance(value, (TracedTensor, TracedScalar, SymbolicSize)):
+        return cast(tracer.lift(value), dtype)
+    kind = from_torch(dtype)
+    return tracer.constant(bool(value) if kind is DType.BOOL else float(value) if kind.is_float else int(value), kind)
+
+
 def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TracedTensor:
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
-    return tracer.add(Op.EXPAND, pointwise.scalar_tensor(tracer, value, dtype), shape=tuple(dim_of(s) for s in sizes))
+    return tracer.add(Op.EXPAND, scalar_tensor(tracer, value, dtype), shape=tuple(dim_of(s) for s in sizes))
 
 
 @creates("zeros")
@@ -127,6 +135,38 @@ def new_full(
 ) -> TracedTensor:
     """A constant of a shape, of the input's dtype."""
     return _new(input, (size,), fill_value, dtype, settings)
+
+
+@implements("full_like")
+def full_like(
+    input: TracedTensor,
+    fill_value: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> TracedTensor:
+    """A constant of the input's shape."""
+    check_device(input._tracer, device)
+    strange = None if layout is torch.strided else layout
+    unsupported_argument("full_like", requires_grad=requires_grad, pin_memory=pin_memory, layout=strange)
+    filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
+    return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
+
+
+@implements("zeros_like")
+def zeros_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """Zeros of the input's shape."""
+    return full_like(input, 0, **settings)
+
+
+@implements("ones_like")
+def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """Ones of the input's shape."""
+    return full_like(input, 1, **settings)
 
 
 @creates("tensor", "scalar_tensor", "as_tensor")

@@ -14,7 +14,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
 from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, normalize_dims, numbers, unsupported_argument
-from fusegen.lang.functions.pointwise import full_like
+from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
