@@ -166,11 +166,12 @@ class _Yardstick:
 
 def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Iterator[Outcome]:
     """One a target; what two targets launch alike is run once."""
-    known: dict[tuple[str, ...], Outcome] = {}
+    known: dict[tuple[tuple[str, ...], str], Outcome] = {}
     for one in prepared:
-        if one.launches not in known:
-            known[one.launches] = _outcome(one, arguments, yardstick, device)
-        yield known[one.launches]
+        what = one.digests, one.launches
+        if what not in known:
+            known[what] = _outcome(one, arguments, yardstick, device)
+        yield known[what]
 
 
 def _outcome(prepared: Prepared, arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Outcome:

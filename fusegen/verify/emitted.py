@@ -46,11 +46,13 @@ class Emitted:
         arguments: in words.
         kinds: of the steps, in words.
         sources: digests of the texts that are launched, with the compiler's flags.
+        launches: digest of how they are launched, and of what the library computes.
     """
 
     arguments: str
     kinds: tuple[str, ...]
     sources: tuple[str, ...]
+    launches: str
 
 
 Question: TypeAlias = tuple[Spec, DType, Target]
@@ -119,7 +121,7 @@ def _answer(spec: str, dtype: DType, architecture: str) -> None:
 def _lowered(spec: Spec, case: Case, target: Target) -> Emitted:
     prepared = prepare(spec, case, target)
     groups = prepared.variant.groups if prepared.variant else ()
-    return Emitted(str(case), tuple(group.kind.value for group in groups), prepared.digests)
+    return Emitted(str(case), tuple(group.kind.value for group in groups), prepared.digests, prepared.launches)
 
 
 # Files.
@@ -146,7 +148,9 @@ def _recall(spec: Spec, dtype: DType, target: Target) -> _Memory:
 
 
 def _memory(data: Any) -> _Memory:
-    found = {name: Emitted(c["arguments"], tuple(c["kinds"]), tuple(c["sources"])) for name, c in data["cases"].items()}
+    found = {
+        name: Emitted(c["arguments"], tuple(c["kinds"]), tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()
+    }
     return _Memory(data["generator"], data["complete"], found)
 
 

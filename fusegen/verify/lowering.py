@@ -18,13 +18,14 @@ from fusegen.runtime.backends import machine_of, target_of
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.scalars import scalars_of
-from fusegen.schedule.program import Program, Step
+from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
 from fusegen.verify.cases import Case
 from fusegen.verify.layout import Layout
 from fusegen.verify.plans import plan_words
+from fusegen.verify.words import call_words
 
 _DIGITS = 32  # of a digest in a record
 
@@ -66,10 +67,12 @@ class Prepared:
         return tuple(_digest(source) for source in self.sources)
 
     @cached_property
-    def launches(self) -> tuple[str, ...]:
-        """All that a call hands to the device, but its buffers: cases with the same do the same."""
-        steps = self.program.steps if self.program else ()
-        return (*self.digests, *map(_without_text, steps))
+    def launches(self) -> str:
+        """The digest of all else that a call hands to the device at the case's sizes, shortened; empty where it does nothing."""
+        if self.variant is None:
+            return ""
+        sizes = self.dispatcher.sizes(self.variant, self.dispatcher.bind((), stand_ins(self.case.arguments)), ())
+        return _shortened("\n".join(call_words(self.variant.program.call, sizes)))
 
     @cached_property
     def plan(self) -> tuple[str, ...]:
@@ -106,13 +109,12 @@ class Prepared:
         return program(tensors, scalars(values) if scalars else {})
 
 
-def _without_text(step: Step) -> str:
-    """What is not in a launch's text; all of a library product."""
-    return repr(step.call)
-
-
 def _digest(source: Source) -> str:
-    return hashlib.sha256("\0".join((source.digest, *FLAGS)).encode()).hexdigest()[:_DIGITS]
+    return _shortened("\0".join((source.digest, *FLAGS)))
+
+
+def _shortened(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> Prepared:

@@ -69,6 +69,7 @@ class CaseRecord:
         sources: digests of the texts that were launched, with the compiler's flags.
         results: of each result, its errors and eager's.
         verdict: in a word or two.
+        launches: digest of how they were launched, and of what the library computed; empty where the record is older than it.
     """
 
     arguments: str
@@ -76,12 +77,13 @@ class CaseRecord:
     sources: Sequence[str]
     results: Sequence[Mapping[str, float]]
     verdict: str
+    launches: str = ""
 
     @classmethod
     def of(cls, prepared: Prepared, outcome: Outcome) -> CaseRecord:
         """What there is to say of a case."""
         errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
-        return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word)
+        return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word, prepared.launches)
 
 
 @dataclass(frozen=True)

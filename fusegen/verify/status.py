@@ -74,4 +74,6 @@ def _change(now: Emitted, known: CaseRecord | None) -> str:
         return "has other arguments"
     if tuple(known.sources) != now.sources:
         return "launches other kernels"
+    if known.launches and known.launches != now.launches:
+        return "launches its kernels otherwise"
     return "" if known.verdict in ("passed", "eager overflows") else f"has the verdict {known.verdict!r}"

@@ -155,6 +155,16 @@ def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
     assert (found[DType.BFLOAT16], found[DType.FLOAT32]) == (Status.STALE, Status.VERIFIED)
 
 
+def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Path) -> None:
+    rows = {dtype: row(dtype) for dtype in GELU.dtypes}
+    (path,) = store([*rows.values()], tmp_path, CPU)
+    digest = rows[DType.BFLOAT16].cases[0][0].launches
+    _changed(path, digest, "0" * len(digest))
+    assert "sm_90a gelu bf16: the case 'canonical' launches its kernels otherwise" in problems(GELU, HOPPER, tmp_path)
+    _changed(path, f', "launches": "{"0" * len(digest)}"', "")
+    assert problems(GELU, HOPPER, tmp_path) == [], "of a record that is older nothing is known"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

@@ -1,0 +1,67 @@
+"""Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fusegen.calls.call import (
+    Call,
+    CallStep,
+    KernelLaunch,
+    LaunchArgument,
+    MapArgument,
+    PointerArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
+from fusegen.calls.formula import Formula
+
+Sizes = Mapping[str, int]
+
+
+def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
+    """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
+
+    Args:
+        sizes: values of all sizes and strides.
+    """
+    for buffer in call.buffers:
+        yield f"{buffer.key}: {buffer.role.value} {buffer.dtype.short}{_numbers(buffer.shape, sizes)}"
+    for name, place in call.scalars.results:
+        yield f"{name} = {call.scalars.text(place, most=1 << 20)}"
+    for step in call.steps:
+        yield _step(step, sizes)
+    yield f"results {call.results}"
+
+
+def _step(step: CallStep, sizes: Sizes) -> str:
+    if not isinstance(step, KernelLaunch):
+        return " ".join(["product", *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
+    maps = [_map(spec, sizes) for spec in step.tensor_maps]
+    arguments = [_argument(argument, sizes) for argument in step.arguments]
+    head = f"launch {step.grid(sizes)} x {step.block}, {step.shared_bytes} bytes"
+    return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
+
+
+def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
+    if isinstance(argument, SizeArgument):
+        return str(argument.formula(sizes))
+    if isinstance(argument, PointerArgument):
+        return f"{'to' if argument.writable else 'from'}:{argument.buffer}"
+    if isinstance(argument, MapArgument):
+        return f"map:{argument.number}"
+    return f"{'float' if argument.is_float else 'int'}:{argument.name}"
+
+
+def _map(spec: TensorMapSpec, sizes: Sizes) -> str:
+    place = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
+    return f"{place}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
+
+
+def _operand(operand: StridedOperand, sizes: Sizes) -> str:
+    return f"{operand.buffer}+{operand.offset(sizes)}{_numbers(operand.shape, sizes)}{_numbers(operand.strides, sizes)}"
+
+
+def _numbers(formulas: Sequence[Formula], sizes: Sizes) -> str:
+    return str([formula(sizes) for formula in formulas])
