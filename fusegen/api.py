@@ -211,15 +211,15 @@ class Lowered:
         return explain(self.program, self.sizes, self.choices)
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def forms(self) -> tuple[LoweredForm, ...]:
         """Every program that a call runs with these literal sizes, whatever its numbers of rows; made when they are asked for."""
         return tuple(
-            Plan({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in self._forms.all()
+            LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in self._forms.all()
         )
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoweredForm:
     """What calls with some numbers of rows run.
 
     Attributes:

@@ -95,8 +95,8 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     choices = [*(Choice(plan) for plan in plans), Choice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
         forms = Forms(variant.forms.graph, machine.target, wide=False, choose=_always(choice))
-        laid_out = replace(variant, forms=forms).at(sizes)
-        yield None if choice.takes_library else choice.plan, machine.bound(laid_out, sizes, device)
+        chosen = replace(variant, forms=forms).at(sizes)
+        yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
 
 
 def _always(choice: Choice) -> Choose:

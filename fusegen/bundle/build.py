@@ -136,7 +136,7 @@ def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_Fi
     _require_known(wanted.name, variant.state)
     for count, (rows, form) in enumerate(variant.forms.all(), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
-        yield _built_form(wanted, dispatcher.parameters.names, values, variant.laid_out(form), _limits(rows), place)
+        yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), _limits(rows), place)
 
 
 def _require_known(name: str, state: State) -> None:
@@ -154,7 +154,7 @@ def _require_known(name: str, state: State) -> None:
 
 
 def _limits(rows: Rows) -> tuple[Relation, ...]:
-    """Between which numbers of rows a plan is taken; the last one has no end."""
+    """Between which numbers of rows a form is taken; the last one has no end."""
     found = []
     for dim, numbers in rows.items():
         found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
@@ -163,11 +163,11 @@ def _limits(rows: Rows) -> tuple[Relation, ...]:
 
 
 def _built_form(
-    wanted: Wanted, names: Sequence[str], values: Sequence[Any], variant: Variant, plan: tuple[Relation, ...], place: str
+    wanted: Wanted, names: Sequence[str], values: Sequence[Any], variant: Variant, rows: tuple[Relation, ...], place: str
 ) -> tuple[BuiltVariant, list[_File]]:
     make, machine = (_host_files, instruction_set()) if wanted.target.backend is Backend.CPU else (_cuda_files, "")
     code, files = make(variant, place)
-    signature = replace(signature_of(variant, names, values), plan=plan)
+    signature = replace(signature_of(variant, names, values), rows=rows)
     call = variant.program.call
     check_call(names, signature, call, wanted.name)
     return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
@@ -226,7 +226,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         multiples=request.sizes.multiples,
         bounds=request.sizes.bounds,
         relations=variant.guards,
-        plan=(),
+        rows=(),
         conditions=variant.conditions,
         wide=request.wide,
         distinct=variant.state.compares_identity and len(request.specs) > 1,

@@ -16,7 +16,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
 
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, binary, read_manifest
-from fusegen.bundle.match import Mismatch, OtherPlan, described, match
+from fusegen.bundle.match import Mismatch, OtherForm, described, match
 from fusegen.calls.signature import Constant, ExtentArgument
 from fusegen.calls.structure import builder
 from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
@@ -195,7 +195,7 @@ class BuiltFunction:
                 continue
             try:
                 return number, variant, match(variant.signature, variant.call, self._plain, values)
-            except OtherPlan:
+            except OtherForm:
                 continue
             except Mismatch as reason:
                 reasons.append((variant, str(reason)))

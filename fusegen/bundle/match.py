@@ -23,7 +23,7 @@ class Mismatch(Exception):
     """Why a call is none that a program is good for."""
 
 
-class OtherPlan(Mismatch):
+class OtherForm(Mismatch):
     """The program is good for the call, and another one is taken for as many rows."""
 
 
@@ -37,7 +37,7 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
         values: one a parameter.
 
     Raises:
-        Mismatch: the program is not good for the call; an `OtherPlan` where it is another one's by its rows alone.
+        Mismatch: the program is not good for the call; an `OtherForm` where it is another one's by its rows alone.
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
@@ -55,8 +55,8 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     _check_conditions(signature.conditions, names, values, sizes)
     if not signature.wide:
         _check_narrow(call, names, values, sizes)
-    if not all(relation(sizes) for relation in signature.plan):
-        raise OtherPlan
+    if not all(relation(sizes) for relation in signature.rows):
+        raise OtherForm
     return sizes
 
 

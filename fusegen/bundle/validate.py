@@ -46,7 +46,7 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from _missing("scalar", _scalars_of(call), {name for name, _ in call.scalars.results})
     yield from (
         f"no relation is written {relation.sign!r}"
-        for relation in (*signature.relations, *signature.plan)
+        for relation in (*signature.relations, *signature.rows)
         if relation.sign not in SIGNS
     )
     for program in (call.scalars, signature.conditions):
@@ -110,7 +110,7 @@ def _maps_of(call: Call) -> Iterator[int]:
 def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
     for argument in signature.arguments:
         yield from (*argument.shape, *argument.strides) if isinstance(argument, TensorArgument) else ()
-    for relation in (*signature.relations, *signature.plan):
+    for relation in (*signature.relations, *signature.rows):
         yield from (relation.left, relation.right)
     for buffer in call.buffers:
         yield from buffer.shape

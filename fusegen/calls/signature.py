@@ -75,7 +75,7 @@ class Signature:
         multiples: what divides a size, by its name.
         bounds: what a size does not pass, likewise.
         relations: of sizes.
-        plan: likewise, by which one of several programs is taken that are all good for the call.
+        rows: likewise, by which one of several programs is taken that are all good for the call.
         conditions: of numbers.
         wide: whether indices have 64 bits.
         distinct: whether no tensor may be given twice, since the function asks whether two things are one.
@@ -86,7 +86,7 @@ class Signature:
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     relations: tuple[Relation, ...]
-    plan: tuple[Relation, ...]
+    rows: tuple[Relation, ...]
     conditions: Numbers
     wide: bool
     distinct: bool

@@ -80,8 +80,8 @@ def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
         terminal.title(kernel.name)
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
-            plan = ", ".join(map(str, variant.signature.plan))
-            where = f"{variant.target}{f', {plan}' if plan else ''}, {_steps(variant)}"
+            rows = ", ".join(map(str, variant.signature.rows))
+            where = f"{variant.target}{f', {rows}' if rows else ''}, {_steps(variant)}"
             terminal.line(f"{where}: {described(variant.signature, names)}")
     terminal.line(f"kernels = fusegen.load({str(folder)!r}) calls them")
 

@@ -85,9 +85,9 @@ class Compiled:
     def at(self, sizes: Mapping[str, int]) -> Self:
         """The same as it is laid out for some sizes."""
         form = self.forms.at(sizes)
-        return self if form.program is self.program else self.laid_out(form)
+        return self if form.program is self.program else self.in_form(form)
 
-    def laid_out(self, form: Form) -> Self:
+    def in_form(self, form: Form) -> Self:
         """The same in one of its forms."""
         return replace(self, graph=form.graph, groups=form.groups, program=form.program, sources=form.sources)
 

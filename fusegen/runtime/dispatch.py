@@ -174,13 +174,13 @@ class Dispatcher:
             target: the machine.
             device: what ``x.device`` answers.
         """
-        variant, hidden = self._laid_out(values, target, device, wide=False)
+        variant, hidden = self._in_form(values, target, device, wide=False)
         if not variant.request.wide and needs_wide(variant, self.sizes(variant, values, hidden)):
-            return self._laid_out(values, target, device, wide=True)
+            return self._in_form(values, target, device, wide=True)
         return variant, hidden
 
-    def _laid_out(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
-        """The variant as it is laid out for the sizes of the call."""
+    def _in_form(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+        """The variant in its form for the sizes of the call."""
         variant, hidden = self._variant(values, target, device, wide=wide)
         return variant.at(self.sizes(variant, values, hidden)), hidden
 

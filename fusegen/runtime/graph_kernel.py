@@ -27,9 +27,9 @@ from fusegen.runtime.compile import Compiled, compile_graph, needs_wide
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import tensor_part
 from fusegen.runtime.scalars import scalars_of
-from fusegen.runtime.signature import laid_out
+from fusegen.runtime.signature import with_layout_of
 from fusegen.runtime.tensors import WIDE, span
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
 Number: TypeAlias = int | float
@@ -136,9 +136,9 @@ class GraphKernel:
             what = f"{self.graph.name} is compiled for {self.target.name}, and its tensors are on {device} ({machine.target.name})"
             raise ArgumentError(what, mend="make it with tensors of the device on which it is called")
         known = self._checked({**self.sizes(tensors), **sizes}, tensors)
-        specs = [laid_out(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
+        specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
-            known |= {f"{plain(spec.name)}_stride{d}": stride for d, stride in enumerate(tensor.stride())}
+            known |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
         compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
         return _runner(compiled, machine.bound(compiled, known, device), known)
 

@@ -97,8 +97,8 @@ def input_specs(
     return specs, builder.sizes()
 
 
-def laid_out(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
-    """An input of a graph, as the memory of a tensor lies."""
+def with_layout_of(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
+    """An input of a graph, in memory as a tensor is."""
     strides = _strides(spec.name, tensor, spec.shape)
     return replace(spec, strides=strides, alignment=alignment(tensor, [literal(stride) is None for stride in strides]))
 

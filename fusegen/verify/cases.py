@@ -133,7 +133,7 @@ class _Cases:
         for rows in (1000, 3000):
             yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
         yield self.case("product of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
-        for rows in plan_rows(self.spec):
+        for rows in form_rows(self.spec):
             yield self.case(f"plan for {rows} rows", {**self.spec.sizes, **dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
         square = dict.fromkeys(self.spec.sizes, 192)
         turned = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
@@ -250,10 +250,10 @@ def kinds(spec: Spec) -> frozenset[GroupKind]:
 
 
 @lru_cache(maxsize=256)
-def plan_rows(spec: Spec) -> tuple[int, ...]:
-    """The most rows for which each plan of the canonical example is made, in 16 bits on the largest target."""
+def form_rows(spec: Spec) -> tuple[int, ...]:
+    """The most rows for which each form of the canonical example is made, in 16 bits on the largest target."""
     low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
-    last = {numbers[-1] for plan in low.plans for numbers in plan.rows.values()}
+    last = {numbers[-1] for form in low.forms for numbers in form.rows.values()}
     return tuple(sorted(last)[:-1])
 
 

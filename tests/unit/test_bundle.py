@@ -268,7 +268,7 @@ def test_a_folder_that_is_built_anew_is_loaded_anew(tmp_path: Path, monkeypatch:
         shutil.rmtree("kernels")
 
 
-def test_every_plan_is_built_and_found_by_the_number_of_rows(tmp_path: Path) -> None:
+def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path) -> None:
     def linear_gelu(x: Tensor, weight: Tensor) -> Tensor:
         return F.gelu(F.linear(x, weight))
 

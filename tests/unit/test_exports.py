@@ -42,7 +42,7 @@ def test_kernels() -> None:
     assert public(kernel) == {"function", "lower"}
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
-    stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
+    stages = {"traced", "graph", "groups", "choices", "program", "forms", "sources", "asm"}
     assert public(lowered) == stages | {"explain", "sizes", "target"}
     assert set(lowered.asm) == {"cuda", "ptx", "sass"}
     assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}

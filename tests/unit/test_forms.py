@@ -51,16 +51,16 @@ def test_one_kernel_has_different_plans_for_different_numbers_of_rows() -> None:
     assert kernel._dispatcher._promotions.count == 2, "one trace, and one of a single row, which is literal"
 
 
-def test_the_plans_are_a_list_that_every_call_is_in() -> None:
+def test_the_forms_are_a_list_that_every_call_is_in() -> None:
     kernel = fg.kernel(linear_gelu)
-    plans = lowered(kernel, 512).plans
-    ranges = [each.rows["x_dim0"] for each in plans]
+    forms = lowered(kernel, 512).forms
+    ranges = [each.rows["x_dim0"] for each in forms]
     assert ranges[0].start == 1 and all(a.stop == b.start for a, b in itertools.pairwise(ranges))
     for rows in (*ROWS[1:], 97, 300, 5000, 65536):
         low = lowered(kernel, rows)
-        (found,) = (each for each in plans if rows in each.rows["x_dim0"])
+        (found,) = (each for each in forms if rows in each.rows["x_dim0"])
         assert low.program == found.program and low.sources == found.sources
-    assert 3 <= len(plans) <= len(CLASSES)
+    assert 3 <= len(forms) <= len(CLASSES)
 
 
 def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_literal_rows_are_taken_exactly() -> None:
         return F.gelu(F.linear(x.reshape(8192, 4096), weight))
 
     low = fg.kernel(stacked).lower(meta(4, 2048, 4096), meta(4096, 4096), target="sm_90a")
-    assert len(low.plans) == 1 and low.plans[0].rows == {} and low.plans[0].program == low.program
+    assert len(low.forms) == 1 and low.forms[0].rows == {} and low.forms[0].program == low.program
 
 
 def test_two_numbers_of_rows_choose_apart() -> None:
@@ -97,9 +97,9 @@ def test_two_numbers_of_rows_choose_apart() -> None:
     kernel = fg.kernel(both)
     low = kernel.lower(meta(8, 4096), meta(8191, 4096), meta(4096, 4096), meta(4096, 4096), target="sm_90a")
     assert [type(step) is LibraryProduct for step in low.program.steps].count(True) == 1
-    assert {frozenset(each.rows) for each in low.plans} == {frozenset({"x_dim0", "y_dim0"})}
-    one, other = ({each.rows[name] for each in low.plans} for name in ("x_dim0", "y_dim0"))
-    assert len(low.plans) == len(one) * len(other)
+    assert {frozenset(each.rows) for each in low.forms} == {frozenset({"x_dim0", "y_dim0"})}
+    one, other = ({each.rows[name] for each in low.forms} for name in ("x_dim0", "y_dim0"))
+    assert len(low.forms) == len(one) * len(other)
 
 
 @pytest.mark.parametrize("order", [(8, 192), (192, 8)])
@@ -114,7 +114,7 @@ def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
     for rows in order:
         low = kernel.lower(meta(rows, 16384), meta(rows, 4096), meta(4096, 16384), meta(4096, 4096), target="sm_90a")
         found[rows] = low.program
-        (wanted,) = (each for each in low.plans if rows in each.rows["x_dim0"])
+        (wanted,) = (each for each in low.forms if rows in each.rows["x_dim0"])
         assert low.program == wanted.program
     assert sum(isinstance(step, LibraryProduct) for step in found[8].steps) == 2, "few rows of both"
 
@@ -122,7 +122,7 @@ def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("target", ["cpu", "sm_80"])
 def test_other_targets_have_one_plan(target: str) -> None:
     low = lowered(fg.kernel(linear_gelu), 8, target)
-    assert len(low.plans) == 1 and low.plans[0].program == low.program and low.choices == {}
+    assert len(low.forms) == 1 and low.forms[0].program == low.program and low.choices == {}
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 65536, 65537, 1 << 40])

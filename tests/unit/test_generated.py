@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.api import Plan
+from fusegen.api import LoweredForm
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
@@ -31,12 +31,12 @@ def emitted(name: str, architecture: str) -> dict[str, str]:
     """The files of a fusion: the text of each kernel, the plan, and those for other numbers of rows."""
     spec = SPECS[name]
     low = spec.fresh().lower(**spec.example(torch.bfloat16), target=architecture)
-    others = [f"{_rows(plan)}: {'; '.join(plan_words(plan.program))}\n" for plan in low.plans if plan.rows]
+    others = [f"{_rows(form)}: {'; '.join(plan_words(form.program))}\n" for form in low.forms if form.rows]
     return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
 
 
-def _rows(plan: Plan) -> str:
-    return ", ".join(f"{dim} from {numbers[0]} to {numbers[-1]}" for dim, numbers in plan.rows.items())
+def _rows(form: LoweredForm) -> str:
+    return ", ".join(f"{dim} from {numbers[0]} to {numbers[-1]}" for dim, numbers in form.rows.items())
 
 
 def stored_files(folder: Path) -> dict[str, Path]:
