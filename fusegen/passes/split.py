@@ -16,7 +16,8 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import linearize, literal, product, same
-from fusegen.passes.fuse.epilogue import OCTET, sorted_dims
+from fusegen.passes.fuse.epilogue import sorted_dims
+from fusegen.passes.fuse.pairs import OCTET
 from fusegen.passes.fuse.skeletons import serving
 from fusegen.target import Target
 

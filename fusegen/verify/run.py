@@ -106,8 +106,9 @@ def _kept(
 ) -> dict[str, Mapping[str, CaseRecord]]:
     """For each target, what need not be run again: cases that were verified with the same text and software on the same GPU."""
     found: dict[str, Mapping[str, CaseRecord]] = {target.name: {} for target in targets}
-    for target in targets if known is not None else ():
-        assert known is not None
+    if known is None:
+        return found
+    for target in targets:
         entry = read(path_of(known, target.name, spec.name)).get(dtype.short)
         if entry is not None and replace(entry.environment, time="") == replace(where(device), time=""):
             stale = changes(spec, dtype, target, entry).keys()

@@ -61,9 +61,12 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
 
 def _read(graph: Graph, groups: list[Group]) -> list[Group]:
     """The groups without what nobody reads: a value that was kept for several kernels which became one."""
-    needed = {strip_views(graph, p) for p in (*graph.outputs, *(p for group in groups for p in group.inputs))}
-    found = [limited(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
-    return groups if found == groups else _read(graph, [group for group in found if group.outputs])
+    while True:
+        needed = {strip_views(graph, p) for p in (*graph.outputs, *(p for group in groups for p in group.inputs))}
+        found = [limited(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
+        if found == groups:
+            return groups
+        groups = [group for group in found if group.outputs]
 
 
 def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:

@@ -20,12 +20,9 @@ from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, s
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Part, products_below, strip_views
-from fusegen.passes.fuse.pairs import LANES, in_lane, is_same_row
+from fusegen.passes.fuse.pairs import LANES, OCTET, in_lane, is_same_row
 from fusegen.passes.fuse.skeletons import Skeleton, refusals, serving, skeleton_named, skeletons_of
 from fusegen.target import Target
-
-OCTET = 8
-"""Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # that one epilogue takes: they share an accumulator

@@ -13,6 +13,9 @@ from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, product, same
 LANES = 2
 """Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
 
+OCTET = 8
+"""Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
+
 
 def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
     """Whether a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.

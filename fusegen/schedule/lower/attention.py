@@ -27,6 +27,7 @@ from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
     accumulator_of,
+    is_in_octets,
     lane_checks,
     lane_expressions,
     lane_function,
@@ -48,7 +49,6 @@ WORDS = ("batch", "head", "query")
 """What the math calls its first coordinates."""
 
 _TAKEN = ("operands", "product", "s", "total", "mass", "out", "result", "key", "channel", *WORDS)
-_OCTET = 8  # channels that are stored at once
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 
 
@@ -63,7 +63,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         context.names.take(word)
     plan = attention_plan(_literal(operands.q.shape[-1]), operands.sharing)
     scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
-    placement = place(context, root, lane_position(finished, 0), finished, lambda offset: _is_row(context, offset, finished))
+    placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
     score, weights = _score(context, recurrence, scored, plan)
     finish = _finish(context, root, recurrence, finished)
     out_offset = sympy.expand(placement.offset - LANES * PAIR)
@@ -140,14 +140,6 @@ class _Normalised(Evaluator):
 
 def _words(axes: Axes, lane: str) -> dict[Index, str]:
     return {**dict(zip(axes.symbols, WORDS, strict=False)), LANES * PAIR: lane}
-
-
-def _is_row(context: Context, offset: Index, axes: Axes) -> bool:
-    """Whether channels are stored side by side, eight of them aligned."""
-    base = sympy.expand(offset - LANES * PAIR)
-    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
-    terms = sympy.Add.make_args(base)
-    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % _OCTET == 0 for t in terms)
 
 
 def _literal(extent: Index) -> int:

@@ -20,8 +20,8 @@ from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
 
-PARTIAL = axis_symbol("part")
-"""The number of a partial row."""
+PART = axis_symbol("part")
+"""The number of a part of the rows, and of the block that works on it: its row of the workspace."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ def partials_buffers(context: Context, node: int, plan: RowPlan, column_axes: Ax
     return tuple(context.memory.add(name, c.dtype(element), shape) for name, c in zip(names, components, strict=True))
 
 
+def partial_offset(column_axes: Axes) -> Index:
+    """Where in the workspace a component of a part's state lies, over the part's number and the column axes."""
+    position: Index = PART
+    for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
+        position = position * extent + symbol
+    return position
+
+
 def combine_partials(context: Context, states: Sequence[PartialState], column_axes: Axes, plan: RowPlan) -> Launch:
     """The launch that combines partial sums into the results."""
     names = Namer()
@@ -57,7 +65,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], column_ax
     kernel = Kernel(
         name=f"{context.name}_combine",
         pointers=context.pointers((a.buffer for a in partials), (a.buffer for a in writes)),
-        sizes=context.sizes(expressions, (*column_axes.symbols, PARTIAL)),
+        sizes=context.sizes(expressions, (*column_axes.symbols, PART)),
         scalars=(),
         body=ColumnBody(sums, column_axes, plan.resident, plan_of_columns),
         wide=context.wide,
@@ -70,9 +78,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], column_ax
 def _column_sum(context: Context, state: PartialState, column_axes: Axes, names: Namer) -> ColumnSum:
     nodes, lane = tuple(state.stores), column_axes.symbols[-1]
     reduction = reduction_of(context.graph, nodes[0], names.take, fast=context.fast)
-    position: Index = PARTIAL
-    for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
-        position = position * extent + symbol
+    position = partial_offset(column_axes)
     components = [c.name for c in reduction.components]
     places = [(components[component(context.graph.nodes[n])], store) for n in nodes for store in state.stores[n]]
     return ColumnSum(

@@ -12,17 +12,18 @@ from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
 from fusegen.passes.fuse.contraction import ProductOperands
-from fusegen.passes.fuse.epilogue import OCTET, position_of
+from fusegen.passes.fuse.epilogue import position_of
 from fusegen.passes.fuse.groups import Part
-from fusegen.passes.fuse.pairs import LANES, is_same_row
+from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
 from fusegen.passes.fuse.skeletons import skeleton_named
-from fusegen.schedule.access import divisor, merge_axes
+from fusegen.schedule.access import merge_axes
 from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Accumulated, ContractionBody, Kernel, LaneFunction, PartResult, ProductPart
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
+    is_in_octets,
     lane_checks,
     lane_expressions,
     lane_function,
@@ -118,20 +119,12 @@ def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
     """Where a result goes: as a matrix, or eight columns at a time."""
     output, order = part.outputs[number], part.orders[number]
     at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
-    return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or _is_in_octets(context, axes, offset))
+    return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset))
 
 
 def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
     """Whether results lie as the copy engine writes them: row by row, without gaps."""
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
-
-
-def _is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
-    """Whether columns lie side by side, eight of them aligned."""
-    base = sympy.expand(offset - LANES * PAIR)
-    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
-    terms = sympy.Add.make_args(base)
-    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % OCTET == 0 for t in terms)
 
 
 # The epilogue.

@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
-from fusegen.passes.fuse.pairs import LANES, is_same_row
+from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
 from fusegen.schedule.access import divisor
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
@@ -43,6 +43,18 @@ def pair_axes(shape: Shape) -> Axes:
 def lane_position(axes: Axes, lane: int) -> Position:
     """The element of a lane."""
     return (*axes.symbols[:-1], LANES * PAIR + lane)
+
+
+def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
+    """Whether the last dim's elements lie side by side, eight of them aligned.
+
+    Args:
+        offset: of a pair's first lane in a result, over axes of pairs.
+    """
+    base = sympy.expand(offset - LANES * PAIR)
+    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
+    terms = sympy.Add.make_args(base)
+    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % OCTET == 0 for t in terms)
 
 
 def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import strip_views
+from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
 
 _APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID} | {op for op, m in REDUCTIONS.items() if m.approximable})
@@ -25,32 +25,20 @@ def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> froz
     makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
     neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
     """
-    computed = {group: _computed(graph, group) for group in groups}
-    inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in computed.items()}
-    exact = _exact(graph, groups, memory, computed)
+    inside = {group: computed(graph, group) for group in groups}
+    inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
+    exact = _exact(graph, groups, memory, inside)
     allowed = {group for group in groups if not inexact[group] & exact}
     while spoilt := {g for g in allowed if any(inexact[g] & inexact[other] for other in groups if other not in allowed)}:
         allowed -= spoilt
     return frozenset(allowed)
 
 
-def _computed(graph: Graph, group: Group) -> set[int]:
-    """What a group computes: its outputs down to what it reads."""
-    found: set[int] = set()
-    waiting = list(group.outputs)
-    while waiting:
-        position = waiting.pop()
-        if position not in found:
-            found.add(position)
-            waiting += (a for a in graph.nodes[position].args if a not in group.inputs)
-    return found
-
-
-def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, computed: dict[Group, set[int]]) -> set[int]:
+def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """The values that must not be approximate, some of them because of what a later group does with them."""
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_half}
     for group in reversed(groups):
-        for position in sorted(computed[group], reverse=True):  # users come before their operands
+        for position in sorted(inside[group], reverse=True):  # users come before their operands
             if position in exact or _jumps(graph, position):
                 exact.update(_unrounded(graph.nodes[position].args, group, memory))
     return exact

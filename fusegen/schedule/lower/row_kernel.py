@@ -9,11 +9,12 @@ import sympy
 
 from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
-from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
+from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.functions import cut
 from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, RowBody
+from fusegen.schedule.lower.columns import PART, partial_offset
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index
 from fusegen.schedule.lower.memory import Store
@@ -22,9 +23,6 @@ from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
 from fusegen.schedule.terms import Leaf, Terms
-
-BLOCK = axis_symbol("part")
-"""The number of the block among those that share the rows: its row of the workspace."""
 
 _SCRATCH_BYTES = 8  # of one warp's partial result; the widest type
 
@@ -154,9 +152,7 @@ class RowKernelBuilder:
         }
 
     def _partials(self, node: int) -> list[Access]:
-        position: Index = BLOCK
-        for symbol, extent in zip(self.math.column_axes.symbols, self.math.column_axes.extents, strict=True):
-            position = position * extent + symbol
+        position = partial_offset(self.math.column_axes)
         components = zip(self.reductions[node].components, self.workspace[node], strict=True)
         return [self.context.access(c.name, key, position, self.lane_axis, self.plan.lanes) for c, key in components]
 
@@ -273,7 +269,7 @@ class RowKernelBuilder:
         return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]
 
     def _axis_symbols(self) -> tuple[sympy.Symbol, ...]:
-        return (*self.math.row_axes.symbols, *self.math.column_axes.symbols, BLOCK)
+        return (*self.math.row_axes.symbols, *self.math.column_axes.symbols, PART)
 
     def _grid(self) -> Formula:
         rows = product(self.math.row_axes.extents)
