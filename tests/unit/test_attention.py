@@ -19,21 +19,14 @@ from fusegen.schedule.kernel import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Leaf, Term, Terms
+from tests.unit.lowering import lowered, meta
 from tests.unit.ptxas import figures
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
 def qkv(width: int, queries: int = 256, keys: int = 256, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor, Tensor]:
     return meta(2, 4, queries, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype)
-
-
-def lowered(function: Callable[..., object], *args: object) -> Lowered:
-    return fg.kernel(function).lower(*args, target="sm_90a")
 
 
 def body_of(low: Lowered) -> AttentionBody:

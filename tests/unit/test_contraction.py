@@ -17,21 +17,10 @@ from fusegen.schedule.heuristics.contraction import ProductShape, contraction_pl
 from fusegen.schedule.kernel import ContractionBody, LaneFunction
 from fusegen.schedule.program import Launch, LibraryProduct
 from fusegen.target import target
+from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def lowered(function: Callable[..., object], *args: object) -> Lowered:
-    return fg.kernel(function).lower(*args, target="sm_90a")
-
-
-def kinds(low: Lowered) -> list[GroupKind]:
-    return [group.kind for group in low.groups]
 
 
 def launch_of(low: Lowered) -> Launch:

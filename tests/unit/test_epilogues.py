@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import fusegen as fg
 from fusegen.api import Lowered
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
 from fusegen.schedule.kernel import ContractionBody
+from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def lowered(function: Callable[..., object], *args: object, target: str = "sm_90a") -> Lowered:
-    return fg.kernel(function).lower(*args, target=target)
 
 
 def parts(low: Lowered) -> list[Part]:
     return [part for group in low.groups for part in group.parts]
-
-
-def kinds(low: Lowered) -> list[GroupKind]:
-    return [group.kind for group in low.groups]
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,12 +18,9 @@ from fusegen.schedule.expected import CLASSES, class_of
 from fusegen.schedule.kernel import ContractionBody
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import LibraryProduct, Program
+from tests.unit.lowering import meta
 
 ROWS = (1, 8, 33, 512, 8192)
-
-
-def meta(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
 def linear_gelu(x: Tensor, weight: Tensor) -> Tensor:

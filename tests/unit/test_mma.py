@@ -19,15 +19,12 @@ from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch, LibraryProduct, Program
 from fusegen.target import cuda_targets, target
 from tests.emulator.test_epilogues import CASES
+from tests.unit.lowering import meta
 from tests.unit.ptxas import figures
 
 BF16 = torch.bfloat16
 BOTH = replace(target("sm_90a"), products=("wgmma", "mma.sync"))
 OLDER = [t.name for t in cuda_targets() if not t.wgmma]
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target = BOTH) -> Program:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,14 +14,11 @@ import fusegen as fg
 from fusegen.calls.call import Call, KernelLaunch, MatrixProduct
 from fusegen.calls.formula import formula_of
 from fusegen.verify.words import call_words
+from tests.unit.lowering import meta
 
 
 def block(x: Tensor, weight: Tensor, other: Tensor, scale: float) -> Tensor:
     return F.gelu(F.linear(x, weight) * (scale + 1)) @ other
-
-
-def meta(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
 @pytest.fixture(scope="module")

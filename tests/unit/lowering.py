@@ -1,0 +1,27 @@
+"""Kernels lowered for a GPU from meta tensors: nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.passes.fuse import GroupKind
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without values."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def lowered(function: Callable[..., object], *args: object, target: str = "sm_90a") -> Lowered:
+    """All stages of a function as a kernel."""
+    return fg.kernel(function).lower(*args, target=target)
+
+
+def kinds(low: Lowered) -> list[GroupKind]:
+    """Of the groups, in order."""
+    return [group.kind for group in low.groups]
