@@ -57,7 +57,7 @@ class ReadView:
 
 
 @dataclass(frozen=True)
-class ResultView:
+class WrapperResult:
     """A result of a wrapper: the array that it fills, and the one that the math writes, which is of a wider type perhaps."""
 
     out: str
@@ -89,7 +89,7 @@ class WrapperView:
     lanewise: bool
     call: str
     arguments: list[str]
-    results: tuple[ResultView, ...]
+    results: tuple[WrapperResult, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperVi
         lanewise=function.lanewise,
         call=function.function.name,
         arguments=[_argument(a, function, offsets, place) for a in function.arguments],
-        results=tuple(ResultView(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
+        results=tuple(WrapperResult(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
     )
 
 

@@ -18,9 +18,11 @@ from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import READ, Domain
 
+Element: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
+"""An element of a node: the node, the index, and under which conditions it is needed."""
+
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
 """Whether a reduction, scan or product may be computed inside, read at an index under some conditions."""
-
 
 _SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
 _INDICES = (DType.INT32, DType.INT64)
@@ -48,39 +50,62 @@ def walk(
     Raises:
         UnsupportedError: that is too much for a kernel.
     """
-    seen: set[tuple[int, Position, tuple[Bounds, ...]]] = set()
-    stack: list[tuple[int, Position, tuple[Bounds, ...]]] = [(root, index, ())]
+    visit = _Walk(graph, root, axes, accepts, cone, kept)
+    seen: set[Element] = set()
+    stack: list[Element] = [(root, index, ())]
     while stack:
-        element = position, at, bounds = stack.pop()
-        if element in seen:
-            continue
-        seen.add(element)
-        check_spread(graph, len(seen))
-        family = graph.nodes[position].family
-        if (position in kept and position != root) or _is_read_at_values(graph, position, at):
-            cone.inputs[position] = None
-        elif family is Family.INDEXING:
-            operand, chosen = sources(graph, position, at, axes)
-            stack.append((operand.arg, operand.index, bounds))
-            computed = computed_index(graph, chosen.arg)
-            if computed is None:
-                stack.append((chosen.arg, chosen.index, bounds))
-            else:
-                cone.inputs[computed] = None
-        elif family in (Family.POINTWISE, Family.VIEW):
-            for source in sources(graph, position, at, axes):
-                stack.append((source.arg, source.index, bounds if source.bounds is None else (*bounds, source.bounds)))
-        elif family is Family.LEAF:
-            if graph.nodes[position].op in READ:
-                cone.inputs[position] = None
-        elif not accepts(position, at, bounds):
-            cone.inputs[position] = None
-        else:
-            cone.anchors[position] = None
-            if family is Family.SCAN:
-                stack.append((graph.nodes[position].args[0], at, bounds))
-            elif family is Family.REDUCTION:
-                stack.append((graph.nodes[position].args[0], operand_index(graph, position, at, axes), bounds))
+        element = stack.pop()
+        if element not in seen:
+            seen.add(element)
+            check_spread(graph, len(seen))
+            stack += visit.below(element)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The arguments of `walk`."""
+
+    graph: Graph
+    root: int
+    axes: Axes
+    accepts: Accepts
+    cone: Cone
+    kept: Collection[int]
+
+    def below(self, element: Element) -> list[Element]:
+        """The elements that an element is computed of; notes what is read from memory instead, and what is an anchor."""
+        position, at, bounds = element
+        family = self.graph.nodes[position].family
+        if (position in self.kept and position != self.root) or _is_read_at_values(self.graph, position, at):
+            return self._read(position)
+        if family is Family.INDEXING:
+            return self._indexed(element)
+        if family in (Family.POINTWISE, Family.VIEW):
+            found = sources(self.graph, position, at, self.axes)
+            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found]
+        if family is Family.LEAF:
+            return self._read(position) if self.graph.nodes[position].op in READ else []
+        return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position)
+
+    def _read(self, position: int) -> list[Element]:
+        self.cone.inputs[position] = None
+        return []
+
+    def _indexed(self, element: Element) -> list[Element]:
+        position, at, bounds = element
+        operand, chosen = sources(self.graph, position, at, self.axes)
+        computed = computed_index(self.graph, chosen.arg)
+        if computed is None:
+            return [(operand.arg, operand.index, bounds), (chosen.arg, chosen.index, bounds)]
+        return [(operand.arg, operand.index, bounds), *self._read(computed)]
+
+    def _anchored(self, element: Element) -> list[Element]:
+        position, at, bounds = element
+        self.cone.anchors[position] = None
+        node = self.graph.nodes[position]
+        if node.family is Family.REDUCTION:
+            return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]
+        return [(node.args[0], at, bounds)] if node.family is Family.SCAN else []
 
 
 def computed_index(graph: Graph, position: int) -> int | None:

@@ -66,28 +66,31 @@ def lower_attention(context: Context) -> Sequence[Step]:
     placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
     score, weights = _score(context, recurrence, scored, plan)
     finish = _finish(context, root, recurrence, finished)
-    out_offset = sympy.expand(placement.offset - LANES * PAIR)
-    functions = (score, finish)
-    kernel = Kernel(
+    body = AttentionBody(
+        input_dtype=context.graph.nodes[recurrence.values].dtype,
+        output_dtype=context.dtype(placement.buffer),
+        score=score,
+        finish=finish,
+        weights=weights,
+        peak=reduction_of(context.graph, recurrence.first, lambda _: "peak", fast=False),
+        mass=reduction_of(context.graph, recurrence.second, lambda _: "mass", fast=False),
+        out_offset=sympy.expand(placement.offset - LANES * PAIR),
+        plan=plan,
+    )
+    return [_launch(context, _kernel(context, body, placement.buffer), operands, plan), *placement.copies]
+
+
+def _kernel(context: Context, body: AttentionBody, written: int) -> Kernel:
+    functions = (body.score, body.finish)
+    return Kernel(
         name=context.name,
-        pointers=lane_pointers(context, functions, (placement.buffer,)),
-        sizes=lane_sizes(functions, (out_offset,)),
+        pointers=lane_pointers(context, functions, (written,)),
+        sizes=lane_sizes(functions, (body.out_offset,)),
         scalars=lane_scalars(context, functions),
-        body=AttentionBody(
-            input_dtype=context.graph.nodes[recurrence.values].dtype,
-            output_dtype=context.dtype(placement.buffer),
-            score=score,
-            finish=finish,
-            weights=weights,
-            peak=reduction_of(context.graph, recurrence.first, lambda _: "peak", fast=False),
-            mass=reduction_of(context.graph, recurrence.second, lambda _: "mass", fast=False),
-            out_offset=out_offset,
-            plan=plan,
-        ),
+        body=body,
         wide=context.wide,
         checks=has_checks(lane_expressions(functions)),
     )
-    return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, tuple[Function, ...]]:
