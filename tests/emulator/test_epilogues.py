@@ -134,6 +134,27 @@ def test_a_row_of_each_batch() -> None:
     compare(fg.kernel(one_of_eight)(x, w), one_of_eight(x.double(), w.double()))
 
 
+def product_in_two_orders(x: Tensor, w: Tensor, own_first: bool) -> tuple[Tensor, ...]:
+    y = x @ w
+    found = y.unflatten(-1, (-1, 16)).transpose(0, 2), y.exp()
+    return (y, *found) if own_first else (*found, y[1:2] * 1.5)
+
+
+def attention_in_two_orders(x: Tensor, own_first: bool) -> tuple[Tensor, ...]:
+    q = x.unflatten(-1, (2, 64)).transpose(1, 2)
+    y = F.scaled_dot_product_attention(q, q, q)
+    found = y.transpose(1, 2).flatten(2), y
+    return found[::-1] if own_first else found
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("function", [product_in_two_orders, attention_in_two_orders])
+def test_a_value_that_is_wanted_in_two_orders(function: Callable[..., Any], own_first: bool) -> None:
+    inputs = [tensor(2, 33, 128)] + [weight(64, 128).mT.contiguous()] * (function is product_in_two_orders)
+    compare(fg.kernel(function)(*inputs, own_first), function(*(x.double() for x in inputs), own_first))
+
+
 def compare(found: Tensor | tuple[Tensor, ...], wanted: Tensor | tuple[Tensor, ...]) -> None:
     """Two units in the last place of what float64 gives."""
     results = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusegen.ir.index_map import Position
-from fusegen.ir.symbolic import Axes, Index, linearize
+from fusegen.ir.symbolic import Axes, Index, linearize, same
 from fusegen.passes.fuse import Domain, Group, GroupKind
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, formulas
@@ -30,19 +30,19 @@ class Placement:
 
 
 def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
-    """The place of a kernel's only output.
+    """The place of a kernel's only output: of several, one where the value lies in its own order, as copies read it.
 
     Args:
         node: the output.
         index: the element, over the axes.
         fits: whether the kernel can write to an offset.
     """
-    stores = context.stores(node, index, axes)
-    first = next((s for s in stores if fits(s.offset)), None)
+    shape = context.graph.nodes[node].shape
+    stores, own = context.stores(node, index, axes), linearize(index, shape)
+    first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:
-        shape = context.graph.nodes[node].shape
         dtype = context.memory.spec(stores[0].buffer).dtype
-        first = Store(context.memory.add(f"value_{node}", dtype, formulas(shape)), linearize(index, shape))
+        first = Store(context.memory.add(f"value_{node}", dtype, formulas(shape)), own)
     others = tuple(s for s in stores if s.buffer != first.buffer)
     return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
 
