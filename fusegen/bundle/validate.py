@@ -112,6 +112,7 @@ def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
         yield from (*argument.shape, *argument.strides) if isinstance(argument, TensorArgument) else ()
     for relation in (*signature.relations, *signature.rows):
         yield from (relation.left, relation.right)
+    yield from call.counts
     for buffer in call.buffers:
         yield from buffer.shape
     for step in call.steps:

@@ -145,6 +145,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a formula that is a float": (put(*LAUNCH, "grid", value=1.5), "is no formula"),
     "a formula that is true": (put(*LAUNCH, "grid", value=True), "is no formula"),
     "a formula of great depth": (put(*LAUNCH, "grid", value=json.loads('["-", ' * 900 + "1" + "]" * 900)), ""),
+    "a count of a size that is not there": (put("call", "counts", value=["q"]), "there is no size 'q'"),
     "code in a shape": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=CODE), ""),
     "code in an operation": (put("call", "scalars", "lines", -1, "Operation", "name", value=CODE), "no operation"),
     "torch's functions": (put("call", "scalars", "lines", -1, "Operation", "name", value="save"), "no operation 'save'"),
