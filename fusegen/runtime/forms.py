@@ -87,6 +87,7 @@ class Forms:
         self._made: dict[Key, Form] = {}
         self._by_class: dict[tuple[int, ...], Form] = {}
         self._fused: dict[frozenset[int], tuple[Group, ...]] = {}
+        self._chosen: dict[tuple[Group, int, int], Choice] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Form:
         """The form for some sizes."""
@@ -123,8 +124,7 @@ class Forms:
     @cached_property
     def _rows(self) -> tuple[Dim, ...]:
         """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
-        products = [group.anchors[0] for group in self.products]
-        rows = dict.fromkeys(dim for p in products for dim in (rows_of(self.graph, p), depth_of(self.graph, p)))
+        rows = dict.fromkeys(dim for group in self.products for dim in self._dims(group.anchors[0]))
         return tuple(dim for dim in rows if literal(dim) is None)
 
     @cached_property
@@ -160,11 +160,23 @@ class Forms:
         choices: dict[Group, Choice] = {}
         while True:
             groups = self._groups(by_library)
-            choices |= {group: self._choose(self.graph, group, self._target, expected) for group in _priced(groups)}
+            choices |= {group: self._choice(group, expected) for group in _priced(groups)}
             left = {p for group in _priced(groups) if choices[group].takes_library for p in group.anchors}
             if not left:
                 return _Decision(by_library, groups, choices)
             by_library |= left
+
+    def _choice(self, group: Group, expected: Expected) -> Choice:
+        """What is chosen for a launch of products, which goes by their own rows and depth alone."""
+        rows, depth = self._dims(group.anchors[0])
+        key = (group, expected.of(rows), expected.of(depth))
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(self.graph, group, self._target, expected)
+        return self._chosen[key]
+
+    def _dims(self, product: int) -> tuple[Dim, Dim]:
+        """The rows of a product, and what it sums over."""
+        return rows_of(self.graph, product), depth_of(self.graph, product)
 
     def _form(self, classes: tuple[int, ...]) -> Form:
         decision = self._decision(self._expected(classes))

@@ -13,11 +13,15 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
+from fusegen.ir.graph import Graph
+from fusegen.passes.fuse import Group
 from fusegen.runtime.forms import Forms
-from fusegen.schedule.expected import CLASSES, class_of
+from fusegen.schedule.choose import Choice, choose
+from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.kernel import ContractionBody
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import LibraryProduct, Program
+from fusegen.target import Target
 from tests.unit.lowering import meta
 
 ROWS = (1, 8, 33, 512, 8192)
@@ -87,12 +91,29 @@ def test_literal_rows_are_taken_exactly() -> None:
     assert len(low.forms) == 1 and low.forms[0].rows == {} and low.forms[0].program == low.program
 
 
-def test_two_numbers_of_rows_choose_apart() -> None:
-    def both(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return F.gelu(F.linear(x, a)), F.relu(F.linear(y, b))
+def both(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return F.gelu(F.linear(x, a)), F.relu(F.linear(y, b))
 
-    kernel = fg.kernel(both)
-    low = kernel.lower(meta(8, 4096), meta(8191, 4096), meta(4096, 4096), meta(4096, 4096), target="sm_90a")
+
+def lowered_both() -> Lowered:
+    return fg.kernel(both).lower(meta(8, 4096), meta(8191, 4096), meta(4096, 4096), meta(4096, 4096), target="sm_90a")
+
+
+def test_a_launch_is_chosen_for_once_at_each_number_of_its_own_rows() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def counted(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
+        asked.append(group.anchors)
+        return choose(graph, group, target, expected)
+
+    low = lowered_both()
+    forms = Forms(low._forms.graph, low.target, wide=False, choose=counted)
+    assert sum(1 for _ in forms.all()) == len(low.forms)
+    assert len(set(asked)) == 2 and len(asked) <= 2 * len(CLASSES), "not at each pair of numbers"
+
+
+def test_two_numbers_of_rows_choose_apart() -> None:
+    low = lowered_both()
     assert [type(step) is LibraryProduct for step in low.program.steps].count(True) == 1
     assert {frozenset(each.rows) for each in low.forms} == {frozenset({"x_dim0", "y_dim0"})}
     one, other = ({each.rows[name] for each in low.forms} for name in ("x_dim0", "y_dim0"))
