@@ -126,6 +126,15 @@ def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
     assert product.shape == (2, 8, 64)
 
 
+def test_each_result_that_is_copied_has_a_kernel_of_its_own_name() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, w)
+        return tuple(f for t in (y, y.exp()) for f in (t.unflatten(-1, (-1, 16)).transpose(1, 2), t))
+
+    low = lowered(function, meta(4, 128, 64), meta(128, 64))
+    assert len(low.sources) == len({source.entry for source in low.sources}) == 3
+
+
 def test_a_product_is_split_for_tensor_cores_alone() -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, w).chunk(2, -1)

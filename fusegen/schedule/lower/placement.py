@@ -1,4 +1,4 @@
-"""Where a kernel with one output writes, when it can write only in one way: copies serve whatever else is wanted of the value."""
+"""Where a kernel writes an output, when it can write only in one way: copies serve whatever else is wanted of the value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Placement:
 
 
 def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
-    """The place of a kernel's only output: of several, one where the value lies in its own order, as copies read it.
+    """The place of an output: of several, one where the value lies in its own order, as copies read it.
 
     Args:
         node: the output.
@@ -51,4 +51,6 @@ def _copy(context: Context, node: int, source: int) -> Launch:
     """The launch that reads the value and writes it to the other places."""
     domain = Domain(context.graph.nodes[node].shape)
     group = Group(GroupKind.POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
-    return lower_pointwise(replace(context, group=group, name=f"{context.name}_copy", reads={node: source}, written=source))
+    outputs = context.group.outputs
+    name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
+    return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
