@@ -9,9 +9,9 @@ from fusegen.autodiff.keep import Kept, kept
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
-from fusegen.autodiff.rules.rule import Gradients
+from fusegen.autodiff.rules.rule import Gradients, refused
 from fusegen.dtypes import DType
-from fusegen.errors import GradientError, UnsupportedError
+from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides
@@ -145,10 +145,7 @@ def _derived(y: Value, dy: Value) -> Gradients:
         return ()
     rule = RULES.get(y.node.op)
     if rule is None:
-        at = y.location
-        where = None if at is None else f"{at.file}, line {at.line} of the function: {at.text}"
-        mend = "detach() what it is made of, or name in wrt= what does not reach it"
-        raise UnsupportedError(f"{y.node.op.row.name} has no derivative", where=where, mend=mend)
+        raise refused(y)
     return rule(y, dy)
 
 

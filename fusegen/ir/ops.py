@@ -77,6 +77,11 @@ def _composite(name: str, *twins: str, arity: int = 1, result: Result = Result.F
     return Row(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()))
 
 
+def _composed(name: str, arity: int, result: Result = Result.PROMOTE) -> Row:
+    """A composition with a handler of its own, as torch spells it in its own way."""
+    return Row(name, Family.POINTWISE, arity, result, primitive=False)
+
+
 def _view(name: str, arity: int | None = 1) -> Row:
     return Row(name, Family.VIEW, arity, Result.SAME)
 
@@ -167,6 +172,16 @@ class Op(Enum):
     HARDSIGMOID = _composite("hardsigmoid")
     HARDSWISH = _composite("hardswish")
     LOGSIGMOID = _composite("logsigmoid")
+    CELU = _composite("celu", alpha=1.0)
+    SINH = _composite("sinh", result=Result.FLOAT)
+    COSH = _composite("cosh", result=Result.FLOAT)
+    CLAMP_MIN = _composed("clamp_min", 2)
+    CLAMP_MAX = _composed("clamp_max", 2)
+    HARDTANH = _composed("hardtanh", 3)
+    PRELU = _composed("prelu", 2)
+    FMOD = _composed("fmod", 2)
+    XLOGY = _composed("xlogy", 2, Result.FLOAT)
+    HUBER = _composed("huber", 1, Result.FLOATING)
 
     # Views: index maps, never copies.
     EXPAND = _view("expand")
@@ -190,6 +205,8 @@ class Op(Enum):
     NORMALIZER = _reduction("normalizer", Result.PART)
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
     VAR = _reduction("var", Result.FLOATING, primitive=False)
+    STD = _reduction("std", Result.FLOATING, primitive=False)
+    VECTOR_NORM = _reduction("vector_norm", Result.FLOATING, primitive=False)
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.

@@ -176,11 +176,8 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def _slice(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
-    return (
-        x.narrow(dim, start, (length - 1) * step + 1)[(slice(None),) * dim + (slice(None, None, step),)]
-        if length
-        else x.narrow(dim, 0, 0)
-    )
+    found: Tensor = x.index_select(dim, start + step * torch.arange(length, device=x.device))
+    return found
 
 
 def _concat(*tensors: Tensor, dim: int) -> Tensor:
@@ -193,6 +190,15 @@ def _gather(x: Tensor, index: Tensor, dim: int, wraps: bool) -> Tensor:
 
 def _var(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
     return x.var(dims, correction=correction, keepdim=True)
+
+
+def _std(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
+    return x.std(dims, correction=correction, keepdim=True)
+
+
+def _vector_norm(x: Tensor, dims: tuple[int, ...], ord: float) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, ord, dims, keepdim=True)
+    return found
 
 
 def _layer_norm(x: Tensor, *affine: Tensor, count: int, eps: float, has_weight: bool, has_bias: bool) -> Tensor:
@@ -224,7 +230,7 @@ def _moments(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
 
 def _normalizer(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
     peak = x.amax(dims, keepdim=True)
-    return peak if part == "peak" else torch.exp(torch.logsumexp(x, dims, keepdim=True) - peak)
+    return peak if part == "peak" else torch.where(x == peak, 1.0, torch.exp(x - peak)).sum(dims, keepdim=True)
 
 
 def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> Rule:
@@ -315,6 +321,16 @@ RULES: dict[Op, Rule] = {
     Op.HARDSIGMOID: F.hardsigmoid,
     Op.HARDSWISH: F.hardswish,
     Op.LOGSIGMOID: F.logsigmoid,
+    Op.CELU: F.celu,
+    Op.SINH: torch.sinh,
+    Op.COSH: torch.cosh,
+    Op.CLAMP_MIN: torch.maximum,
+    Op.CLAMP_MAX: torch.minimum,
+    Op.HARDTANH: lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
+    Op.PRELU: lambda x, slope: torch.where(x > 0, x, slope * x),
+    Op.FMOD: torch.fmod,
+    Op.XLOGY: torch.xlogy,
+    Op.HUBER: lambda x, delta: F.huber_loss(x, torch.zeros_like(x), "none", delta),
     Op.EXPAND: lambda x, shape: x.expand(shape),
     Op.PERMUTE: lambda x, dims: x.permute(dims),
     Op.RESHAPE: lambda x, shape: x.reshape(shape),
@@ -332,6 +348,8 @@ RULES: dict[Op, Rule] = {
     Op.NORMALIZER: _normalizer,
     Op.MEAN: _kept(torch.mean),
     Op.VAR: _var,
+    Op.STD: _std,
+    Op.VECTOR_NORM: _vector_norm,
     Op.LOGSUMEXP: _kept(torch.logsumexp),
     Op.CUMSUM: lambda x: x.cumsum(-1),
     Op.CUMPROD: lambda x: x.cumprod(-1),

@@ -114,6 +114,70 @@ def _logsigmoid(x: Value) -> Value:
     return x.apply(Op.MINIMUM, 0.0) - (-x.apply(Op.ABS)).apply(Op.EXP).apply(Op.LOG1P)
 
 
+@_expands(Op.CELU)
+def _celu(args: Sequence[Value], node: Node) -> Value:
+    """Barron, Continuously Differentiable Exponential Linear Units (arXiv 1704.07483)."""
+    alpha = float(cast(float, node.attr("alpha")))
+    (x,) = args
+    return (x > 0).where(x, (x / alpha).apply(Op.EXPM1) * alpha)
+
+
+@_pointwise(Op.SINH)
+def _sinh(x: Value) -> Value:
+    """By two terms of one sign, which do not cancel."""
+    return (x.apply(Op.EXPM1) - (x * -1).apply(Op.EXPM1)) * 0.5
+
+
+@_pointwise(Op.COSH)
+def _cosh(x: Value) -> Value:
+    return (x.apply(Op.EXP) + (x * -1).apply(Op.EXP)) * 0.5
+
+
+@_expands(Op.CLAMP_MIN)
+def _clamp_min(args: Sequence[Value], _node: Node) -> Value:
+    return args[0].apply(Op.MAXIMUM, args[1])
+
+
+@_expands(Op.CLAMP_MAX)
+def _clamp_max(args: Sequence[Value], _node: Node) -> Value:
+    return args[0].apply(Op.MINIMUM, args[1])
+
+
+@_expands(Op.HARDTANH)
+def _hardtanh(args: Sequence[Value], _node: Node) -> Value:
+    x, low, high = args
+    return x.apply(Op.MAXIMUM, low).apply(Op.MINIMUM, high)
+
+
+@_expands(Op.PRELU)
+def _prelu(args: Sequence[Value], _node: Node) -> Value:
+    x, slope = args
+    return (x > 0).where(x, slope * x)
+
+
+@_expands(Op.FMOD)
+def _fmod(args: Sequence[Value], _node: Node) -> Value:
+    """Of floats: the remainder of the magnitudes, with the sign of the first."""
+    a, b = args
+    rest = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
+    return a.apply(Op.LT, 0).where(-rest, rest)
+
+
+@_expands(Op.XLOGY)
+def _xlogy(args: Sequence[Value], _node: Node) -> Value:
+    x, y = args
+    is_zero = x.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, y.apply(Op.EQ, y))
+    return is_zero.where(0.0, x * y.apply(Op.LOG))
+
+
+@_expands(Op.HUBER)
+def _huber(args: Sequence[Value], node: Node) -> Value:
+    """Huber, Robust Estimation of a Location Parameter (1964), equation 2.3."""
+    delta = float(cast(float, node.attr("delta")))
+    distance = args[0].apply(Op.ABS)
+    return distance.apply(Op.LT, delta).where(distance * distance / 2, (distance - delta / 2) * delta)
+
+
 def _dims(node: Node) -> tuple[int, ...]:
     return cast(tuple[int, ...], node.attr("dims"))
 
@@ -142,6 +206,20 @@ def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
     rank = len(x.node.shape)
     count = x.count(dims)
     return dims == tuple(range(rank - len(dims), rank)) and isinstance(count, int) and count <= _LONGEST_HELD
+
+
+@_expands(Op.STD)
+def _std(args: Sequence[Value], node: Node) -> Value:
+    return _var(args, node).apply(Op.SQRT)
+
+
+@_expands(Op.VECTOR_NORM)
+def _vector_norm(args: Sequence[Value], node: Node) -> Value:
+    """(sum |x|^ord)^(1/ord)."""
+    (x,), ord = args, float(cast(float, node.attr("ord")))
+    if ord == 2:
+        return (x * x).reduce(Op.SUM, _dims(node)).apply(Op.SQRT)
+    return x.apply(Op.ABS).apply(Op.POW, ord).reduce(Op.SUM, _dims(node)).apply(Op.POW, 1.0 / ord)
 
 
 @_expands(Op.LOGSUMEXP)

@@ -39,6 +39,7 @@ UNARY = (
     "{0} ** 3", "{0} ** -0.5", "{0}.abs() ** 1.7", "1.5 ** {0}", "torch.div({0}, 3, rounding_mode='floor')",
     "torch.div({0}, 1.25, rounding_mode='trunc')", "torch.full_like({0}, 3)", "torch.zeros_like({0})", "{0}.contiguous().detach()",
     "fg.dropout({0}, 0.3, seed=5) if {0}.is_floating_point() else {0}",
+    "F.celu({0})", "F.celu({0}, 0.5)", "torch.sinh({0}.clamp(-4, 4))", "torch.cosh({0}.clamp(-4, 4))", "F.hardtanh({0}, -2, 0.5)",
     "torch.rsub({0}, 1.5)", "{0} * {0}.shape[0]", "{0} * {0}", "({0} + 1).log1p() if {0}.is_floating_point() else {0}",
 )  # fmt: skip
 PREDICATES = (
@@ -50,6 +51,8 @@ BINARY = (
     "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=0.5)", "{0} // {1}", "{0} % {1}", "{0}.abs() ** {1}", "{0} ** {1}",
     "torch.addcmul({0}, {1}, {0}, value=0.5)", "torch.lerp({0}, {1}, 0.25)", "torch.where({0} > {1}, {0}, {1})",
     "{0}.masked_fill({1} > 0, 0.5)", "torch.where({1} < 0.5, {0}, -1)", "{0}.type_as({1})", "torch.floor_divide({0}, {1})",
+    "torch.fmod({0}, {1})", "torch.xlogy({0}, {1})", "F.huber_loss({0}, {1}, 'none')", "F.prelu({0}, {1}.reshape(-1)[:1])",
+    "F.smooth_l1_loss({0}, {1}, reduction='none', beta=0.3)",
 )  # fmt: skip
 COMPARISONS = (
     "{0} == {1}", "{0} != {1}", "{0} < {1}", "{0} <= {1}", "{0} > {1}", "{0} >= {1}", "torch.logical_and({0}, {1})",
@@ -265,7 +268,8 @@ def _dims(draw: Draw, rank: int) -> tuple[int, ...]:
 REDUCTIONS = (
     "{{0}}.sum({dims}, keepdim={keep})", "{{0}}.sum({dims}, keepdim={keep})", "{{0}}.mean({dims}, keepdim={keep})",
     "{{0}}.amax({dims}, keepdim={keep})", "{{0}}.amin({dims}, keepdim={keep})", "{{0}}.var({dims}, correction=0, keepdim={keep})",
-    "{{0}}.std({dims}, correction=1, keepdim={keep})", "torch.logsumexp({{0}}, {dims}, {keep})",
+    "{{0}}.std({dims}, correction=1, keepdim={keep})",
+    "{{0}}.norm(2, {dims}, {keep})", "{{0}}.norm(3, {dims}, {keep})", "torch.logsumexp({{0}}, {dims}, {keep})",
     "{{0}}.sum({dims}, dtype=torch.float32)", "{{0}} - {{0}}.amax({dims}, keepdim=True)", "{{0}} / {{0}}.sum({dims}, keepdim=True)",
     "{{0}} - {{0}}.mean({dims}, keepdim=True)", "{{0}}.sum()", "{{0}}.max()", "{{0}}.min()", "{{0}}.prod({dims}[0], {keep})",
     "{{0}}.max({dims}[0], {keep}).values", "{{0}}.min({dims}[-1], {keep}).indices", "{{0}}.argmax({dims}[-1], {keep})",

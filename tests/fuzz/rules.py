@@ -316,7 +316,13 @@ OVER_DIMS: dict[Op, Rule] = {
 }
 """Reductions and what is made of them, of floats."""
 
-COVERED = frozenset({*COMPARISONS, *LOGICAL, *BITWISE, *VIEWS, *LEAVES, *OTHERS, *MADE, *FLOATS, *OVER_DIMS})
+EXPANDED = (
+    Op.CELU, Op.SINH, Op.COSH, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.HARDTANH, Op.PRELU, Op.FMOD, Op.XLOGY, Op.HUBER, Op.STD,
+    Op.VECTOR_NORM,
+)  # fmt: skip
+"""Compositions whose bound is that of what they are made of."""
+
+COVERED = frozenset({*COMPARISONS, *LOGICAL, *BITWISE, *VIEWS, *LEAVES, *OTHERS, *MADE, *FLOATS, *OVER_DIMS, *EXPANDED})
 
 
 def exact_values(op: Op, args: list[Tensor], attrs: Attrs) -> Tensor:

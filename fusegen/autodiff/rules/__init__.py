@@ -10,13 +10,11 @@ from __future__ import annotations
 from fusegen.autodiff.rules.arrangements import ARRANGEMENTS
 from fusegen.autodiff.rules.compositions import COMPOSITIONS
 from fusegen.autodiff.rules.pointwise import POINTWISE
+from fusegen.autodiff.rules.reductions import REDUCTIONS
 from fusegen.autodiff.rules.rule import Rule
 from fusegen.ir.ops import Op
-
-MISSING = frozenset({Op.GATHER, Op.PROD, Op.MAX, Op.MIN, Op.CUMSUM, Op.CUMPROD})
-"""Operations of floats that have no rule yet."""
 
 MADE_LATER = frozenset({Op.MOMENTS, Op.NORMALIZER})
 """Operations that no graph has when it is differentiated: the compiler makes them of others."""
 
-RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **COMPOSITIONS}
+RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS}

@@ -1,18 +1,21 @@
-"""Derivatives of views, reductions and products: the gradient's elements in another order, repeated, or summed."""
+"""Derivatives of views, indices and products: the gradient's elements in another order, repeated, or summed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
 
-from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
+from fusegen.autodiff.rules.reductions import places
+from fusegen.autodiff.rules.rule import Gradients, Rule, nothing, refused
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 
 _MATRIX = 2  # dims of a matrix
+_MOST_INDICES = 8
+"""As many comparisons with each element of what is gathered from cost no more than reading and writing it."""
 
 
 def _permute(y: Value, dy: Value) -> Gradients:
@@ -72,12 +75,34 @@ def _concat(y: Value, dy: Value) -> Gradients:
     return tuple(parts)
 
 
-def _extremum(y: Value, dy: Value) -> Gradients:
-    """To where the extremum is; equal ones share it."""
-    x = y.arg(0)
-    found = x.apply(Op.EQ, y)
-    count = found.apply(Op.CAST, dtype=y.dtype).reduce(Op.SUM, cast(tuple[int, ...], y.node.attr("dims")))
-    return (found.where(dy / count, 0),)
+def _gather(y: Value, dy: Value) -> Gradients:
+    """To the elements that were chosen, found by comparison with each of the few indices that choose along the dim: the sums have
+    one order, and nothing is written at an address that is a value.
+
+    Raises:
+        UnsupportedError: there are many.
+    """
+    x, index, dim = y.arg(0), y.arg(1), cast(int, y.node.attr("dim"))
+    count = literal(index.node.shape[dim])
+    if count is None or count > _MOST_INDICES:
+        few = f"its {index.node.shape[dim]} indices along dim {dim} would be compared with all elements"
+        raise refused(y, f"{few}; up to {_MOST_INDICES} are")
+    if y.node.attr("wraps"):
+        size = Value(x.builder, x.builder.size(x.node.shape[dim]), x.location)
+        index = index.apply(Op.LT, 0).where(index + size, index)
+    found, total = places(x, dim), None
+    for number in range(count):
+        chosen, given = (v.apply(Op.SLICE, dim=dim, start=number, length=1, step=1) if count > 1 else v for v in (index, dy))
+        part = found.apply(Op.EQ, chosen).where(given, 0)
+        total = part if total is None else total + part
+    return _surrounded(cast(Value, total), x.node.shape), None
+
+
+def _surrounded(x: Value, shape: Shape) -> Value:
+    """The value with zeros behind it along all dims, up to a shape."""
+    for dim, size in enumerate(shape):
+        x = _between(x, dim, 0, simplify_dim(size - x.node.shape[dim]))
+    return x
 
 
 def _matmul(y: Value, dy: Value) -> Gradients:
@@ -112,9 +137,7 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
     Op.DETACH: nothing,
-    Op.SUM: lambda _y, dy: (dy,),  # repeated there
-    Op.AMAX: _extremum,
-    Op.AMIN: _extremum,
+    Op.GATHER: _gather,
     Op.MATMUL: _matmul,
 }
 

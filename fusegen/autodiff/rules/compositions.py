@@ -1,4 +1,8 @@
-"""Derivatives of compositions that are better than those of what they are made of: more accurate, or with fewer reductions."""
+"""Derivatives of compositions that are better than those of what they are made of: more accurate, with fewer reductions, or numbers
+where those give NaN, since a factor is infinite where the gradient that it meets is 0.
+
+Where a function has no derivative (at a bound, at a zero of a norm, at NaN), torch's choice.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import cast
 
 from fusegen.autodiff.rules.rule import Gradients, Rule
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import product
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import normalized_dims, standardized
 
@@ -25,16 +28,18 @@ def _relu(y: Value, dy: Value) -> Gradients:
 
 
 def _gelu(y: Value, dy: Value) -> Gradients:
-    """s·(1 + x·(1 − s)·u'(x)) with y = x·s and s = sigmoid(u), of the tanh form; else s + x·s'(x) with s = (1 + erf(x/√2))/2.
+    """s + s·(1 − s)·x·u'(x) with y = x·s and s = sigmoid(u), of the tanh form; else s + x·s'(x) with s = (1 + erf(x/√2))/2.
 
-    1 − s is sigmoid(−u): the difference would cancel where u'(x) is large.
+    1 − s is sigmoid(−u): the difference would cancel where u'(x) is large. The factors of s' come first: it is 0 where the others
+    are large.
     """
     x = y.arg(0)
     if y.node.attr("approximate") == "tanh":
         scale = 2.0 * math.sqrt(2.0 / math.pi)
         u = x * (scale + 0.044715 * scale * (x * x))
-        slope = x * (-u).apply(Op.SIGMOID) * (scale + 3.0 * 0.044715 * scale * (x * x))
-        return (dy * (u.apply(Op.SIGMOID) * (1.0 + slope)),)
+        s = u.apply(Op.SIGMOID)
+        slope = s * (-u).apply(Op.SIGMOID) * x * (scale + 3.0 * 0.044715 * scale * (x * x))
+        return (dy * (s + slope),)
     density = (-0.5 * (x * x)).apply(Op.EXP) * (1.0 / math.sqrt(2.0 * math.pi))
     return (dy * (0.5 * (1.0 + (x * math.sqrt(0.5)).apply(Op.ERF)) + x * density),)
 
@@ -46,7 +51,12 @@ def _softplus(y: Value, dy: Value) -> Gradients:
 
 def _elu(y: Value, dy: Value) -> Gradients:
     x = y.arg(0)
-    return ((x > 0).where(dy, dy * (_number(y, "alpha") * x.apply(Op.EXP))),)
+    return (x.apply(Op.LE, 0).where(dy * (_number(y, "alpha") * x.apply(Op.EXP)), dy),)
+
+
+def _celu(y: Value, dy: Value) -> Gradients:
+    x = y.arg(0)
+    return (x.apply(Op.LE, 0).where(dy * (x / _number(y, "alpha")).apply(Op.EXP), dy),)
 
 
 def _mish(y: Value, dy: Value) -> Gradients:
@@ -67,10 +77,37 @@ def _hardswish(y: Value, dy: Value) -> Gradients:
     return (x.apply(Op.LE, -3.0).where(0, inside),)
 
 
-def _var(y: Value, dy: Value) -> Gradients:
-    x, dims = y.arg(0), cast(tuple[int, ...], y.node.attr("dims"))
-    count = product(x.node.shape[d] for d in dims)
-    return ((2.0 * dy * (x - x.mean(dims))).per(count, _number(y, "correction")),)
+def _clamp(y: Value, dy: Value) -> Gradients:
+    """To the bound beyond it, else to what is bounded, at the bound too; to neither where one is NaN."""
+    x, bound = y.arg(0), y.arg(1)
+    inside, beyond = (Op.GE, Op.LT) if y.node.op is Op.CLAMP_MIN else (Op.LE, Op.GT)
+    return x.apply(inside, bound).where(dy, 0), x.apply(beyond, bound).where(dy, 0)
+
+
+def _hardtanh(y: Value, dy: Value) -> Gradients:
+    x, low, high = (y.arg(n) for n in range(3))
+    return x.apply(Op.LE, low).apply(Op.LOGICAL_OR, x.apply(Op.GE, high)).where(0, dy), None, None
+
+
+def _prelu(y: Value, dy: Value) -> Gradients:
+    x, slope = y.arg(0), y.arg(1)
+    return (x > 0).where(dy, slope * dy), (x > 0).where(0, x * dy)
+
+
+def _fmod(y: Value, dy: Value) -> Gradients:
+    return dy, -dy * (y.arg(0) / y.arg(1)).apply(Op.TRUNC)
+
+
+def _xlogy(y: Value, dy: Value) -> Gradients:
+    """log(y), and 0 where x is 0 and log(y) no finite number; x/y."""
+    a, b = y.arg(0), y.arg(1)
+    is_zero = a.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, b.apply(Op.LE, 0))
+    return is_zero.where(0, dy.apply(Op.XLOGY, b)), dy * a / b
+
+
+def _huber(y: Value, dy: Value) -> Gradients:
+    delta = _number(y, "delta")
+    return (dy * y.arg(0).apply(Op.MAXIMUM, -delta).apply(Op.MINIMUM, delta),)
 
 
 def _softmax(y: Value, dy: Value) -> Gradients:
@@ -101,9 +138,17 @@ COMPOSITIONS: dict[Op, Rule] = {
     Op.MISH: _mish,
     Op.HARDSIGMOID: _hardsigmoid,
     Op.HARDSWISH: _hardswish,
+    Op.CELU: _celu,
+    Op.SINH: lambda y, dy: (dy * y.arg(0).apply(Op.COSH),),
+    Op.COSH: lambda y, dy: (dy * y.arg(0).apply(Op.SINH),),
+    Op.CLAMP_MIN: _clamp,
+    Op.CLAMP_MAX: _clamp,
+    Op.HARDTANH: _hardtanh,
+    Op.PRELU: _prelu,
+    Op.FMOD: _fmod,
+    Op.XLOGY: _xlogy,
+    Op.HUBER: _huber,
     Op.LOGSIGMOID: lambda y, dy: (dy * (-y.arg(0)).apply(Op.SIGMOID),),
-    Op.VAR: _var,
-    Op.LOGSUMEXP: lambda y, dy: (dy * (y.arg(0) - y).apply(Op.EXP),),
     Op.SOFTMAX: _softmax,
     Op.LOG_SOFTMAX: _log_softmax,
     Op.LAYER_NORM: _norm,

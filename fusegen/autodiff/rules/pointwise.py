@@ -10,8 +10,8 @@ from fusegen.passes.algebra import Value
 
 
 def _div(y: Value, dy: Value) -> Gradients:
-    by_a = dy / y.arg(1)
-    return by_a, -by_a * y
+    """dy·y/b, in which the quotient is taken first: it is in range where dy/b is not."""
+    return dy / y.arg(1), -dy * (y / y.arg(1))
 
 
 def _pow(y: Value, dy: Value) -> Gradients:
@@ -27,10 +27,10 @@ def _pow(y: Value, dy: Value) -> Gradients:
 
 
 def _extremum(y: Value, dy: Value) -> Gradients:
-    """To the operand that was chosen; a tie of tensors is shared, one with a bound belongs to the tensor."""
+    """To the operand that was chosen; a tie is shared."""
     a, b = y.arg(0), y.arg(1)
     loses = Op.LT if y.node.op is Op.MAXIMUM else Op.GT
-    ties = dy if a.node.weak or b.node.weak else a.apply(Op.EQ, b).where(0.5 * dy, dy)
+    ties = a.apply(Op.EQ, b).where(0.5 * dy, dy)
     return a.apply(loses, b).where(0, ties), b.apply(loses, a).where(0, ties)
 
 
@@ -62,7 +62,7 @@ POINTWISE: dict[Op, Rule] = {
     Op.MUL: lambda y, dy: (dy * y.arg(1), dy * y.arg(0)),
     Op.DIV: _div,
     Op.FLOOR_DIVIDE: nothing,
-    Op.REMAINDER: lambda y, dy: (dy, -dy * (y.arg(0) / y.arg(1)).apply(Op.FLOOR)),
+    Op.REMAINDER: lambda y, dy: (dy, -dy * y.arg(0).apply(Op.FLOOR_DIVIDE, y.arg(1))),
     Op.POW: _pow,
     Op.MAXIMUM: _extremum,
     Op.MINIMUM: _extremum,

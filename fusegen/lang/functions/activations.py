@@ -8,7 +8,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.functions.common import binary, dtype_of, floats, numbers, written
-from fusegen.lang.functions.pointwise import clamp, div, sub, where
+from fusegen.lang.functions.pointwise import sub, where
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -25,7 +25,7 @@ def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, i
     if dtype_of(numbers("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
         raise TraceError("hardtanh of uint8 with a negative bound", mend="convert to a signed dtype first")
     bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
-    return written(input, clamp(input, *bounds), inplace)
+    return written(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
 
 
 @implements("threshold")
@@ -40,13 +40,6 @@ def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     """Klambauer et al., Self-Normalizing Neural Networks (arXiv 1706.02515)."""
     scaled = binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
     return written(input, scaled, inplace)
-
-
-@implements("celu")
-def celu(input: TracedTensor, alpha: float = 1.0, inplace: bool = False) -> TracedTensor:
-    """x above 0, alpha (exp(x / alpha) - 1) below."""
-    below = binary(Op.MUL, input._tracer.add(Op.EXPM1, div(floats("celu", input), alpha)), alpha)
-    return written(input, where(binary(Op.GT, input, 0), input, below), inplace)
 
 
 @implements("tanhshrink")
@@ -74,4 +67,4 @@ def prelu(input: TracedTensor, weight: Any) -> TracedTensor:
     slope = input._tracer.lift(weight)
     if slope.ndim == 1 and input.ndim > 1:
         slope = slope.reshape((-1, *(1 for _ in range(input.ndim - 2))))
-    return where(binary(Op.GT, input, 0), input, binary(Op.MUL, slope, input))
+    return binary(Op.PRELU, input, slope)

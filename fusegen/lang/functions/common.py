@@ -102,6 +102,20 @@ def numbers(name: str, x: TracedTensor) -> TracedTensor:
     return x
 
 
+def setting(name: str, value: object) -> float:
+    """A number that selects code.
+
+    Raises:
+        NeedsStatic: it is one of run time.
+        TraceError: it is no number.
+    """
+    if isinstance(value, TracedTensor):
+        value.require_static()
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise TraceError(f"{name} is a {type(value).__name__}", mend="pass a number")
+
+
 def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
     """Sizes or dims given one by one, as one sequence, or as one sequence by its name.
 

@@ -7,7 +7,7 @@ from typing import Any
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.functions import pointwise, reductions
-from fusegen.lang.functions.common import floats, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import floats, setting, tracer_of, unsupported_argument
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -50,21 +50,19 @@ def smooth_l1_loss(
     unsupported_argument("smooth_l1_loss", size_average=size_average, reduce=reduce)
     if not beta:
         return l1_loss(input, target, reduction=reduction)
-    return _collected(pointwise.div(_huber(input, target, beta), beta), reduction)
+    return _collected(pointwise.div(_huber("smooth_l1_loss", input, target, beta), beta), reduction)
 
 
 @implements("huber_loss")
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> TracedTensor:
     """d^2 / 2 for a difference d below delta, delta (d - delta / 2) from there on."""
     unsupported_argument("huber_loss", weight=weight)
-    return _collected(_huber(input, target, delta), reduction)
+    return _collected(_huber("huber_loss", input, target, delta), reduction)
 
 
-def _huber(input: Any, target: Any, delta: float) -> TracedTensor:
-    distance = floats("huber_loss", _distance(input, target))
-    square = pointwise.div(distance._tracer.add(Op.MUL, distance, distance), 2)
-    linear = pointwise.mul(pointwise.sub(distance, delta / 2), delta)
-    return pointwise.where(distance._tracer.add(Op.LT, distance, distance._tracer.lift(delta)), square, linear)
+def _huber(name: str, input: Any, target: Any, delta: Any) -> TracedTensor:
+    difference = floats(name, pointwise.sub(input, target))
+    return difference._tracer.add(Op.HUBER, difference, delta=setting(f"{name}: the width", delta))
 
 
 @implements("binary_cross_entropy_with_logits")

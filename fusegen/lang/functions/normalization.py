@@ -12,7 +12,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
-from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
 from fusegen.lang.functions.reductions import reduced, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
@@ -71,7 +71,13 @@ def layer_norm(
     _require_one_dtype("layer_norm", input, (weight, bias))
     affine = [input._tracer.lift(a) for a in (weight, bias) if a is not None]
     return input._tracer.add(
-        Op.LAYER_NORM, input, *affine, count=count, eps=_number(eps), has_weight=weight is not None, has_bias=bias is not None
+        Op.LAYER_NORM,
+        input,
+        *affine,
+        count=count,
+        eps=setting("eps", eps),
+        has_weight=weight is not None,
+        has_bias=bias is not None,
     )
 
 
@@ -80,7 +86,7 @@ def rms_norm(input: TracedTensor, normalized_shape: Sequence[Any], weight: Any =
     """x / sqrt(mean(x^2) + eps) * weight over the last dims; eps defaults to the computing type's epsilon, as in torch."""
     count = _normalized("rms_norm", input, normalized_shape)
     affine = [] if weight is None else [input._tracer.lift(weight)]
-    chosen = _default_eps(dtype_of(input)) if eps is None else _number(eps)
+    chosen = _default_eps(dtype_of(input)) if eps is None else setting("eps", eps)
     return input._tracer.add(Op.RMS_NORM, input, *affine, count=count, eps=chosen)
 
 
@@ -131,7 +137,7 @@ def _require_one_dtype(name: str, x: TracedTensor, parameters: Sequence[Any]) ->
 
 def _normalized_parts(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
     parts = reshape(floats("norm", x), x.shape[0], groups, -1)
-    normed = x._tracer.add(Op.LAYER_NORM, parts, count=1, eps=_number(eps), has_weight=False, has_bias=False)
+    normed = x._tracer.add(Op.LAYER_NORM, parts, count=1, eps=setting("eps", eps), has_weight=False, has_bias=False)
     return reshaped(normed, x._node.shape)
 
 
@@ -153,7 +159,7 @@ def batch_norm(
     tracer = floats("batch_norm", input)._tracer
     _require_one_dtype("batch_norm", input, (running_mean, running_var, weight, bias))
     mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
-    rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(_number(eps))))
+    rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(setting("eps", eps))))
     normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)
     return cast(_affine(normed, weight, bias), input.dtype)
 
@@ -207,8 +213,8 @@ def _of_channels(x: TracedTensor, values: Any) -> TracedTensor:
 def normalize(input: TracedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> TracedTensor:
     """x / max(norm(x), eps) along a dim."""
     unsupported_argument("normalize", out=out)
-    least = input._tracer.lift(_number(eps))
-    size = input._tracer.add(Op.MAXIMUM, vector_norm(input, p, dim, True), least)
+    least = input._tracer.lift(setting("eps", eps))
+    size = input._tracer.add(Op.CLAMP_MIN, vector_norm(input, p, dim, True), least)
     return input._tracer.add(Op.DIV, input, size)
 
 
@@ -219,22 +225,14 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Trac
     given = tracer.add(Op.ADD, tracer.lift(x1), tracer.lift(x2)).dtype
     given_both = broadcast_tensors(tracer.lift(x1), tracer.lift(x2))
     a, b = (cast(x, dtype_of(x).compute.torch) for x in given_both)  # squares need the range
-    least = tracer.lift(_number(eps))
-    sizes = [tracer.add(Op.MAXIMUM, vector_norm(x, 2, dim), least) for x in (a, b)]
+    least = tracer.lift(setting("eps", eps))
+    sizes = [tracer.add(Op.CLAMP_MIN, vector_norm(x, 2, dim), least) for x in (a, b)]
     cosine = tracer.add(Op.DIV, reduced(Op.SUM, tracer.add(Op.MUL, a, b), dim, False), tracer.add(Op.MUL, *sizes))
     return cast(cosine, given)
 
 
 def _default_eps(dtype: DType) -> float:
     return float(torch.finfo(dtype.compute.torch).eps)
-
-
-def _number(eps: object) -> float:
-    if isinstance(eps, TracedTensor):
-        eps.require_static()
-    if isinstance(eps, (int, float)):
-        return float(eps)
-    raise TraceError(f"eps is a {type(eps).__name__}", mend="pass a number")
 
 
 def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:

@@ -139,8 +139,7 @@ def fmod(input: Any, other: Any) -> TracedTensor:
     tracer = tracer_of(input, other)
     a, b = tracer.lift(input), tracer.lift(other)
     if dtype_of(a).is_float or dtype_of(b).is_float:
-        rest = binary(Op.REMAINDER, tracer.add(Op.ABS, a), tracer.add(Op.ABS, b))
-        return where(binary(Op.LT, a, 0), tracer.add(Op.NEG, rest), rest)
+        return tracer.add(Op.FMOD, a, b)
     rest = binary(Op.REMAINDER, a, b)
     return where(_rounds_away(a, b), binary(Op.SUB, rest, b), rest)
 
@@ -177,8 +176,8 @@ def clamp(input: TracedTensor, min: Any = None, max: Any = None) -> TracedTensor
         raise TraceError("clamp without bounds", mend="give min, max or both")
     result = input
     if min is not None:
-        result = binary(Op.MAXIMUM, result, min)
-    return result if max is None else binary(Op.MINIMUM, result, max)
+        result = binary(Op.CLAMP_MIN, result, min)
+    return result if max is None else binary(Op.CLAMP_MAX, result, max)
 
 
 @implements("clamp_min")
@@ -285,30 +284,13 @@ def logaddexp(input: Any, other: Any) -> TracedTensor:
 @implements("xlogy")
 def xlogy(input: Any, other: Any) -> TracedTensor:
     """input * log(other), and 0 for an input of 0."""
-    tracer = tracer_of(input, other)
-    x, y = tracer.lift(input), tracer.lift(other)
-    product = binary(Op.MUL, x, tracer.add(Op.LOG, y))
-    return where(binary(Op.LOGICAL_AND, binary(Op.EQ, x, 0), binary(Op.EQ, y, y)), 0.0, product)
+    return binary(Op.XLOGY, input, other)
 
 
 @implements("tan")
 def tan(input: TracedTensor) -> TracedTensor:
     """sin(x) / cos(x)."""
     return div(input._tracer.add(Op.SIN, input), input._tracer.add(Op.COS, input))
-
-
-@implements("sinh")
-def sinh(input: TracedTensor) -> TracedTensor:
-    """(exp(x) - exp(-x)) / 2, by two terms of one sign, which do not cancel."""
-    rising, falling = (input._tracer.add(Op.EXPM1, x) for x in (input, binary(Op.MUL, input, -1)))
-    return binary(Op.MUL, sub(rising, falling), 0.5)
-
-
-@implements("cosh")
-def cosh(input: TracedTensor) -> TracedTensor:
-    """(exp(x) + exp(-x)) / 2."""
-    rising, falling = (input._tracer.add(Op.EXP, x) for x in (input, binary(Op.MUL, input, -1)))
-    return binary(Op.MUL, add(rising, falling), 0.5)
 
 
 @implements("frac")

@@ -74,10 +74,8 @@ def var(
     input: TracedTensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
 ) -> TracedTensor:
     """The variance, by default unbiased."""
-    if isinstance(dim, bool):  # torch.var(x, unbiased)
-        dim, unbiased = None, dim
-    degrees = float(unbiased) if correction is None else float(correction)
-    return reduced(Op.VAR, input, dim, keepdim, correction=degrees)
+    dims, degrees = _degrees(dim, unbiased, correction)
+    return reduced(Op.VAR, input, dims, keepdim, correction=degrees)
 
 
 @implements("std")
@@ -85,7 +83,15 @@ def std(
     input: TracedTensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
 ) -> TracedTensor:
     """The square root of the variance."""
-    return input._tracer.add(Op.SQRT, var(input, dim, unbiased, keepdim, correction=correction))
+    dims, degrees = _degrees(dim, unbiased, correction)
+    return reduced(Op.STD, input, dims, keepdim, correction=degrees)
+
+
+def _degrees(dim: Any, unbiased: bool, correction: float | None) -> tuple[Dims, float]:
+    """The dims of a variance, and what is taken off their count: torch.var(x, unbiased) has the latter first."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return dim, float(unbiased) if correction is None else float(correction)
 
 
 @implements("amax")
@@ -245,10 +251,7 @@ def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor
         return reduced(Op.SUM, cast(cast(x, torch.bool), x.dtype), dim, keepdim)
     if ord == 1:
         return reduced(Op.SUM, size, dim, keepdim)
-    if ord == 2:
-        return tracer.add(Op.SQRT, reduced(Op.SUM, tracer.add(Op.MUL, x, x), dim, keepdim))
-    total = reduced(Op.SUM, tracer.add(Op.POW, size, tracer.lift(float(ord))), dim, keepdim)
-    return tracer.add(Op.POW, total, tracer.lift(1.0 / ord))
+    return reduced(Op.VECTOR_NORM, x, dim, keepdim, ord=float(ord))
 
 
 @implements("linalg.norm")
