@@ -8,7 +8,7 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -20,8 +20,10 @@ from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
+from fusegen.runtime.bound import Hidden
 from fusegen.runtime.compile import Compiled, Variant
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.keys import Values
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
@@ -66,19 +68,21 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
-        variant, _, sizes = self._variant(args, kwargs, target)
-        return Lowered(variant, sizes)
-
-    def _variant(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], target: str | None
-    ) -> tuple[Variant, list[Any], dict[str, int]]:
-        """The variant of a call, its arguments in the order of the parameters, and the values of all sizes."""
         values = self._dispatcher.bind(args, kwargs)
+        variant, hidden = self._variant(values, target)
+        return Lowered(variant, self._dispatcher.sizes(variant, values, hidden))
+
+    def _variant(self, values: Values, target: str | None) -> tuple[Variant, Hidden]:
+        """The variant of a call, and the tensors that the function closes over.
+
+        Args:
+            values: all arguments, in the order of the parameters.
+            target: as of `lower`.
+        """
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
-        variant, hidden = self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
-        return variant, values, self._dispatcher.sizes(variant, values, hidden)
+        return self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...

@@ -4,76 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from fusegen.api import Kernel, Lowered, Method
-from fusegen.autodiff.derive import Derivative, derive
-from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.ir.graph import Graph
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher
+from fusegen.errors import ArgumentError
+from fusegen.runtime.differentiate import Calls, Found, Passes
 from fusegen.runtime.execute import drawn_key
 from fusegen.runtime.graph_kernel import GraphKernel, Number
-from fusegen.runtime.keys import Values, is_scalar, static_part
-from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF
-from fusegen.schedule.names import Namer, kernel_functions
-
-_OTHER = "call fg.vjp again with such arguments"
 
 
 def vjp(
     kernel: Kernel[..., Any] | Method[..., Any],
     *args: Any,
-    wrt: Sequence[str] | None = None,
+    wrt: str | Sequence[str] | None = None,
     target: str | None = None,
     **kwargs: Any,
 ) -> Vjp:
-    """The forward and backward pass of a kernel for one kind of arguments.
+    """The forward and backward pass of a kernel.
 
     Args:
         kernel: the kernel.
         args, kwargs: as in a call; tensors may be meta or fake ones.
-        wrt: parameters by which gradients are wanted; by default all tensors of floats.
+        wrt: names of parameters by which gradients are wanted, and of tensors that the function closes over, as `Lowered.traced`
+            has them; by default all arguments that are tensors of floats, and what it closes over that requires a gradient.
         target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
     Raises:
-        ArgumentError: something in ``wrt`` is no parameter that has a gradient.
+        ArgumentError: something in ``wrt`` has no gradient.
         GradientError: there is nothing to differentiate.
         UnsupportedError: an operation has no derivative, or the function switches gradients off, or has a backward of its own.
     """
     instance = (kernel.__self__,) if isinstance(kernel, Method) else ()
     kernel = kernel.__func__ if isinstance(kernel, Method) else kernel
-    with torch.enable_grad():  # else nothing would show what the function does without gradients
-        variant, values, sizes = kernel._variant((*instance, *args), kwargs, target)
-    graph = variant.traced
-    if variant.switches_gradients:
-        what = (
-            f"{graph.name} computes something under torch.no_grad() or in a torch.autograd.Function, which its graph does not show"
-        )
-        raise UnsupportedError(what, mend="use x.detach() for what is to count as constant")
-    taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-    names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    derivative = derive(graph, _wrt(kernel._dispatcher, graph, wrt), names.take)
-    forward = Forward(kernel._dispatcher, variant, derivative, values, sizes, instance)
-    return Vjp(forward, Backward(variant, derivative, forward, sizes))
-
-
-def _wrt(dispatcher: Dispatcher, graph: Graph, wrt: Sequence[str] | None) -> list[str]:
-    """The inputs by which gradients are wanted, as the graph calls them."""
-    floats = [spec.name for spec in graph.inputs if spec.dtype.is_float and not spec.hidden]
-    if wrt is None:
-        return floats
-    known = dict(zip(dispatcher.parameters.given, dispatcher.parameters.names, strict=True))
-    for name in wrt:
-        if known.get(name) not in floats:
-            what = f"{graph.name}: {name!r} is no parameter that is given a tensor of floats"
-            raise ArgumentError(what, mend=f"name some of {', '.join(g for g, n in known.items() if n in floats)}")
-    return [known[name] for name in dict.fromkeys(wrt)]
+    dispatcher, variant_of = kernel._dispatcher, partial(kernel._variant, target=target)
+    values = dispatcher.bind((*instance, *args), kwargs)
+    calls = Calls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
+    first = calls.made(values)
+    forward = Forward(calls, first, first.sizes(values), instance)
+    return Vjp(forward, Backward(forward))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +59,7 @@ class Saved:
         scalars: values of the run-time numbers.
         versions: how often each tensor had been written to.
         forward: the pass that left it.
+        passes: those of the call.
     """
 
     tensors: tuple[Tensor, ...]
@@ -93,6 +67,7 @@ class Saved:
     scalars: Mapping[str, Number]
     versions: tuple[int, ...]
     forward: Forward
+    passes: Passes
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
         """The same with tensors that were kept elsewhere, as ``ctx.save_for_backward`` keeps them, or with none."""
@@ -105,12 +80,13 @@ def _version(tensor: Tensor) -> int:
 
 
 class Vjp:
-    """The passes of a kernel for one kind of arguments: of the same dtypes, literal sizes and settings as those it was made for.
+    """The passes of a kernel. Arguments of another kind than those that they were made for have passes of their own, as they have a
+    variant of the kernel: made at the first call, by the same names.
 
     Attributes:
         forward: from a kernel's arguments to its results and what the backward pass needs.
         backward: from that and gradients by the results to gradients by the arguments.
-        wrt: the parameters by which there are gradients, in their order.
+        wrt: by what there are gradients, in their order.
     """
 
     def __init__(self, forward: Forward, backward: Backward) -> None:
@@ -125,40 +101,18 @@ class Forward:
     """The forward pass. It is called as the kernel is.
 
     Args:
-        dispatcher: the kernel's.
-        variant: the kernel for the arguments that the pass is made for.
-        derivative: of that variant's graph.
-        values: these arguments.
+        calls: finds the passes of a call.
+        first: the passes for the arguments that it is made with.
         sizes: values of their sizes.
         instance: the object, of a method.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        variant: Variant,
-        derivative: Derivative,
-        values: Values,
-        sizes: Mapping[str, int],
-        instance: tuple[object, ...] = (),
-    ) -> None:
-        self.name = dispatcher.name
-        self._parameters = dispatcher.parameters
-        given = dict(zip(self._parameters.names, self._parameters.given, strict=True))
-        self.wrt = tuple(given[name] for name in derivative.wrt)
+    def __init__(self, calls: Calls, first: Found, sizes: Mapping[str, int], instance: tuple[object, ...] = ()) -> None:
+        self.name = calls.dispatcher.name
+        self.wrt = tuple(calls.wrt or ())
+        self._calls = calls
+        self._passes, self._sizes = first.passes, sizes
         self._instance = instance
-        self._variant = variant
-        self._kept = derivative.kept
-        self._key = derivative.key
-        self._kernel = GraphKernel(_renamed(derivative.forward, "forward"), variant.request.target, variant.guards)
-        self._sizes = sizes
-        self._count = len(variant.traced.outputs)
-        self._default = torch.get_default_dtype()
-        specs = {spec.name for spec in variant.traced.inputs}
-        numbers = {*dict(variant.request.scalars), *variant.request.sizes.of_parameters.values()}
-        named = dict(zip(self._parameters.names, values, strict=True))
-        self._numbers = {name: type(named[name]) for name in self._parameters.names if name in numbers}
-        self._statics = {name: value for name, value in named.items() if name not in specs and name not in numbers}
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Saved]:
         """Runs the forward pass.
@@ -167,78 +121,40 @@ class Forward:
             What the kernel returns, and what the backward pass needs.
 
         Raises:
-            ArgumentError: the arguments are not such as the pass was made for.
-            GradientError: an argument requires a gradient, which torch would not record.
+            ArgumentError: an argument has the wrong type, device or dtype.
+            GradientError: an argument requires a gradient, which torch would not record, or the function closes over a tensor that
+                requires one and by which there is none.
         """
-        values = self._parameters.bind((*self._instance, *args), kwargs)
-        named = dict(zip(self._parameters.names, values, strict=True))
-        self._check(named)
-        named |= zip(self._variant.state.names, self._hidden(values), strict=True)
-        if self._key is not None:
-            named[self._key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
-        tensors = [named[spec.name] for spec in self._kernel.graph.inputs]
-        places = self._variant.request.sizes.sources
-        sizes = {size: named[name] for size, (name, dim) in places if dim == ITSELF}
-        scalars = {name: named[name] for name, _ in self._variant.request.scalars}
-        self._check_numbers(values, sizes, tensors)
-        outputs = self._kernel(tensors, sizes, scalars)
-        kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in self._kept)
-        saved = Saved(kept, {**self._kernel.sizes(tensors), **sizes}, scalars, tuple(map(_version, kept)), self)
-        return tree_unflatten(list(outputs[: self._count]), self._variant.structure), saved
+        values = self._calls.dispatcher.values((*self._instance, *args), kwargs)
+        found = self._calls.known(values)
+        if found is None:
+            self._calls.dispatcher.check(values)
+            found = self._calls.made(values)
+        variant, passes, named = found.variant, found.passes, dict(found.named(values))
+        if passes.derivative.key is not None:
+            named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
+        tensors = [named[spec.name] for spec in passes.forward.graph.inputs]
+        sizes = {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        scalars = {name: named[name] for name, _ in variant.request.scalars}
+        outputs = passes.forward(tensors, sizes, scalars)
+        kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
+        saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, tuple(map(_version, kept)), self, passes)
+        return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), saved
 
     def lower(self) -> Lowered:
-        """Every stage of the pass, for the arguments that it was made for."""
-        return Lowered(self._kernel.compiled(self._kernel.graph.inputs, self._sizes), self._sizes)
-
-    def _check(self, named: Mapping[str, Any]) -> None:
-        """Refuses arguments that select other code."""
-        for name, value in named.items():
-            if name in self._statics and static_part(value) != static_part(self._statics[name]):
-                raise self._other(f"{name!r} is {value!r}, and was {self._statics[name]!r}")
-            if name in self._numbers and (type(value) is not self._numbers[name] or not is_scalar(value)):
-                raise self._other(f"{name!r} is a {type(value).__name__}, and was a {self._numbers[name].__name__}")
-        if torch.get_default_dtype() is not self._default:
-            raise self._other(f"torch's default dtype is {torch.get_default_dtype()}, and was {self._default}")
-
-    def _hidden(self, values: Values) -> tuple[Tensor, ...]:
-        """The tensors that the function closes over."""
-        check = self._variant.state.check
-        found = () if check is None else check(values)
-        if found is None:
-            raise self._other("something that the function reads besides its arguments has changed")
-        return found
-
-    def _check_numbers(self, values: Values, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> None:
-        """Refuses numbers for which the function would have taken another branch."""
-        conditions = self._variant.conditions
-        if conditions.results:
-            self._kernel.check(tensors)
-            known = {**self._kernel.sizes(tensors), **sizes}
-            condition = condition_of(conditions, known, self._parameters.names)
-            if condition is not None and not condition(values):
-                raise self._other("a branch of the function depends on numbers, which are others here")
-
-    def _other(self, what: str) -> ArgumentError:
-        return ArgumentError(f"the forward pass of {self.name} was made for other arguments: {what}", mend=_OTHER)
+        """Every stage of the pass, for the arguments that it was made with."""
+        return _lowered(self._passes.forward, self._sizes)
 
 
 class Backward:
     """The backward pass.
 
     Args:
-        variant: as of the forward pass.
-        derivative: likewise.
         forward: the forward pass.
-        sizes: values of the sizes of the arguments that it is made for.
     """
 
-    def __init__(self, variant: Variant, derivative: Derivative, forward: Forward, sizes: Mapping[str, int]) -> None:
-        self._kernel = GraphKernel(_renamed(derivative.backward, "backward"), variant.request.target)
-        self._kept = len(derivative.kept)
-        self._gradients = derivative.gradients
+    def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._sizes = sizes
-        self._scalars = tuple(name for name, _ in variant.request.scalars)
 
     def __call__(self, saved: Saved, *gradients: Tensor) -> tuple[Tensor, ...]:
         """Runs the backward pass.
@@ -248,41 +164,40 @@ class Backward:
             gradients: by each result of a floating dtype, in order.
 
         Returns:
-            The gradients by the parameters in `Vjp.wrt`, in order; zeros by one on which no result depends. A gradient that passes
+            The gradients by what `Vjp.wrt` names, in order; zeros by one on which no result depends. A gradient that passes
             through unchanged, as one of a sum does, is the tensor that was given; equal gradients are one tensor.
 
         Raises:
             ArgumentError: these are not the gradients of this pass, or a tensor was changed since.
         """
-        name, specs = self._kernel.graph.name, self._kernel.graph.inputs
         if not isinstance(saved, Saved) or saved.forward is not self._forward:
-            raise ArgumentError(
-                f"{name}: the first argument is not what its forward pass left", mend="pass the second result of it"
-            )
-        if len(saved.tensors) != self._kept:
-            raise ArgumentError(
-                f"{name} needs {self._kept} saved tensors, and is given {len(saved.tensors)}", mend="pass all of them"
-            )
-        if len(gradients) != len(specs) - self._kept:
-            wanted = len(specs) - self._kept
-            what = f"{name} needs {wanted} gradient{'s' if wanted != 1 else ''}, and is given {len(gradients)}"
-            raise ArgumentError(what, mend="pass one for each result of floats, zeros where there is none")
+            what = f"the backward pass of {self._forward.name}: the first argument is not what its forward pass left"
+            raise ArgumentError(what, mend="pass the second result of it")
+        kernel, kept = saved.passes.backward, len(saved.passes.derivative.kept)
+        specs = kernel.graph.inputs
+        _require_all(kernel.graph.name, saved, kept, len(gradients), len(specs) - kept)
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
             if _version(tensor) != version:
-                what = f"{name}: {spec.name!r} was changed in place after the forward pass, which needs it as it was"
+                what = f"{kernel.graph.name}: {spec.name!r} was changed in place after the forward pass, which needs it as it was"
                 raise ArgumentError(what, mend=f"change a copy: {spec.name}.clone()")
-        outputs = self._kernel([*saved.tensors, *gradients], saved.sizes, saved.scalars)
-        named = {spec.name: tensor for spec, tensor in zip(specs[self._kept :], gradients, strict=True)}
-        return tuple(named[source] if isinstance(source, str) else outputs[source] for source in self._gradients)
+        outputs = kernel([*saved.tensors, *gradients], saved.sizes, saved.scalars)
+        named = {spec.name: tensor for spec, tensor in zip(specs[kept:], gradients, strict=True)}
+        places = saved.passes.derivative.gradients
+        return tuple(named[source] if isinstance(source, str) else outputs[source] for source in places)
 
     def lower(self) -> Lowered:
-        """Every stage of the pass, for the arguments that it was made for and gradients in row-major order."""
-        return Lowered(self._kernel.compiled(self._kernel.graph.inputs, self._sizes), self._sizes)
+        """Every stage of the pass, for the arguments that it was made with and gradients in row-major order."""
+        return _lowered(self._forward._passes.backward, self._forward._sizes)
 
 
-def _renamed(graph: Graph, suffix: str) -> Graph:
-    """A pass under a name of its own, of which no input has one that its functions have."""
-    name = f"{graph.name}_{suffix}"
-    while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
-        name += "_pass"
-    return replace(graph, name=name)
+def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) -> None:
+    """Refuses too few or too many tensors."""
+    if len(saved.tensors) != kept:
+        raise ArgumentError(f"{name} needs {kept} saved tensors, and is given {len(saved.tensors)}", mend="pass all of them")
+    if given != wanted:
+        what = f"{name} needs {wanted} gradient{'s' if wanted != 1 else ''}, and is given {given}"
+        raise ArgumentError(what, mend="pass one for each result of floats, zeros where there is none")
+
+
+def _lowered(kernel: GraphKernel, sizes: Mapping[str, int]) -> Lowered:
+    return Lowered(kernel.compiled(kernel.graph.inputs, sizes), sizes)

@@ -13,7 +13,7 @@ from fusegen.calls.call import Call
 from fusegen.calls.numbers import ERRORS, Numbers
 from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, tensor_part
-from fusegen.runtime.scalars import condition_of, scalars_of
+from fusegen.runtime.scalars import Condition, condition_of, scalars_of
 from fusegen.state import State
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
@@ -42,7 +42,38 @@ class Facts:
     parameters: Sequence[str]
 
 
-class Bound:
+class Fit:
+    """Whether a call is like an earlier one of the same key (`Dispatcher.key`).
+
+    Args:
+        condition: what must hold of the scalars; None where nothing must.
+        state: what the function read besides its arguments; None where no function is left to ask.
+        hidden: the tensors that it closes over.
+    """
+
+    def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
+        self._condition = condition
+        self._check = None if state is None else state.check
+        self._parts = tuple(map(tensor_part, hidden))
+
+    def find(self, values: Values) -> Hidden | None:
+        """The tensors that the function closes over, as they are now; None where the calls differ: what the function read has
+        changed, or the scalars are not such as is assumed."""
+        if self._condition is not None and not self._condition(values):
+            return None
+        if self._check is None:
+            return NOTHING
+        found = self._check(values)
+        return found if not found or self._are_as_before(found) else None
+
+    def _are_as_before(self, found: Hidden) -> bool:
+        try:
+            return all(tensor_part(t) == part for t, part in zip(found, self._parts, strict=True))
+        except RuntimeError:  # one has no address any more
+            return False
+
+
+class Bound(Fit):
     """A bound program.
 
     Args:
@@ -64,32 +95,14 @@ class Bound:
         state: State | None = None,
         hidden: Hidden = NOTHING,
     ) -> None:
+        super().__init__(condition_of(facts.conditions, facts.sizes, facts.parameters), state, hidden)
         self.names = () if state is None else state.names
         self._program = program
-        self._check = None if state is None else state.check
-        self._condition = condition_of(facts.conditions, facts.sizes, facts.parameters)
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
-        self._parts = tuple(map(tensor_part, hidden))
         where = {name: place for place, name in enumerate((*facts.parameters, *self.names))}
         self._order = tuple(where[name] for _, name in facts.call.inputs)
         self._in_order = self._order == tuple(range(len(where)))
-
-    def find(self, values: Values) -> Hidden | None:
-        """The tensors that the function closes over, as they are now; None where the program is not good for the call: what the
-        function read has changed, or the scalars are not such as it assumes."""
-        if self._condition is not None and not self._condition(values):
-            return None
-        if self._check is None:
-            return NOTHING
-        found = self._check(values)
-        return found if not found or self._are_as_before(found) else None
-
-    def _are_as_before(self, found: Hidden) -> bool:
-        try:
-            return all(tensor_part(t) == part for t, part in zip(found, self._parts, strict=True))
-        except RuntimeError:  # one has no address any more
-            return False
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

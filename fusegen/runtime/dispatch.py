@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
 
 Key: TypeAlias = tuple[object, ...]
+T = TypeVar("T")
 
 
 class Dispatcher:
@@ -88,18 +89,25 @@ class Dispatcher:
         if is_tracing():
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
-        values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        try:
-            candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
-        except (TypeError, RuntimeError, ValueError, TraceError):  # something that no kernel takes, or only a trace can
-            candidates = ()
-        for bound in candidates:
+        values = self.values(args, kwargs)
+        for bound in self.known(self._bound, values):
             hidden = bound.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:
                     self._check_again(values, bound, hidden)
                 return bound(values, hidden)
         return self._first_call(values, args, kwargs)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """All arguments in the order of the parameters."""
+        return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
+
+    def known(self, table: Mapping[Key, Sequence[T]], values: Values) -> Sequence[T]:
+        """What a table has for calls of this key; nothing for what no kernel takes, or only a trace can."""
+        try:
+            return table.get(self.key(values), ())
+        except (TypeError, RuntimeError, ValueError, TraceError):
+            return ()
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters, for a call that runs nothing.
@@ -112,7 +120,7 @@ class Dispatcher:
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    def _key(self, values: Values) -> Key:
+    def key(self, values: Values) -> Key:
         """What the choice of a bound program depends on."""
         statics = zip(values, self._static, strict=True)
         parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
@@ -120,7 +128,7 @@ class Dispatcher:
         return tuple(parts)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._check(values)
+        self.check(values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
             args, kwargs = _copied((tuple(args), dict(kwargs)))
@@ -130,11 +138,11 @@ class Dispatcher:
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             if bound.find(values) is not None:  # else the function changes what it reads
-                key = self._key(values)
+                key = self.key(values)
                 self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
         return bound(values, hidden)
 
-    def _check(self, values: Values) -> None:
+    def check(self, values: Values) -> None:
         """Refuses what no kernel can work on, values of a trace that is over among it."""
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
@@ -142,7 +150,7 @@ class Dispatcher:
 
     def _check_again(self, values: Values, bound: Bound, hidden: Hidden) -> None:
         """The checks of a first call where something is on that may see or change what torch's operations do."""
-        self._check(values)
+        self.check(values)
         for name, tensor in zip(bound.names, hidden, strict=True):
             check_derivatives(self.name, name, tensor)
 
@@ -152,6 +160,7 @@ class Dispatcher:
         machine = machine_of(device)
         variant, hidden = self.variant(values, machine.target, device)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
+            check_derivatives(self.name, name, tensor)
             check_memory(self.name, name, tensor, device, "the first tensor")
         sizes = self.sizes(variant, values, hidden)
         program = machine.bound(variant, sizes, device)
@@ -232,7 +241,6 @@ class Dispatcher:
         specs = {spec.name: spec for spec in variant.traced.inputs}
         for name, tensor in zip(variant.state.names, found, strict=True):
             check_values(self.name, name, tensor)
-            check_derivatives(self.name, name, tensor)
             if hidden_spec(name, tensor) != specs[name]:
                 return None
         return found

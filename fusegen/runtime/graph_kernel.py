@@ -44,13 +44,11 @@ class GraphKernel:
     Args:
         graph: as traced, or made of such.
         target: the machine that it is compiled for.
-        guards: relations of its sizes that must hold.
     """
 
-    def __init__(self, graph: Graph, target: Target, guards: Sequence[Relation] = ()) -> None:
+    def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
-        self._guards = tuple(guards)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
         self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
         self._compiled: dict[tuple[tuple[InputSpec, ...], bool], Compiled] = {}
@@ -147,8 +145,7 @@ class GraphKernel:
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if any(formula(dim)(sizes) != extent for dim, extent in zip(spec.shape, tensor.shape, strict=True)):
                 raise self._misshapen(spec, tensor, sizes)
-        assumed = [*self._guards]
-        assumed += [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in self.graph.multiples]
+        assumed = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in self.graph.multiples]
         assumed += [Relation(size(name), "<=", formula_of(bound)) for name, bound in self.graph.bounds]
         for relation in assumed:
             if not relation(sizes):

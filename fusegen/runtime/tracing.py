@@ -19,7 +19,7 @@ from fusegen.lang.places import here
 from fusegen.lang.run import Trace, trace
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, Tracer
-from fusegen.runtime.arguments import check_derivatives, check_values
+from fusegen.runtime.arguments import check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec
 from fusegen.schedule.names import Namer, kernel_functions
@@ -36,7 +36,6 @@ def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, 
         parameters: names of the function's parameters, in order.
 
     Raises:
-        GradientError: a tensor that the function closes over requires a gradient.
         TraceError: the function does something that no kernel can do.
         NeedsLiteral: a size must be literal.
         NeedsStatic: it fails on run-time scalars, or asks for their type, and does not with their values.
@@ -105,7 +104,6 @@ class _Outside:
             )
         with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
             check_values(self._name, name, tensor)
-            check_derivatives(self._name, name, tensor)
             return hidden_spec(name, tensor)
 
 

@@ -1,0 +1,200 @@
+"""The passes for a call: of the variant that the kernel's own dispatcher finds, so that its guards are theirs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.autodiff.derive import Derivative, derive
+from fusegen.errors import ArgumentError, GradientError, UnsupportedError
+from fusegen.ir.graph import Graph
+from fusegen.runtime.arguments import check_derivatives
+from fusegen.runtime.bound import Fit, Hidden
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.dispatch import Dispatcher, Key
+from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.runtime.keys import Values
+from fusegen.runtime.scalars import condition_of
+from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.target import Target
+
+VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
+"""The variant of a call, and the tensors that the function closes over."""
+
+_AGAIN = "call fg.vjp again with such arguments"
+_MOST_KNOWN = 256  # kinds of calls that are remembered
+_MOST_ALIKE = 32  # of one kind, which differ in scalars and in what the function read of Python's state
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of a graph.
+
+    Attributes:
+        derivative: of the graph.
+        forward, backward: its parts, as functions.
+    """
+
+    derivative: Derivative
+    forward: GraphKernel
+    backward: GraphKernel
+
+    @classmethod
+    def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
+        """The passes by some inputs."""
+        taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
+        derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
+        forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+        return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What runs a call.
+
+    Attributes:
+        dispatcher: the kernel's.
+        variant: of the call.
+        hidden: the tensors that the function closes over.
+        passes: of the variant's graph.
+    """
+
+    dispatcher: Dispatcher
+    variant: Variant
+    hidden: Hidden
+    passes: Passes
+
+    def named(self, values: Values) -> dict[str, Any]:
+        """Arguments, and what the function closes over, by name.
+
+        Raises:
+            GradientError: it closes over a tensor that requires a gradient, and there is none by it.
+        """
+        named = dict(zip(self.dispatcher.parameters.names, values, strict=True))
+        recorded, wrt = torch.is_grad_enabled(), self.passes.derivative.wrt
+        for name, tensor in zip(self.variant.state.names, self.hidden, strict=True):
+            if recorded and tensor.requires_grad and name not in wrt:
+                what = f"{self.dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
+                raise GradientError(what, mend="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
+            with torch.no_grad():
+                check_derivatives(self.dispatcher.name, name, tensor)  # of forward mode
+            named[name] = tensor.detach()
+        return named
+
+    def sizes(self, values: Values) -> dict[str, int]:
+        """Values of all sizes and strides."""
+        return self.dispatcher.sizes(self.variant, values, self.hidden)
+
+
+class Calls:
+    """Finds the passes for a call: the kernel's own dispatcher says which variant it is.
+
+    Args:
+        dispatcher: the kernel's.
+        variant_of: likewise.
+        wrt: by what gradients are wanted, as a user calls it; None is all arguments that are tensors of floats, and what the
+            function closes over that requires a gradient.
+
+    Attributes:
+        wrt: the same, from the first call on.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, variant_of: VariantOf, wrt: Sequence[str] | None) -> None:
+        self.dispatcher = dispatcher
+        self.wrt = None if wrt is None else tuple(dict.fromkeys(wrt))
+        self._by_default = wrt is None
+        self._variant_of = variant_of
+        self._closed_over: dict[str, weakref.ref[Tensor]] = {}
+        self._known: dict[Key, list[tuple[Fit, Variant, Passes]]] = {}
+        self._passes: dict[tuple[Graph, Target], Passes] = {}
+        self._lock = threading.RLock()
+
+    def known(self, values: Values) -> Found | None:
+        """The passes that an earlier call of this kind had."""
+        with torch.enable_grad():
+            for fit, variant, passes in self.dispatcher.known(self._known, values):
+                hidden = fit.find(values)
+                if hidden is not None:
+                    return Found(self.dispatcher, variant, hidden, passes)
+        return None
+
+    def made(self, values: Values) -> Found:
+        """The passes for some arguments, from now on known.
+
+        Raises:
+            ArgumentError: one by which a gradient is wanted is no tensor of floats.
+            UnsupportedError: there are none.
+        """
+        _require_elements(self.dispatcher, values)
+        with self._lock, torch.enable_grad():  # else nothing would show what the function does without gradients
+            variant, hidden = self._variant_of(values)
+            found = Found(self.dispatcher, variant, hidden, self._of(variant, hidden))
+            condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            key = self.dispatcher.key(values)  # what the trace found out is in it
+            others = self._known.get(key, ())[: _MOST_ALIKE - 1]
+            self._known[key] = [(Fit(condition, variant.state, hidden), variant, found.passes), *others]
+        return found
+
+    def _of(self, variant: Variant, hidden: Hidden) -> Passes:
+        """The passes of a variant's graph, which others may have as well."""
+        if variant.switches_gradients:
+            what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
+            raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")
+        wrt = self._inputs(variant, hidden)
+        key = variant.traced, variant.request.target
+        if key not in self._passes:
+            if len(self._passes) >= _MOST_KNOWN:
+                self._passes.clear()
+            self._passes[key] = Passes.of(variant.traced, wrt, variant.request.target)
+        return self._passes[key]
+
+    def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
+        """The inputs by which gradients are wanted, as the graph calls them."""
+        parameters, name = self.dispatcher.parameters, self.dispatcher.name
+        floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
+        closed_over = dict(zip(variant.state.names, hidden, strict=True))
+        known = dict(zip(parameters.given, parameters.names, strict=True))
+        known |= {n: n for n in closed_over if n not in known}
+        known = {given: n for given, n in known.items() if n in floats}
+        if self._by_default:
+            self._take_default([g for g, n in known.items() if n not in closed_over or closed_over[n].requires_grad])
+        for given in self.wrt or ():
+            if given not in known:
+                what = f"{name}: {given!r} is no tensor of floats that it is given"
+                raise ArgumentError(what, mend=f"name some of {', '.join(known)}")
+            tensor = closed_over.get(known[given])
+            if tensor is not None and self._closed_over.setdefault(given, weakref.ref(tensor))() is not tensor:
+                raise ArgumentError(f"{name}: {given!r} is another tensor than at first", mend=_AGAIN)
+        return [known[given] for given in self.wrt or ()]
+
+    def _take_default(self, names: Sequence[str]) -> None:
+        """By what gradients are wanted where nobody says it: the same in all calls."""
+        if self.wrt is None:
+            self.wrt = tuple(names)
+        if set(self.wrt) != set(names):
+            here, first = (", ".join(some) or "nothing" for some in (names, self.wrt))
+            what = f"the passes of {self.dispatcher.name} give gradients by {first}, and would here give them by {here}"
+            raise ArgumentError(what, mend=_AGAIN)
+
+
+def _require_elements(dispatcher: Dispatcher, values: Values) -> None:
+    """Refuses empty tensors, which no pass takes."""
+    for name, value in zip(dispatcher.parameters.given, values, strict=True):
+        if isinstance(value, Tensor) and not value.numel():
+            raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", mend="let torch compute what is empty")
+
+
+def _renamed(graph: Graph, suffix: str) -> Graph:
+    """A pass under a name of its own, of which no input has one that its functions have."""
+    name = f"{graph.name}_{suffix}"
+    while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
+        name += "_pass"
+    return replace(graph, name=name)
