@@ -110,7 +110,7 @@ class Calls:
         self.wrt = None if wrt is None else tuple(dict.fromkeys(wrt))
         self._by_default = wrt is None
         self._variant_of = variant_of
-        self._closed_over: dict[str, weakref.ref[Tensor]] = {}
+        self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
         self._known: dict[Key, list[tuple[Fit, Variant, Passes]]] = {}
         self._passes: dict[tuple[Graph, Target], Passes] = {}
         self._lock = threading.RLock()
@@ -161,6 +161,7 @@ class Calls:
         parameters, name = self.dispatcher.parameters, self.dispatcher.name
         floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
         closed_over = dict(zip(variant.state.names, hidden, strict=True))
+        places = dict(zip(variant.state.names, variant.state.places, strict=True))
         known = dict(zip(parameters.given, parameters.names, strict=True))
         known |= {n: n for n in closed_over if n not in known}
         known = {given: n for given, n in known.items() if n in floats}
@@ -170,10 +171,15 @@ class Calls:
             if given not in known:
                 what = f"{name}: {given!r} is no tensor of floats that it is given"
                 raise ArgumentError(what, mend=f"name some of {', '.join(known)}")
-            tensor = closed_over.get(known[given])
-            if tensor is not None and self._closed_over.setdefault(given, weakref.ref(tensor))() is not tensor:
-                raise ArgumentError(f"{name}: {given!r} is another tensor than at first", mend=_AGAIN)
+            if known[given] in closed_over:
+                self._require_same(given, closed_over[known[given]], places[known[given]])
         return [known[given] for given in self.wrt or ()]
+
+    def _require_same(self, name: str, tensor: Tensor, place: object) -> None:
+        """Refuses a tensor that a variant calls as another one calls its own; what is put in its place later is what it was."""
+        first, first_place = self._closed_over.setdefault(name, (weakref.ref(tensor), place))
+        if first() is not tensor and first_place != place:
+            raise ArgumentError(f"{self.dispatcher.name}: {name!r} is another tensor than at first", mend=_AGAIN)
 
     def _take_default(self, names: Sequence[str]) -> None:
         """By what gradients are wanted where nobody says it: the same in all calls."""

@@ -91,6 +91,7 @@ class State:
         names: of the inputs that the function closes over.
         asked: what the function asked torch, and tensors that it closes over, in words.
         compares_identity: as given.
+        places: what tells the place of each of these from others, as long as its owner lives.
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
         text: of that function.
@@ -112,6 +113,7 @@ class State:
         self.names = tuple(each.name for each in used)
         self.asked = _asked(reads, questions, compares_identity)
         self.compares_identity = compares_identity
+        self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
         for position, value in arguments.items():
             writer.argument(position, value)

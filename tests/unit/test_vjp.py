@@ -396,6 +396,18 @@ def test_another_tensor_under_a_name_by_which_there_is_a_gradient() -> None:
         passes.forward(torch.randn(3, 6))
 
 
+def test_a_weight_that_is_replaced() -> None:
+    """Its place is what there is a gradient by: also in variants that are made later."""
+    layer, x = torch.nn.Linear(6, 6, bias=False), torch.randn(1, 6)
+    passes = fg.vjp(fg.kernel(lambda x: layer(x)), x)
+    layer.weight = torch.nn.Parameter(torch.randn(6, 6))
+    for rows in (1, 5):
+        x = torch.randn(rows, 6)
+        y, saved = passes.forward(x)
+        wanted = torch.autograd.grad(layer(x), layer.weight, torch.ones_like(y))
+        torch.testing.assert_close(passes.backward(saved, torch.ones_like(y))[1], *wanted)
+
+
 # What is refused.
 
 

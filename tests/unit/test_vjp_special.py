@@ -111,3 +111,13 @@ def test_compiled_in_float32(table: str, number: int) -> None:
         wrong = ~(torch.isclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True) | other.isnan())
         found = list(zip(points[wrong].tolist(), one[wrong].tolist(), other[wrong].tolist(), strict=True))
         assert not found, f"{text}: {found[:5]}"
+
+
+@pytest.mark.parametrize("count", [7, 96, 1000])
+def test_the_deviation_of_equal_elements(count: int) -> None:
+    """Nothing, though the mean of what has no short binary fraction is rounded."""
+    for value in (0.1, 3.3, 1e4):
+        x = torch.full((3, count), value)
+        passes = fg.vjp(fg.kernel(lambda x: x.std(-1)), x)
+        y, saved = passes.forward(x)
+        assert passes.backward(saved, torch.ones_like(y))[0].abs().max() < 1e-6

@@ -52,15 +52,21 @@ def _prod(y: Value, dy: Value) -> Gradients:
     return (is_zero.where(alone, zeros.apply(Op.EQ, 0).where(rest / x, 0)),)
 
 
-def _centered(x: Value, dy: Value, dims: tuple[int, ...], correction: float) -> Value:
-    """The gradient by x of a variance, whose own is dy."""
-    return (2.0 * dy * (x - x.mean(dims))).per(x.count(dims), correction)
+def _centered(x: Value, dims: tuple[int, ...]) -> Value:
+    return x - x.mean(dims)
+
+
+def _var(y: Value, dy: Value) -> Gradients:
+    x, dims = y.arg(0), _dims(y)
+    return ((2.0 * dy * _centered(x, dims)).per(x.count(dims), _number(y, "correction")),)
 
 
 def _std(y: Value, dy: Value) -> Gradients:
-    """Of equal elements 0."""
-    by_variance = y.apply(Op.EQ, 0).where(0, dy / (2.0 * y))
-    return (_centered(y.arg(0), by_variance, _dims(y), _number(y, "correction")),)
+    """(x − mean)/y over the count, and 0 where all are equal. Where they nearly are, x − mean is the rounding of the mean, which
+    is y as well: it is the same in all elements, so that centering twice takes it away."""
+    x, dims = y.arg(0), _dims(y)
+    scale = y.apply(Op.EQ, 0).where(0, dy / y)
+    return ((scale * _centered(_centered(x, dims), dims)).per(x.count(dims), _number(y, "correction")),)
 
 
 def _vector_norm(y: Value, dy: Value) -> Gradients:
@@ -107,7 +113,7 @@ REDUCTIONS: dict[Op, Rule] = {
     Op.AMIN: _extremum,
     Op.MAX: _extremum_of_dim,
     Op.MIN: _extremum_of_dim,
-    Op.VAR: lambda y, dy: (_centered(y.arg(0), dy, _dims(y), _number(y, "correction")),),
+    Op.VAR: _var,
     Op.STD: _std,
     Op.VECTOR_NORM: _vector_norm,
     Op.LOGSUMEXP: lambda y, dy: (dy * (y.arg(0) - y).apply(Op.EXP),),
