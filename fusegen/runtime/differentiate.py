@@ -97,7 +97,7 @@ class Calls:
 
     Args:
         dispatcher: the kernel's.
-        variant_of: likewise.
+        variant_of: finds a call's variant.
         wrt: by what gradients are wanted, as a user calls it; None is all arguments that are tensors of floats, and what the
             function closes over that requires a gradient.
 

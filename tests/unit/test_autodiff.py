@@ -63,7 +63,9 @@ def agree(function: Callable[..., Any], *arguments: Tensor, rtol: float = 1e-9) 
     )  # fmt: skip
     got = gradients(derivative, dict(zip(names, arguments, strict=True)), given)
     for name, one, other in zip(derivative.wrt, got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=rtol, atol=1e-11, msg=lambda text, name=name: f"by {name}: {text}")
+        torch.testing.assert_close(
+            one, other, rtol=rtol, atol=1e-11, equal_nan=True, msg=lambda text, name=name: f"by {name}: {text}"
+        )
     return derivative
 
 
