@@ -215,7 +215,7 @@ class Lowered:
         return explain(self.program, self.sizes, self.choices)
 
     @property
-    def forms(self) -> tuple[LoweredForm, ...]:
+    def plans(self) -> tuple[LoweredForm, ...]:
         """Every program that a call runs with these literal sizes, whatever its numbers of rows; made when they are asked for."""
         return tuple(
             LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in self._forms.all()

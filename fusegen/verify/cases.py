@@ -253,7 +253,7 @@ def kinds(spec: Spec) -> frozenset[GroupKind]:
 def form_rows(spec: Spec) -> tuple[int, ...]:
     """The most rows for which each form of the canonical example is made, in 16 bits on the largest target."""
     low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
-    last = {numbers[-1] for form in low.forms for numbers in form.rows.values()}
+    last = {numbers[-1] for form in low.plans for numbers in form.rows.values()}
     return tuple(sorted(last)[:-1])
 
 

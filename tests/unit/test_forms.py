@@ -54,7 +54,7 @@ def test_one_kernel_has_different_plans_for_different_numbers_of_rows() -> None:
 
 def test_the_forms_are_a_list_that_every_call_is_in() -> None:
     kernel = fg.kernel(linear_gelu)
-    forms = lowered(kernel, 512).forms
+    forms = lowered(kernel, 512).plans
     ranges = [each.rows["x_dim0"] for each in forms]
     assert ranges[0].start == 1 and all(a.stop == b.start for a, b in itertools.pairwise(ranges))
     for rows in (*ROWS[1:], 97, 300, 5000, 65536):
@@ -88,7 +88,7 @@ def test_literal_rows_are_taken_exactly() -> None:
         return F.gelu(F.linear(x.reshape(8192, 4096), weight))
 
     low = fg.kernel(stacked).lower(meta(4, 2048, 4096), meta(4096, 4096), target="sm_90a")
-    assert len(low.forms) == 1 and low.forms[0].rows == {} and low.forms[0].program == low.program
+    assert len(low.plans) == 1 and low.plans[0].rows == {} and low.plans[0].program == low.program
 
 
 def both(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,16 +108,16 @@ def test_a_launch_is_chosen_for_once_at_each_number_of_its_own_rows() -> None:
 
     low = lowered_both()
     forms = Forms(low._forms.graph, low.target, wide=False, choose=counted)
-    assert sum(1 for _ in forms.all()) == len(low.forms)
+    assert sum(1 for _ in forms.all()) == len(low.plans)
     assert len(set(asked)) == 2 and len(asked) <= 2 * len(CLASSES), "not at each pair of numbers"
 
 
 def test_two_numbers_of_rows_choose_apart() -> None:
     low = lowered_both()
     assert [type(step) is LibraryProduct for step in low.program.steps].count(True) == 1
-    assert {frozenset(each.rows) for each in low.forms} == {frozenset({"x_dim0", "y_dim0"})}
-    one, other = ({each.rows[name] for each in low.forms} for name in ("x_dim0", "y_dim0"))
-    assert len(low.forms) == len(one) * len(other)
+    assert {frozenset(each.rows) for each in low.plans} == {frozenset({"x_dim0", "y_dim0"})}
+    one, other = ({each.rows[name] for each in low.plans} for name in ("x_dim0", "y_dim0"))
+    assert len(low.plans) == len(one) * len(other)
 
 
 @pytest.mark.parametrize("order", [(8, 192), (192, 8)])
@@ -132,7 +132,7 @@ def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
     for rows in order:
         low = kernel.lower(meta(rows, 16384), meta(rows, 4096), meta(4096, 16384), meta(4096, 4096), target="sm_90a")
         found[rows] = low.program
-        (wanted,) = (each for each in low.forms if rows in each.rows["x_dim0"])
+        (wanted,) = (each for each in low.plans if rows in each.rows["x_dim0"])
         assert low.program == wanted.program
     assert sum(isinstance(step, LibraryProduct) for step in found[8].steps) == 2, "few rows of both"
 
@@ -140,7 +140,7 @@ def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("target", ["cpu", "sm_80"])
 def test_other_targets_have_one_plan(target: str) -> None:
     low = lowered(fg.kernel(linear_gelu), 8, target)
-    assert len(low.forms) == 1 and low.forms[0].program == low.program and low.choices == {}
+    assert len(low.plans) == 1 and low.plans[0].program == low.program and low.choices == {}
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 65536, 65537, 1 << 40])

@@ -31,7 +31,7 @@ def emitted(name: str, architecture: str) -> dict[str, str]:
     """The files of a fusion: the text of each kernel, the plan, and those for other numbers of rows."""
     spec = SPECS[name]
     low = spec.fresh().lower(**spec.example(torch.bfloat16), target=architecture)
-    others = [f"{_rows(form)}: {'; '.join(plan_words(form.program))}\n" for form in low.forms if form.rows]
+    others = [f"{_rows(form)}: {'; '.join(plan_words(form.program))}\n" for form in low.plans if form.rows]
     return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
 
 
