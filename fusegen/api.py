@@ -8,13 +8,15 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
 from fusegen import target as targets
+from fusegen.errors import ArgumentError
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
@@ -24,6 +26,7 @@ from fusegen.runtime.bound import Hidden
 from fusegen.runtime.compile import Compiled, Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
+from fusegen.runtime.out import OUT, with_out
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
@@ -41,21 +44,32 @@ class Kernel(Generic[P, R]):
     Made by `kernel`. Called with torch tensors it returns torch tensors; called inside of another kernel it is inlined.
     """
 
-    def __init__(self, function: Callable[P, R]) -> None:
+    def __init__(self, function: Callable[P, R], mutates: Sequence[str] = ()) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self._dispatcher = Dispatcher(function, getattr(function, "__name__", type(function).__name__))
+        self.mutates = tuple(mutates)
+        self._dispatcher = Dispatcher(function, getattr(function, "__name__", type(function).__name__), self.mutates)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
+
+        ``out=`` names a tensor that the result is written to, and that is returned, where the function has no such parameter.
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype.
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        result: R = self._dispatcher.call(args, kwargs)
+        result: R = self._dispatcher_of(kwargs).call(args, kwargs)
         return result
+
+    def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
+        """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""
+        return self._into_out if OUT in kwargs and OUT not in self._dispatcher.parameters.given else self._dispatcher
+
+    @functools.cached_property
+    def _into_out(self) -> Dispatcher:
+        return Dispatcher(with_out(self.function), self._dispatcher.name, (*self.mutates, OUT))  # type: ignore[arg-type]
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """What a call would run, without running it.
@@ -68,21 +82,23 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
-        values = self._dispatcher.bind(args, kwargs)
-        variant, hidden = self._variant(values, target)
-        return Lowered(variant, self._dispatcher.sizes(variant, values, hidden))
+        dispatcher = self._dispatcher_of(kwargs)
+        values = dispatcher.bind(args, kwargs)
+        variant, hidden = self._variant(dispatcher, values, target=target)
+        return Lowered(variant, dispatcher.sizes(variant, values, hidden))
 
-    def _variant(self, values: Values, target: str | None) -> tuple[Variant, Hidden]:
+    def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.
 
         Args:
+            dispatcher: of the kind of call.
             values: all arguments, in the order of the parameters.
             target: as of `lower`.
         """
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
-        return self._dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
+        return dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...
@@ -100,7 +116,7 @@ class Kernel(Generic[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
         """A kernel of the copied function: that of an object's method belongs to the copied object."""
-        return Kernel(copy.deepcopy(self.function, memo))
+        return Kernel(copy.deepcopy(self.function, memo), self.mutates)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.
@@ -110,12 +126,12 @@ class Kernel(Generic[P, R]):
         """
         function = self.function
         if inspect.ismethod(function):
-            return kernel, (function,)
+            return Kernel, (function, self.mutates)
         found = _at(function.__module__, function.__qualname__)
         if found is self:
             return function.__qualname__
         if found is function:
-            return kernel, (function,)
+            return Kernel, (function, self.mutates)
         raise pickle.PicklingError(
             f"the kernel {function.__qualname__} cannot be pickled: {function.__module__} has no such function\n"
             "  try: define the function at the top of a module, or save a state_dict and make the kernel anew"
@@ -160,14 +176,24 @@ class Method(Generic[Q, R]):
         return f"<fusegen kernel {self.__name__} of {self.__self__!r}>"
 
 
-def kernel(function: Callable[P, R]) -> Kernel[P, R]:
+@overload
+def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
+@overload
+def kernel(*, mutates: Sequence[str]) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(function: Callable[P, R] | None = None, *, mutates: Sequence[str] = ()) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
     Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
     annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
     as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
+
+    Args:
+        mutates: names of tensors among the parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``.
+            What it writes is in the caller's tensors then. A write to any other parameter is an error.
     """
-    return Kernel(function)
+    if isinstance(mutates, str):
+        raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
+    return partial(Kernel, mutates=mutates) if function is None else Kernel(function, mutates)
 
 
 def _at(module: str, path: str) -> object:

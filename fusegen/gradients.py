@@ -41,7 +41,8 @@ def vjp(
     """
     instance = (kernel.__self__,) if isinstance(kernel, Method) else ()
     kernel = kernel.__func__ if isinstance(kernel, Method) else kernel
-    dispatcher, variant_of = kernel._dispatcher, partial(kernel._variant, target=target)
+    dispatcher = kernel._dispatcher
+    variant_of = partial(kernel._variant, dispatcher, target=target)
     values = dispatcher.bind((*instance, *args), kwargs)
     calls = Calls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
     first = calls.made(values)

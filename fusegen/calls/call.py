@@ -184,6 +184,12 @@ class Call:
     counts: tuple[Formula, ...] = ()
     keys: tuple[RandomKey, ...] = ()
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The inputs that are written to, by their places among the inputs."""
+        touched = {key for step in self.steps for key, is_written in step.touched.items() if is_written}
+        return tuple(place for place, (key, _) in enumerate(self.inputs) if key in touched)
+
     def largest(self, sizes: Mapping[str, int]) -> int:
         """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.
 

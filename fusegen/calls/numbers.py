@@ -21,6 +21,7 @@ Values: TypeAlias = Sequence[Any]
 Number: TypeAlias = int | float | bool
 
 SPELLED: dict[str, str] = {
+    "copy": "{0}",
     "neg": "-{0}",
     "abs": "abs({0})",
     "add": "{0} + {1}",

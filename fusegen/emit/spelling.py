@@ -76,6 +76,7 @@ COMMON: dict[Op, Form] = {
     Op.SUB: infix("-", Precedence.SUM),
     Op.MUL: infix("*", Precedence.PRODUCT),
     Op.DIV: infix("/", Precedence.PRODUCT),
+    Op.COPY: Form("{0}", Precedence.CONDITIONAL, (Precedence.CONDITIONAL,)),
     Op.NEG: Form("-{0}", Precedence.UNARY, (Precedence.ATOM,)),
     Op.EQ: infix("==", Precedence.EQUALITY),
     Op.NE: infix("!=", Precedence.EQUALITY),

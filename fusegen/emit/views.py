@@ -13,7 +13,7 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.indices import Check
+from fusegen.schedule.indices import Check, has_checks
 from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
 from fusegen.schedule.names import identifier
 
@@ -33,6 +33,7 @@ class FragmentView:
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
+        checked: whether an index in the offset is one that is checked.
     """
 
     name: str
@@ -45,6 +46,7 @@ class FragmentView:
     lane_offset: str
     condition: str
     lane_condition: str
+    checked: bool
 
     @property
     def uniform(self) -> bool:
@@ -67,6 +69,7 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         lane_offset=offsets.text(sympy.sympify(access.offset).subs(shifted)),
         condition=offsets.condition(access.conditions),
         lane_condition=offsets.condition(shift(b, shifted) for b in access.conditions),
+        checked=has_checks([access.offset]),
     )
 
 

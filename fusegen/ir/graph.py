@@ -120,11 +120,12 @@ class Graph:
         inputs: tensors, in the order of their parameters.
         scalars: names of the run-time scalars, with their dtypes.
         nodes: all values, operands before their users.
-        outputs: positions of the results.
+        outputs: positions of the results; one that is a `PUT` is the caller's tensor itself.
         locations: for each node, where the user wrote it; not part of equality.
         multiples: what is known to divide a symbolic size, by the symbol's name.
         bounds: what a symbolic size is known not to pass, likewise.
         derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
+        writes: the last version of each input that is written to, a `PUT`.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Graph:
     multiples: tuple[tuple[str, int], ...] = ()
     bounds: tuple[tuple[str, int], ...] = ()
     derived: ScalarProgram = NO_SCALARS
+    writes: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -155,6 +157,11 @@ class Graph:
         for node in self.nodes:
             result.append(frozenset(node.args).union(*(result[a] for a in node.args)))
         return tuple(result)
+
+    @cached_property
+    def puts(self) -> tuple[int, ...]:
+        """All writes, in order."""
+        return tuple(p for p, node in self if node.op is Op.PUT) if self.writes else ()
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -254,9 +261,9 @@ class GraphBuilder:
         self.multiples, self.bounds = graph.multiples, graph.bounds
         return self
 
-    def build(self, outputs: Sequence[int]) -> Graph:
-        """The graph of some results, without what none of them needs (inputs stay)."""
-        alive = self._alive(outputs)
+    def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
+        """The graph of some results and writes, without what none of them needs (inputs stay)."""
+        alive = self._alive([*outputs, *writes])
         position = {old: new for new, old in enumerate(alive)}
         nodes = tuple(_renumber(self.nodes[old], position) for old in alive)
         return Graph(
@@ -269,6 +276,7 @@ class GraphBuilder:
             multiples=self.multiples,
             bounds=self.bounds,
             derived=self.derived,
+            writes=tuple(position[w] for w in writes),
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

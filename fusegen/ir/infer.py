@@ -224,6 +224,14 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     return index.shape
 
 
+def _put(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    place, value = operands
+    if len(place.shape) != len(value.shape) or not all(map(same, place.shape, value.shape)) or place.dtype is not value.dtype:
+        texts = (f"{o.dtype} of shape {shape_text(o.shape)}" for o in (value, place))
+        raise ShapeError(" written to ".join(texts), mend="write a value of the place's shape and dtype")
+    return cast(Shape, attrs["shape"])
+
+
 _VIEWS: dict[Op, Callable[[Sequence[Operand], Attrs], Shape]] = {
     Op.EXPAND: _expand,
     Op.PERMUTE: _permute,
@@ -242,4 +250,5 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.SCAN: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
+    Family.WRITE: _put,
 }

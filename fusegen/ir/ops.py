@@ -23,6 +23,7 @@ class Family(Enum):
     SCAN = "scan"
     CONTRACTION = "contraction"
     NORMALIZATION = "normalization"
+    WRITE = "write"
 
 
 class Result(Enum):
@@ -158,6 +159,7 @@ class Op(Enum):
     LEFT_SHIFT = Row("bitwise_left_shift", Family.POINTWISE, 2, Result.PROMOTE)
     RIGHT_SHIFT = Row("bitwise_right_shift", Family.POINTWISE, 2, Result.PROMOTE)
     WHERE = Row("where", Family.POINTWISE, 3, Result.PROMOTE)
+    COPY = Row("copy", Family.POINTWISE, 1, Result.SAME)  # its operand, in memory of its own: before a write changes it
 
     # Pointwise compositions.
     RECIPROCAL = _composite("reciprocal", result=Result.FLOAT)
@@ -193,6 +195,10 @@ class Op(Enum):
 
     # (x, index): x at the index's values along a dim, and at the same places along all others.
     GATHER = Row("gather", Family.INDEXING, 2, Result.SAME)
+
+    # (place, value): the tensor that the place is a view of, or gathered from, once the value was written there. It lies in the
+    # memory of an input, of which it is the next version; what the place is made of is that input or an earlier version.
+    PUT = Row("put", Family.WRITE, 2, Result.SAME)
 
     # Reductions over the dims in the attributes; a reduced dim is kept with extent 1. `ir.reductions` has a row for each primitive.
     SUM = _reduction("sum", Result.SUM)

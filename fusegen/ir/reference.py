@@ -21,6 +21,7 @@ from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.random import random_bits
 from fusegen.ir.symbolic import literal
+from fusegen.ir.versions import chain
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -34,7 +35,7 @@ def evaluate(
     key: int | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """The graph's results in float64 (int64, bool).
+    """The graph's results in float64 (int64, bool), and behind them what is left in each input that is written to.
 
     Args:
         graph: as traced, before any pass.
@@ -73,13 +74,34 @@ class Interpreter:
     def run(self) -> tuple[Tensor, ...]:
         """All results."""
         values: dict[int, Tensor] = {}
-        last_use = {a: position for position, node in enumerate(self.graph.nodes) for a in node.args}
+        wanted = (*self.graph.outputs, *self.graph.writes)
+        last_use = {a: position for position, _ in self.graph for a in self._needs(position)}
         with torch.device(self.device):  # whatever torch's default device is
             for position, node in enumerate(self.graph.nodes):
-                values[position] = self._evaluate(node, [values[a] for a in node.args])
-                for done in {a for a in node.args if last_use[a] == position} - set(self.graph.outputs):
+                if node.op is Op.PUT:
+                    values[position] = self._put(position, values)
+                else:
+                    values[position] = self._evaluate(node, [values[a] for a in node.args])
+                for done in {a for a in self._needs(position) if last_use[a] == position} - set(wanted):
                     del values[done]  # scores of attention take gigabytes
-        return tuple(values[o] for o in self.graph.outputs)
+        return tuple(values[w] for w in wanted)
+
+    def _needs(self, position: int) -> tuple[int, ...]:
+        """The values that evaluating a node takes: of a place, all that it is made of."""
+        node = self.graph.nodes[position]
+        if node.op is not Op.PUT:
+            return node.args
+        places = chain(self.graph, node.args[0])
+        return (*node.args, *(a for place in places for a in self.graph.nodes[place].args))
+
+    def _put(self, position: int, values: Mapping[int, Tensor]) -> Tensor:
+        """The version that a `PUT` makes: its place says of the numbers of all elements which ones are written."""
+        place, value = self.graph.nodes[position].args
+        *views, version = chain(self.graph, place)
+        numbers = torch.arange(values[version].numel()).view(values[version].shape)
+        for view in reversed(views):
+            numbers = self._evaluate(self.graph.nodes[view], [numbers, *(values[a] for a in self.graph.nodes[view].args[1:])])
+        return values[version].flatten().index_put((numbers.flatten().long(),), values[value].flatten()).view(values[version].shape)
 
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
         if node.op is Op.RANDOM:
@@ -309,6 +331,7 @@ RULES: dict[Op, Rule] = {
     Op.LEFT_SHIFT: torch.bitwise_left_shift,
     Op.RIGHT_SHIFT: torch.bitwise_right_shift,
     Op.WHERE: torch.where,
+    Op.COPY: lambda x, **role: x.clone(),
     Op.RECIPROCAL: torch.reciprocal,
     Op.SQUARE: torch.square,
     Op.RELU: F.relu,
@@ -359,4 +382,4 @@ RULES: dict[Op, Rule] = {
     Op.LAYER_NORM: _layer_norm,
     Op.RMS_NORM: _rms_norm,
 }
-"""One rule an operation, leaves aside."""
+"""One rule an operation, leaves and writes aside."""

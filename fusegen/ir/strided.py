@@ -11,6 +11,7 @@ from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, product, recombined, simplify_dim
+from fusegen.ir.versions import owner
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
-    """The strides of a node's buffer: an input's own, row-major for what a kernel writes."""
-    node = graph.nodes[position]
+    """The strides of a node's buffer: an input's own, also of its later versions, row-major for what a kernel makes."""
+    node = graph.nodes[owner(graph, position)]
     if node.op is Op.INPUT:
         return graph.input_spec(str(node.attr("name"))).strides
     return contiguous_strides(node.shape)

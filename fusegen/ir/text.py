@@ -21,8 +21,9 @@ def graph_text(graph: Graph) -> str:
     width = max((len(text) for text, _ in shown), default=0)
     lines += _host_lines(graph)
     lines += [f"{text:<{width}}  {place}".rstrip() for text, place in shown]
+    writes = [_named("  leave " + ", ".join(f"%{w};" for w in graph.writes), names)] if graph.writes else []
     results = ", ".join(f"%{o};" for o in graph.outputs)
-    return "\n".join([*lines, _named(f"  return {results}", names)])
+    return "\n".join([*lines, *writes, _named(f"  return {results}", names)])
 
 
 def type_text(dtype: DType, shape: Shape) -> str:

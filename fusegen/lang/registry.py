@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
+from fusegen.lang.memory import Memory, lies_in, require_current
 from fusegen.lang.places import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -114,6 +115,9 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     try:
+        for a in args:
+            if isinstance(getattr(a, "_memory", None), Memory):
+                require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
         with _unwatched():
             return _own(name, handler(*args, **kwargs), args, before)
@@ -135,10 +139,17 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
 
 def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
     """The result as a tensor of its own where a handler gave an argument back as it was, and torch would give other memory."""
-    if name in _GIVES_ITSELF or not any(result is a for a in args):
+    if not any(result is a for a in args) or (name in _GIVES_ITSELF and not _is_copied(name, result)):
         return result
     writes = next(w for a, w in zip(args, before, strict=True) if a is result)
     return result if writes is None or writes != result._writes else result._tracer.value(result._position)
+
+
+def _is_copied(name: str, value: Any) -> bool:
+    """Whether torch copies a declared parameter, or a part of it, to make it contiguous."""
+    if name not in ("contiguous", "ravel") or not value._memory.declared:
+        return False
+    return not lies_in(value._tracer.builder, value._position, value._memory, contiguous=True)
 
 
 _ITSELF_OR_A_VIEW = """

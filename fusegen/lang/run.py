@@ -54,14 +54,14 @@ class _Mode(TorchFunctionMode):
         creator = registry.creator_of(func)
         if creator is not None:
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
+        name = getattr(func, "__name__", "")
+        if _writes(name) and any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in args[:1]):
+            what = f"{name} would write to a tensor that the kernel closes over"
+            raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         twin = registry.twin_of_property(func)
         if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
             lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
             return registry.call(twin, lifted, kwargs or {})
-        name = getattr(func, "__name__", "")
-        if _writes(name) and any(isinstance(a, torch.Tensor) for a in args[:1]):
-            what = f"{name} would write to a tensor that the kernel closes over"
-            raise UnsupportedError(what, where=here(), mend="write to it outside of the kernel, or return the new value")
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
@@ -134,12 +134,24 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         finally:
             RUNNING.count -= 1
     results, structure = tree_flatten(returned)
-    outputs = [_output(tracer, value, function)._position for value in results]
+    writes = tracer.stored()
+    if returned is None and writes:
+        results = []  # what it writes is all that it gives
+    outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
-    graph = tracer.builder.build(outputs)
+    graph = tracer.builder.build(outputs, writes)
     hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
     return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions(), tracer.switches_gradients)
+
+
+def _result(value: TracedTensor) -> int:
+    """The node of a result: of a parameter that was written to, its last version, which is the caller's tensor itself."""
+    memory = value._memory
+    if memory.is_written and value._position == value._root:
+        return memory.version
+    is_copy = value._node.op is Op.PUT
+    return value._tracer.add(Op.COPY, value, role="result", write=0)._position if is_copy else value._position
 
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:

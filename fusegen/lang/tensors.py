@@ -44,12 +44,12 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         )
 
     def __copy__(self) -> TracedTensor:
-        """The value itself, which nothing can change."""
+        """The value itself, as torch has it."""
         return self
 
     def __deepcopy__(self, memo: object) -> TracedTensor:
-        """The value itself."""
-        return self
+        """A value that no write to a parameter changes."""
+        return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
         """As it prints; a number's format needs a number.
@@ -96,21 +96,31 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
+    return lambda self, other: assigned(name, self, registry.call(function, (self, other), {}))
 
-    def apply(self: TracedTensor, other: Any) -> TracedTensor:
-        result: TracedTensor = registry.call(function, (self, other), {})
-        if not torch.can_cast(result.dtype, self.dtype):
-            what = f"{name} in place: the result is {result.dtype}, which {self.dtype} does not hold"
-            raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
-        shapes = result._node.shape, self._node.shape
-        if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
-            what = f"{name} in place: the result has the shape {result.shape}, the tensor {self.shape}"
-            raise ShapeError(what, where=here(), mend="write x = x + y")
-        overwrite(self, registry.call(torch.Tensor.to, (result, self.dtype), {}))
-        return self
 
-    return apply
+def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
+    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean.
+
+    Args:
+        name: of the operation.
+        target: the tensor, which is given back.
+        result: what the operation gives.
+
+    Raises:
+        TraceError: the tensor's dtype does not hold the result.
+        ShapeError: the result has another shape.
+        UnsupportedError: the tensor is a parameter that the kernel does not declare to write to.
+    """
+    if not torch.can_cast(result.dtype, target.dtype):
+        what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
+    shapes = result._node.shape, target._node.shape
+    if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
+        what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        raise ShapeError(what, where=here(), mend="write x = x + y")
+    overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
+    return target
 
 
 def _refusal(name: str) -> property:

@@ -20,7 +20,7 @@ from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
-from fusegen.lang.memory import Memory, require_current
+from fusegen.lang.memory import Memory, lies_in, require_current, store
 from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
@@ -78,6 +78,7 @@ class Tracer:
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
+        self.memories: list[Memory] = []  # of the parameters
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
@@ -100,6 +101,23 @@ class Tracer:
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
+    def parameter(self, spec: InputSpec, *, declared: bool) -> TracedTensor:
+        """A tensor that the function takes.
+
+        Args:
+            declared: whether the kernel says that it writes to it.
+        """
+        position = self.builder.input(spec)
+        self.memories.append(Memory(spec.name, declared=declared, position=position))
+        return self.value(position, self.memories[-1])
+
+    def stored(self) -> list[int]:
+        """The last version of each parameter that was written to."""
+        written = [memory for memory in self.memories if memory.is_written]
+        for memory in written:
+            store(self.builder, memory)
+        return [memory.version for memory in written]
+
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""
         if self.finished or any(a._tracer is not self for a in args):
@@ -113,8 +131,8 @@ class Tracer:
         positions = [self._operand(op, a) for a in args]
         _require_numbers(attrs.values())
         try:
-            memory = args[0]._memory if op.family is Family.VIEW and op is not Op.CONCAT else None
-            value = self.value(self.builder.add(op, positions, location=location(), **attrs), memory)
+            position = self.builder.add(op, positions, location=location(), **attrs)
+            value = self.value(position, self._memory_of(op, args, position))
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
@@ -122,6 +140,14 @@ class Tracer:
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
+
+    def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
+        """The memory in which a new value lies, if it is one that exists already."""
+        if op.family is not Family.VIEW or op is Op.CONCAT:
+            return None
+        memory = args[0]._memory
+        is_copy = op is Op.RESHAPE and memory.declared and not lies_in(self.builder, position, memory)
+        return None if is_copy else memory
 
     def _without_elements(self, value: TracedTensor) -> TracedTensor:
         """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""

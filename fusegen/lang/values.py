@@ -242,7 +242,7 @@ class TracedTensor:
         self._tracer = tracer
         self._position = position
         self._memory = memory or Memory()
-        self._writes = self._memory.writes
+        self._writes, self._root = self._memory.writes, self._memory.value
 
     @property
     def _node(self) -> Node:
@@ -378,8 +378,8 @@ class TracedTensor:
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise UnsupportedError("writing into a tensor cannot be traced", where=here(), mend="use torch.where or torch.cat")
+    def __setitem__(self, key: object, value: object) -> None:
+        registry.call(torch.Tensor.__setitem__, (self, key, value), {})
 
     def __repr__(self) -> str:
         node = self._tracer.builder.nodes[self._position]  # of a finished trace as well

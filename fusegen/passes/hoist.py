@@ -38,7 +38,7 @@ class _Hoist:
                 self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
         wanted = [(name, position) for (position, _), name in self.hoisted.items()]
         self.builder.derived = extract(self.graph.nodes, wanted)
-        return self.builder.build([self.moved[o] for o in self.graph.outputs])
+        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
 
     def _operand(self, node: Node, number: int) -> int:
         position = node.args[number]

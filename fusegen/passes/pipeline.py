@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.hoist import hoist
@@ -47,9 +48,17 @@ def apply(step: Pass, graph: Graph) -> Graph:
         first = len(builder.nodes)
         rebuilt = type(node)(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
         moved.append(_settle(step, builder, builder.put(rebuilt, location), first, location))
-    result = builder.build([moved[o] for o in graph.outputs])
+    outputs = [_result(builder, graph, o, moved[o]) for o in graph.outputs]
+    result = builder.build(outputs, [moved[w] for w in graph.writes])
     _check(step, graph, result)
     return result
+
+
+def _result(builder: GraphBuilder, graph: Graph, output: int, moved: int) -> int:
+    """A result: one that turned out to equal a tensor that is written to is a copy all the same."""
+    if builder.nodes[moved].op is not Op.PUT or graph.nodes[output].op is Op.PUT:
+        return moved
+    return builder.add(Op.COPY, [moved], location=graph.locations[output], role="result", write=0)
 
 
 def _settle(step: Pass, builder: GraphBuilder, position: int, first: int, location: Location | None) -> int:

@@ -147,7 +147,7 @@ class _Split:
             elif position not in self.packed and all(a in self.moved for a in node.args):  # else of packed columns alone
                 rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
                 self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self.moved[o] for o in self.graph.outputs])
+        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
 
     def _range(self, view: int, taken: _Range) -> int:
         shape, location = self.graph.nodes[view].shape, self.graph.locations[view]

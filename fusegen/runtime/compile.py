@@ -20,6 +20,7 @@ from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
+from fusegen.passes.versions import separate_writes
 from fusegen.runtime.forms import Form, Forms
 from fusegen.runtime.signature import Sizes
 from fusegen.runtime.tensors import WIDE
@@ -45,6 +46,7 @@ class Request:
         wide: whether indices need 64 bits.
         numbers: values of the scalars in this call, and those of ints that are used as sizes.
         one_tensor_twice: parameters that are given one and the same tensor.
+        mutates: parameters that the function may write to.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Request:
     wide: bool
     numbers: tuple[tuple[str, int | float], ...] = ()
     one_tensor_twice: tuple[str, ...] = ()
+    mutates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    forms = Forms(split_products(run_passes(graph), target), target, wide=wide)
+    forms = Forms(separate_writes(split_products(run_passes(graph), target)), target, wide=wide)
     form = forms.at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
 

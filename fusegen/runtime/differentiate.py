@@ -145,6 +145,9 @@ class Calls:
 
     def _of(self, variant: Variant, hidden: Hidden) -> Passes:
         """The passes of a variant's graph, which others may have as well."""
+        if variant.traced.writes:
+            what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
+            raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
         if variant.switches_gradients:
             what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
             raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")

@@ -32,6 +32,7 @@ from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function
+from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
@@ -50,12 +51,13 @@ class Dispatcher:
     Args:
         function: the user's function.
         name: the kernel's name.
+        mutates: parameters that it may write to.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
         self.function = function
         self.name = name
-        self.parameters = Parameters.of(function)
+        self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._bound: dict[Key, list[Bound]] = {}
         self._variants: dict[Key, list[Variant]] = {}
@@ -131,8 +133,9 @@ class Dispatcher:
         self.check(values)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if any(t.numel() == 0 for t in tensors):
-            args, kwargs = _copied((tuple(args), dict(kwargs)))
-            return _copied(self.function(*args, **kwargs))  # nothing to fuse: torch knows what an empty input gives
+            written = [v for n, v in zip(self.parameters.names, values, strict=True) if n in self.parameters.mutates]
+            args, kwargs = _copied((tuple(args), dict(kwargs)), written)
+            return _copied(self.function(*args, **kwargs), written)  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
             bound, hidden = unfollowed(self._bind)(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
@@ -147,6 +150,9 @@ class Dispatcher:
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
         check(self.name, self.parameters.names, values)
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if name in self.parameters.mutates and isinstance(value, Tensor):
+                check_writable(self.name, name, value)
 
     def _check_again(self, values: Values, bound: Bound, hidden: Hidden) -> None:
         """The checks of a first call where something is on that may see or change what torch's operations do."""
@@ -275,7 +281,10 @@ class Dispatcher:
         given = tuple(numbers.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
-        return Request(self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given, twice)
+        mutates = self.parameters.mutates
+        return Request(
+            self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given, twice, mutates
+        )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
@@ -287,9 +296,17 @@ class Dispatcher:
         return sizes
 
 
-def _copied(values: Any) -> Any:
-    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to."""
-    return tree_map_only(Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), values)
+def _copied(values: Any, written: Sequence[Any]) -> Any:
+    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to.
+
+    Args:
+        written: those that may be, and are left as they are.
+    """
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor if any(tensor is each for each in written) else tensor.clone(memory_format=torch.contiguous_format)
+
+    return tree_map_only(Tensor, copy, values)
 
 
 def _scalar_dtype(value: float) -> DType:

@@ -32,6 +32,7 @@ from fusegen.calls.workspace import arrange
 from fusegen.errors import ArgumentError, IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.library import multiply
+from fusegen.runtime.written import check_apart, count_writes
 
 Buffers: TypeAlias = dict[int, Tensor]
 Scalars: TypeAlias = Mapping[str, float]
@@ -50,7 +51,7 @@ class BoundProgram:
 
     Args:
         call: what to run.
-        put_together: makes the function's results of their tensors; None where the only tensor is the result.
+        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
         sizes: values of all sizes and strides, by name.
         device: where.
         backend: makes steps of launches.
@@ -68,6 +69,8 @@ class BoundProgram:
     ) -> None:
         self.device = device
         self.inputs = [key for key, _ in call.inputs]
+        self.names = [name for _, name in call.inputs]
+        self.written = call.written
         self.outputs = [(s.key, self._allocation(s, sizes)) for s in call.buffers if s.role is Role.OUTPUT]
         slots, self.workspace_bytes = arrange(call, sizes)
         dtypes = {spec.key: spec.dtype.torch for spec in call.buffers}
@@ -93,6 +96,8 @@ class BoundProgram:
         Returns:
             What the user's function returns.
         """
+        if self.written:
+            check_apart(self.names, tensors, self.written)
         buffers: Buffers = dict(zip(self.inputs, tensors, strict=True))
         for key, allocate in self.outputs:
             buffers[key] = allocate()
@@ -102,8 +107,10 @@ class BoundProgram:
             self._make_keys(buffers, scalars)
         for step in self.steps:
             step(buffers, scalars)
+        if self.written:
+            count_writes([tensors[place] for place in self.written])
         if self.put_together is None:
-            return buffers[self.results[0]]
+            return buffers[self.results[0]] if self.results else None
         return self.put_together([buffers[key] for key in self.results])
 
     def _allocation(self, spec: Buffer, sizes: Mapping[str, int]) -> Callable[[], Tensor]:

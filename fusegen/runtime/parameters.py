@@ -33,19 +33,24 @@ class Parameters:
         given: their names, in order.
         names: what graphs and emitted texts call them, in order: the same names where these are distinct identifiers there.
         defaults: where there are any, by given name.
+        mutates: those that the function may write to, as texts call them.
     """
 
     function: Callable[..., Any]
     given: tuple[str, ...]
     names: tuple[str, ...]
     defaults: Mapping[str, object]
+    mutates: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Parameters:
+    def of(cls, function: Callable[..., Any], mutates: Sequence[str] = ()) -> Parameters:
         """The parameters of a function.
 
+        Args:
+            mutates: names of those that it may write to.
+
         Raises:
-            ArgumentError: for ``*args`` and ``**kwargs``, which a kernel cannot have.
+            ArgumentError: for ``*args`` and ``**kwargs``, which a kernel cannot have, and for a name that no parameter has.
         """
         if not callable(function) or not hasattr(function, "__code__"):
             raise ArgumentError(f"{function!r} is no Python function", mend="wrap it: def f(x): return ...")
@@ -54,7 +59,12 @@ class Parameters:
             if parameter.kind in _REFUSED_KINDS:
                 raise ArgumentError(f"{function.__name__}: a kernel cannot take {parameter}", mend="name every parameter")
         defaults = {name: p.default for name, p in found.items() if p.default is not _REQUIRED}
-        return cls(function, tuple(found), parameter_names(function.__name__, tuple(found)), defaults)
+        names = parameter_names(function.__name__, tuple(found))
+        unknown = [name for name in mutates if name not in found]
+        if unknown:
+            what = f"{function.__name__}: mutates names {unknown[0]!r}, which is no parameter"
+            raise ArgumentError(what, mend=f"name some of {', '.join(found)}")
+        return cls(function, tuple(found), names, defaults, frozenset(n for g, n in zip(found, names, strict=True) if g in mutates))
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:

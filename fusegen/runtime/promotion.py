@@ -126,7 +126,7 @@ def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
         else:
             rebuilt = Node(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
             moved.append(builder.put(rebuilt, graph.locations[position]))
-    return builder.build([moved[o] for o in graph.outputs])
+    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
 
 
 def _with(

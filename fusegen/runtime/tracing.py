@@ -73,7 +73,7 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorde
     tracer.parameter_sizes = request.sizes.of_parameters
     values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for symbol, name in tracer.parameter_sizes.items()}
     values |= request.statics
-    values |= {spec.name: tracer.value(tracer.builder.input(spec)) for spec in request.specs}
+    values |= {spec.name: tracer.parameter(spec, declared=spec.name in request.mutates) for spec in request.specs}
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
     with traced_math(), recorder:
         found = trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})

@@ -19,6 +19,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Index
+from fusegen.ir.versions import owner
 
 
 class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types
@@ -78,9 +79,8 @@ def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
 
 def _input_name(graph: Graph, position: int) -> str | None:
     """What the user calls the tensor that a node is a view of; None for what is computed."""
-    while graph.nodes[position].family is Family.VIEW and len(graph.nodes[position].args) == 1:
-        position = graph.nodes[position].args[0]
-    node = graph.nodes[position]
+    while (node := graph.nodes[position]).op is Op.PUT or (node.family is Family.VIEW and len(node.args) == 1):
+        position = owner(graph, position) if node.op is Op.PUT else node.args[0]
     return str(node.attr("name")) if node.op is Op.INPUT else None
 
 

@@ -41,7 +41,8 @@ _PRIMITIVES = """
     float_from_bits float_to_bfloat float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load
     load_lanes load_once load_vec load_wide log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
-    minimum multiply_add named_barrier_sync narrow narrow_vec nearest_integer opaque pack_pair pow_f32 pow_f64
+    minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
+    pow_f32 pow_f64
     power_of_two quad_transpose quarter_turns raise_registers refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shift_left shift_right shuffle_up shuffle_xor sign_of

@@ -209,6 +209,18 @@ class Evaluator:
                     found[self._checks[element]] = None
         return tuple(found)
 
+    def place(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
+        """An offset where something is written, with what the kernel reads and checks in the place of the values of gathers.
+
+        Args:
+            gathers: in the place, each with its index and where that is.
+        """
+        for gather, value, index in gathers:
+            call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
+            self._checks[gather, index, ()] = Check(call)
+        values = [self.value(self.graph.nodes[v.node].args[1], v.index) for v in index_values([offset])]
+        return self._resolved((offset,), values)[0]
+
     def _below(self, element: Element) -> tuple[Element, ...]:
         """The elements that an element is made of; of one that is read, the values that say where it lies."""
         position, index, context = element

@@ -125,8 +125,9 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: torch.fft.fft(x), "fft"),
     (lambda x: x.cummax(-1), "cummax"),
-    (lambda x: x.add_(1), "add_"),
-    (lambda x: x.__setitem__(0, 1), "writing into a tensor"),
+    (lambda x: x.add_(1), "writes to its parameter 'x'"),
+    (lambda x: x.__setitem__(0, 1), "writes to its parameter 'x'"),
+    (lambda x: (x * 2).__setitem__(0, 1), "writing into a part of a tensor"),
     (lambda x: x[x > 0], "indexing by a mask"),
     (lambda x: x[[0, 1]], "indexing by a list"),
     (lambda x: x[True], "indexing by a bool"),

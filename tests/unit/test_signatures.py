@@ -40,6 +40,8 @@ OVERLOADED |= {
     "repeat_interleave": "of a tensor of counts, which is refused",
     "norm": "out, by name alone",
     "full_like": "by name alone",
+    "scatter_": "src and value are one",
+    "copy_": "src and other are one",
 }
 
 

@@ -36,6 +36,7 @@ def _extremum(y: Value, dy: Value) -> Gradients:
 
 POINTWISE: dict[Op, Rule] = {
     Op.CAST: lambda y, dy: (dy,),
+    Op.COPY: lambda y, dy: (dy,),
     Op.NEG: lambda y, dy: (-dy,),
     Op.ABS: lambda y, dy: (dy * y.arg(0).apply(Op.SIGN),),
     Op.SIGN: nothing,

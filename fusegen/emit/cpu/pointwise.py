@@ -20,6 +20,7 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
     offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
+    placed = cpu_offsets(kernel).found_first(body.writes, [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     uniform = frozenset(f.name for f in reads if f.uniform)
@@ -30,7 +31,8 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         indices=[*offsets.lines.values(), *checks.once],
         checks=checks.lanes,
         reads=reads,
-        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        places=[*placed.lines.values()],
+        writes=[fragment(a, placed, lane_axis) for a in body.writes],
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )

@@ -17,6 +17,7 @@ from fusegen.lang.functions import (
     reductions,
     scans,
     views,
+    writes,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "reductions",
     "scans",
     "views",
+    "writes",
 ]

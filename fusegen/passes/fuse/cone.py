@@ -31,10 +31,16 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Cone:
-    """What a walk found: nodes in memory that it reads, and the reductions, scans and products that it computes."""
+    """What a walk found: nodes in memory that it reads, also with indices, and reductions, scans and products that it computes."""
 
     inputs: dict[int, None] = field(default_factory=dict)
+    elements: dict[tuple[int, Position], None] = field(default_factory=dict)
     anchors: dict[int, None] = field(default_factory=dict)
+
+    def read(self, position: int, at: Position) -> None:
+        """Notes an element that is read."""
+        self.inputs[position] = None
+        self.elements[position, at] = None
 
 
 def walk(
@@ -77,18 +83,18 @@ class _Walk:
         position, at, bounds = element
         family = self.graph.nodes[position].family
         if (position in self.kept and position != self.root) or _is_read_at_values(self.graph, position, at):
-            return self._read(position)
+            return self._read(position, at)
         if family is Family.INDEXING:
             return self._indexed(element)
         if family in (Family.POINTWISE, Family.VIEW):
             found = sources(self.graph, position, at, self.axes)
             return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found]
         if family is Family.LEAF:
-            return self._read(position) if self.graph.nodes[position].op in READ else []
-        return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position)
+            return self._read(position, at) if self.graph.nodes[position].op in READ else []
+        return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
 
-    def _read(self, position: int) -> list[Element]:
-        self.cone.inputs[position] = None
+    def _read(self, position: int, at: Position) -> list[Element]:
+        self.cone.read(position, at)
         return []
 
     def _indexed(self, element: Element) -> list[Element]:
@@ -97,7 +103,8 @@ class _Walk:
         computed = computed_index(self.graph, chosen.arg)
         if computed is None:
             return [(operand.arg, operand.index, bounds), (chosen.arg, chosen.index, bounds)]
-        return [(operand.arg, operand.index, bounds), *self._read(computed)]
+        self.cone.inputs[computed] = None
+        return [(operand.arg, operand.index, bounds)]
 
     def _anchored(self, element: Element) -> list[Element]:
         position, at, bounds = element

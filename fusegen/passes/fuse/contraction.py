@@ -13,6 +13,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import StridedView, strided_view
 from fusegen.ir.symbolic import Dim, Stride, literal, product, same, simplify_dim
+from fusegen.ir.versions import owner
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
 _LIBRARY = "library"  # the attribute of a product that the library computes by choice
@@ -109,5 +110,5 @@ def _is_multiple(stride: Dim, itemsize: int) -> bool:
 
 
 def _is_aligned(graph: Graph, base: int) -> bool:
-    node = graph.nodes[base]
+    node = graph.nodes[owner(graph, base)]
     return node.op is not Op.INPUT or graph.input_spec(str(node.attr("name"))).alignment >= _TMA_ALIGNMENT

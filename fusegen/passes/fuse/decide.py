@@ -14,6 +14,7 @@ from fusegen.passes.fuse.epilogue import ending, extended, too_wide
 from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
 from fusegen.passes.fuse.recurrence import derive
+from fusegen.passes.fuse.writes import held
 from fusegen.target import Target
 
 Kept: TypeAlias = frozenset[int]
@@ -30,6 +31,7 @@ class Decision:
         stored: all computed values that lie in memory, as far as is known before there are kernels.
         kept: those of them that kernels read, though they could compute them.
         refusals: for a product that looked as if a kernel of ours could take it, why none does.
+        held: copies around writes, each with a kernel of its own.
     """
 
     ends: Kept
@@ -37,6 +39,7 @@ class Decision:
     stored: Kept
     kept: Kept
     refusals: Mapping[int, str]
+    held: Kept = frozenset()
 
 
 @dataclass
@@ -60,15 +63,17 @@ class _Products:
     refusals: dict[int, str] = field(default_factory=dict)
 
 
-def decide(graph: Graph, target: Target) -> Decision:
+def decide(graph: Graph, target: Target, apart: Kept = frozenset()) -> Decision:
     """Which values lie in memory besides the results and the operands of products.
 
     Args:
         graph: in primitives, after the passes.
         target: says which skeletons can be used.
+        apart: writes that no other kernel can make.
     """
+    own = held(graph, apart)
     products = [position for position, node in graph if node.op is Op.MATMUL]
-    taken = _Products()
+    taken = _Products(ends=set(own))
     for product in products:
         _take_attention(graph, product, target, taken)
     for product in products:
@@ -77,7 +82,7 @@ def decide(graph: Graph, target: Target) -> Decision:
     stored = _stored(graph, products, taken)
     shared = shared_values(graph, stored, taken.ends.union(products), taken.streamed)
     beside = _beside(graph, target, products, taken, stored | shared)
-    return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals)
+    return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals, own)
 
 
 def _take_attention(graph: Graph, product: int, target: Target, taken: _Products) -> None:
@@ -179,7 +184,7 @@ def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
 
 def _stored(graph: Graph, products: list[int], taken: _Products) -> frozenset[int]:
     """Computed values that lie in memory in any case."""
-    wanted = [*graph.outputs, *taken.ends, *(p for p in products if p not in taken.inside)]
+    wanted = [*graph.outputs, *graph.puts, *taken.ends, *(p for p in products if p not in taken.inside)]
     for product in products:
         wanted += taken.operands.get(product) or [operand_base(graph, a) for a in graph.nodes[product].args]
     return frozenset(p for p in (strip_views(graph, w) for w in wanted) if not is_stored_elsewhere(graph, p))

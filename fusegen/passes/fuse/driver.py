@@ -23,6 +23,8 @@ from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.scan import scan_group
 from fusegen.passes.fuse.together import together
+from fusegen.passes.fuse.writes import addressed, first_of, hindered, is_early, is_torn
+from fusegen.passes.versions import Times
 from fusegen.target import Target
 
 _LONGEST_SUMMED_ROW = 16384
@@ -39,30 +41,50 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
     Raises:
         UnsupportedError: values are computed at too many places, or again by too many kernels.
     """
+    apart: Kept = frozenset()
+    while True:
+        groups = _groups(graph, target, apart)
+        ordered, stuck = _in_order(graph, groups)
+        hindering = hindered(graph, groups) or first_of(graph, stuck, apart)
+        if not stuck and not hindering:
+            return ordered
+        if hindering <= apart:
+            raise UnsupportedError(
+                "kernels wait for each other, or write what they read", mend="copy what is read of a tensor before it is written to"
+            )
+        apart |= hindering
+
+
+def _groups(graph: Graph, target: Target, apart: Kept) -> list[Group]:
+    """The groups of a graph in no order.
+
+    Args:
+        apart: writes that no other kernel can make.
+    """
     groups: list[Group] = []
     count = 0
-    decision = decide(graph, target)
+    decision, times = decide(graph, target, apart), Times.of(graph)
     wanted = set(decision.stored.union(strip_views(graph, o) for o in graph.outputs))
     done: set[int] = set()
     while pending := wanted - done:
         root = max(pending)
         end = decision.beside.get(root, root)
         root = root if end in done else end
-        group = _grow(graph, root, target, decision)
-        others = pending - {root} - decision.ends - set(decision.beside)
-        group = _absorb(graph, group, sorted(others, reverse=True), decision.kept)
+        group = addressed(graph, _grow(graph, root, target, decision))
+        others = pending - {root} - decision.ends - set(decision.beside) if root not in decision.held else set()
+        group = _absorb(graph, group, sorted(others, reverse=True), decision.kept, times)
         groups.append(group)
         count += len(computed(graph, group))
         check_repetition(graph, count)
         done |= {root, *group.outputs}
         wanted |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
-    return _in_order(graph, together(graph, _read(graph, groups), target))
+    return together(graph, _read(graph, groups), target)
 
 
 def _read(graph: Graph, groups: list[Group]) -> list[Group]:
     """The groups without what nobody reads: a value that was kept for several kernels which became one."""
     while True:
-        needed = {strip_views(graph, p) for p in (*graph.outputs, *(p for group in groups for p in group.inputs))}
+        needed = {strip_views(graph, p) for p in (*graph.outputs, *graph.puts, *(p for group in groups for p in group.inputs))}
         found = [limited(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
         if found == groups:
             return groups
@@ -203,7 +225,7 @@ def _fits_beside_sums(domain: Domain) -> bool:
 # Merging.
 
 
-def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept) -> Group:
+def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept, times: Times) -> Group:
     """The group with every other wanted value that it can write as well.
 
     Args:
@@ -213,7 +235,10 @@ def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept) -> Group:
         if any(other in graph.ancestors[p] for p in group.inputs):
             continue  # a kernel comes between
         merged = _merge(graph, group, other, kept)
-        if merged is not None and not _reads_itself(graph, merged):
+        merged = None if merged is None else addressed(graph, merged)
+        if merged is None or _reads_itself(graph, merged) or is_torn(merged, times):
+            continue
+        if hindered(graph, [merged]) <= hindered(graph, [group]):
             group = merged
     return group
 
@@ -287,16 +312,18 @@ def _union(*parts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set().union(*parts)))
 
 
-def _in_order(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
-    """Groups after those whose outputs they read."""
+def _in_order(graph: Graph, groups: list[Group]) -> tuple[tuple[Group, ...], list[Group]]:
+    """Groups after those whose outputs they read, and after those that read what they write over; and those that wait for each
+    other."""
     ordered: list[Group] = []
     written: set[int] = set()
     waiting = list(reversed(groups))
     while waiting:
-        ready = next((g for g in waiting if all(strip_views(graph, p) in written for p in _made(graph, g))), None)
+        served = (g for g in waiting if all(strip_views(graph, p) in written for p in _made(graph, g)))
+        ready = next((g for g in served if not is_early(graph, g, waiting)), None)
         if ready is None:
-            raise UnsupportedError("the fuser found a circle between kernels", mend="please report the graph")
+            break
         waiting.remove(ready)
         ordered.append(ready)
         written |= set(ready.outputs)
-    return tuple(ordered)
+    return tuple(ordered), waiting

@@ -90,7 +90,10 @@ class Group:
 
 
 def strip_views(graph: Graph, position: int) -> int:
-    """The value below reshapes and permutations, which a store can undo by writing to other addresses."""
+    """The value below reshapes and permutations, which a store can undo by writing to other addresses; of a version of an input,
+    what was written last."""
+    if graph.nodes[position].op is Op.PUT:
+        position = graph.nodes[position].args[1]
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
         position = graph.nodes[position].args[0]
     return position

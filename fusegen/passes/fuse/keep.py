@@ -30,7 +30,8 @@ def ends_of(graph: Graph, value: int) -> list[int]:
     found: list[int] = []
     position, narrowest = value, graph.nodes[value].dtype.itemsize
     while (following := graph.post_dominators[position]) < len(graph.nodes):
-        if not _only_pointwise(graph, position, following) or not _is_as_large(graph, value, following):
+        is_write = graph.nodes[following].family is Family.WRITE
+        if is_write or not _only_pointwise(graph, position, following) or not _is_as_large(graph, value, following):
             break
         position = following
         itemsize = graph.nodes[position].dtype.itemsize
@@ -116,13 +117,17 @@ class _Sharing:
                 node = self.graph.nodes[user]
                 if user in self.stored and node.family is not Family.CONTRACTION:
                     found.setdefault(self._key(user), []).append(user)
-                elif user not in seen and (node.family is not Family.CONTRACTION or self._is_streamed(position, user)):
+                elif user not in seen and self._is_computed_with(position, user):
                     seen.add(user)
                     queue.append(user)
         return found
 
-    def _is_streamed(self, operand: int, product: int) -> bool:
-        return product in self._streamed and self.graph.nodes[product].args[0] == operand
+    def _is_computed_with(self, operand: int, user: int) -> bool:
+        """Whether what needs the user computes the operand: of a product only where it is streamed."""
+        node = self.graph.nodes[user]
+        if node.family is Family.CONTRACTION:
+            return user in self._streamed and node.args[0] == operand
+        return node.family is not Family.WRITE
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
         """What computing some values reads from memory, but for another value and what that is made of. What is gathered stands for
@@ -135,7 +140,7 @@ class _Sharing:
             if position not in seen:
                 seen.add(position)
                 node = self.graph.nodes[position]
-                if node.op is Op.INPUT or position in self.stored:
+                if node.op in (Op.INPUT, Op.PUT) or position in self.stored:
                     found.add(position)
                 elif node.family is Family.INDEXING:
                     found.add(position)

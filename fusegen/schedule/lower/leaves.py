@@ -47,9 +47,13 @@ class Leaves:
         checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
-    def checks_apart(self) -> tuple[Check, ...]:
-        """The checks that neither reads nor coordinates make."""
-        places = [(r.offset, r.conditions) for r in self.reads.values()]
+    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[Check, ...]:
+        """The checks that neither reads nor coordinates make.
+
+        Args:
+            stores: offsets of what is written, which make theirs.
+        """
+        places = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
         return checks_apart(self.checks, [*places, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
 
 

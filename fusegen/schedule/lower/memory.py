@@ -13,8 +13,9 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import contiguous_strides, flat_offset
+from fusegen.ir.strided import buffer_strides, contiguous_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
+from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.schedule.names import Namer
@@ -25,16 +26,24 @@ _PRODUCTS = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
 @dataclass(frozen=True)
 class Store:
-    """Where a value goes: a buffer, and the offset of the element."""
+    """Where a value goes.
+
+    Attributes:
+        buffer: its key.
+        offset: of the element, which may be made of the values of gathers.
+        gathers: in the place that is written to, each with its index and where that is.
+    """
 
     buffer: int
     offset: Index
+    gathers: tuple[tuple[int, int, Position], ...] = ()
 
 
 class Memory:
     """The buffers of a program: one a graph input, a result, and a value that one group leaves for another.
 
-    A buffer holds a node, in that node's shape. What a group computes may be stored as a view of it, where that is what is read.
+    A buffer holds a node, in that node's shape, and the buffer of an input its later versions as well. What a group computes may be
+    stored as a view of it, where that is what is read.
 
     Attributes:
         reads: for each node that lies in memory, the buffer that readers take it from.
@@ -53,6 +62,9 @@ class Memory:
                 self.reads[position] = self._hold(position, str(node.attr("name")), node.dtype, Role.INPUT)
             elif node.op is Op.RANDOM:
                 self.reads[position] = self._hold(position, "random", node.dtype, Role.RANDOM)
+        for put in graph.puts:
+            self.reads[put] = self.reads[owner(graph, put)]
+            self._written(self.reads[put], put)
         self._add_results()
         for position in sorted(self.read_later):
             self._add_temporary(position)
@@ -82,7 +94,7 @@ class Memory:
             position: an output of the group.
             index: the element's index in the value's shape, over the axes.
         """
-        return tuple(Store(key, self._offset(node, position, index, axes)) for key, node in self._writes.get(position, ()))
+        return tuple(self._store(key, node, position, index, axes) for key, node in self._writes.get(position, ()))
 
     def result_views(self) -> tuple[ResultView, ...]:
         """The results as the caller gets them."""
@@ -93,7 +105,7 @@ class Memory:
     @cached_property
     def read_later(self) -> frozenset[int]:
         """Nodes that some group reads from memory."""
-        return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op not in READ)
+        return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op not in (*READ, Op.PUT))
 
     @cached_property
     def _read_by_products(self) -> frozenset[int]:
@@ -114,9 +126,12 @@ class Memory:
         return node.dtype.compute if is_wide else node.dtype
 
     def _add_results(self) -> None:
-        """A buffer for each result: equal ones never share memory, nor does one with an input."""
+        """A buffer for each result: equal ones never share memory, nor does one with an input, unless it is that input itself."""
         single = len(self.graph.outputs) == 1
         for number, result in enumerate(self.graph.outputs):
+            if self.graph.nodes[result].op is Op.PUT:
+                self._results.append(self.reads[result])
+                continue
             dtype = self.graph.nodes[result].dtype
             self._results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
             self._written(self._results[-1], result)
@@ -150,6 +165,14 @@ class Memory:
         return len(self._specs) - 1
 
     # Offsets.
+
+    def _store(self, key: int, node: int, position: int, index: Position, axes: Axes) -> Store:
+        """Where a value goes in a buffer that holds a view of it, or that is written to."""
+        if self.graph.nodes[node].op is not Op.PUT:
+            return Store(key, self._offset(node, position, index, axes))
+        moved = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
+        offset = flat_offset(address(self.graph, node, moved, axes), buffer_strides(self.graph, node))
+        return Store(key, offset, chosen(self.graph, node, moved, axes))
 
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
         """Where in the buffer of a node lies an element of the value that it is a view of."""

@@ -34,11 +34,13 @@ class Root:
         kind: ``reduce``, ``column``, ``write`` or ``row_write``.
         key: the reduction's node (the first of those that share a state), or the store's number.
         terms: positions: one a component of the reduction's state, or the value that is stored.
+        last: whether it must come in the last phase: it changes what phases before read.
     """
 
     kind: str
     key: int
     terms: tuple[int, ...]
+    last: bool = False
 
 
 @dataclass
@@ -98,7 +100,7 @@ class PhaseSplitter:
         count = 1 + max((self.depth(*r.terms) for r in roots), default=0)
         phases = [PhaseTerms() for _ in range(count)]
         for root in roots:
-            phases[self.depth(*root.terms)].roots.append(root)
+            phases[-1 if root.last else self.depth(*root.terms)].roots.append(root)
         first: dict[int, int] = {}
         for number, phase in enumerate(phases):
             for root in phase.roots:

@@ -26,7 +26,7 @@ def lower_pointwise(context: Context) -> Launch:
         root = evaluator.value(output, axes.symbols)
         for store in context.stores(output, axes.symbols, axes):
             roots.append(root)
-            stores.append((store.buffer, store.offset))
+            stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
     merged, replaced = merge_axes(axes, [*leaves.expressions(), *(offset for _, offset in stores)], "position")
     if not merged.symbols:
@@ -50,7 +50,7 @@ def _launch(
     coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
     writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
     call = _call(context, evaluator, roots, reads, coordinates, writes)
-    checks = leaves.checks_apart()
+    checks = leaves.checks_apart([offset for _, offset in stores])
     expressions = [*(a.offset for a in (*reads.values(), *writes)), *map(bound_index, leaves.coordinates.values()), *axes.extents]
     expressions += [e for r in reads.values() for b in r.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
     expressions += [e for check in checks for e in check.expressions()]

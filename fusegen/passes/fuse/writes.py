@@ -1,0 +1,116 @@
+"""Writes to inputs: which of them a kernel can make as it computes their values, and what must come before them.
+
+`separate_writes` gave each written value two copies. The kernel that computes the last one stores it in the input's memory. Where
+that would change what the same kernel still reads, or what one reads that has to come later, the first copy lies in memory of its
+own, and the last one is a kernel that does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Position, broadcast_index, identity_axes
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import same
+from fusegen.ir.versions import address, base, gathers, owner
+from fusegen.passes.fuse.cone import Cone, computed_index, domain_axes, walk
+from fusegen.passes.fuse.groups import Group, GroupKind, strip_views
+from fusegen.passes.versions import BEFORE, NEVER, Times
+
+_STORES = (GroupKind.POINTWISE, GroupKind.ROW)
+"""Kinds whose kernels store each element where it belongs."""
+
+
+def written_by(graph: Graph, group: Group) -> tuple[int, ...]:
+    """The writes that a group makes."""
+    return tuple(put for put in graph.puts if strip_views(graph, put) in group.outputs)
+
+
+def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
+    """Copies that lie in memory of their own, and what is stored of them in a kernel of its own.
+
+    Args:
+        apart: writes that no other kernel can make.
+    """
+    if not graph.writes:
+        return frozenset()
+    before = {p for p, node in graph if node.op is Op.COPY and node.attr("role") == BEFORE}
+    last = [strip_views(graph, put) for put in apart]
+    return frozenset(before.union(last, (graph.nodes[p].args[0] for p in last)))
+
+
+def addressed(graph: Graph, group: Group) -> Group:
+    """A pointwise group that reads the indices as well by which it finds where to write."""
+    if group.kind is not GroupKind.POINTWISE:
+        return group
+    cone = Cone()
+    for put in written_by(graph, group):
+        for gather in gathers(graph, put):
+            chosen = graph.nodes[gather].args[1]
+            computed = computed_index(graph, chosen)
+            if computed is not None:
+                cone.inputs[computed] = None
+            else:
+                axes = identity_axes(graph.nodes[chosen].shape)
+                walk(graph, chosen, axes.symbols, axes, lambda position, at, _bounds: False, cone)
+    return replace(group, inputs=tuple(sorted({*group.inputs, *cone.inputs}))) if cone.inputs else group
+
+
+def is_torn(group: Group, times: Times) -> bool:
+    """Whether a group would read a version that a write which it depends on has changed."""
+    latest = max(times.latest[p] for p in group.outputs)
+    return any(times.deadline.get(p, NEVER) <= latest for p in group.inputs)
+
+
+def hindered(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+    """Writes that the groups which they fell to cannot make."""
+    return frozenset(put for group in groups for put in written_by(graph, group) if _is_hindered(graph, group, put))
+
+
+def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
+    memory = owner(graph, put)
+    if group.kind not in _STORES or (gathers(graph, put) and group.kind is not GroupKind.POINTWISE):
+        return True
+    if any(other < put and owner(graph, other) == memory for other in written_by(graph, group)):
+        return True
+    read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and owner(graph, p) == memory]
+    if not read:
+        return False
+    return read != [base(graph, put)] or bool(gathers(graph, put)) or not _is_in_place(graph, group, put)
+
+
+def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
+    """Whether each point of the group reads, of the memory in which it writes, the one element that it writes."""
+    value = graph.nodes[put].args[1]
+    if value not in group.outputs:
+        return False  # but a view of it is, whose elements lie elsewhere
+    axes, cone = domain_axes(group.domain), Cone()
+    for root in group.outputs:
+        index = broadcast_index(graph.nodes[root].shape, axes.symbols)
+        walk(graph, root, index, axes, lambda p, at, _bounds: p in group.anchors, cone, frozenset(group.inputs))
+    index = broadcast_index(graph.nodes[value].shape, axes.symbols)
+    own = address(graph, put, index, axes)
+    return all(_is_same(at, own) for position, at in cone.elements if position == base(graph, put))
+
+
+def _is_same(one: Position, other: Position) -> bool:
+    return all(map(same, one, other))
+
+
+def is_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
+    """Whether a group writes where others have to read, or to write, before.
+
+    Args:
+        waiting: groups that have not run, the group among them.
+    """
+    changed = {base(graph, put) for put in written_by(graph, group)}
+    others = [other for other in waiting if other is not group]
+    return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)
+
+
+def first_of(graph: Graph, groups: Sequence[Group], apart: Collection[int]) -> frozenset[int]:
+    """The first write of some groups that is not apart already."""
+    found = [put for group in groups for put in written_by(graph, group) if put not in apart]
+    return frozenset(sorted(found)[:1])

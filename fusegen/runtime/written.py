@@ -1,0 +1,83 @@
+"""What a call asks of the tensors that it writes to, and what it leaves behind for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fusegen.errors import ArgumentError
+from fusegen.runtime.tensors import span
+
+
+def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor that cannot be written to, as torch does.
+
+    Raises:
+        ArgumentError: several of its elements are one in memory.
+    """
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        what = f"{kernel}: {name!r} is written to, and several of its elements are one in memory, as expand() gives them"
+        raise ArgumentError(what, mend=f"pass {name}.clone()")
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[Tensor], written: Sequence[int]) -> None:
+    """Refuses tensors in memory that a call writes to under another name: what would be read there depends on when.
+
+    Args:
+        names: of the tensors.
+        tensors: of the call.
+        written: which of them are written to.
+
+    Raises:
+        ArgumentError: two share elements, or one cannot be written to outside of inference mode.
+    """
+    for place in written:
+        if tensors[place].is_inference() and not torch.is_inference_mode_enabled():
+            what = f"{names[place]!r} is written to, and is a tensor of inference mode"
+            raise ArgumentError(what, mend="call the kernel in inference mode, or pass a clone")
+        for other, tensor in enumerate(tensors):
+            if other != place and overlap(tensors[place], tensor):
+                what = f"{names[place]!r} is written to, and shares memory with {names[other]!r}"
+                raise ArgumentError(what, mend=f"pass {names[other]}.clone(), or one parameter for both")
+
+
+def count_writes(tensors: Sequence[Tensor]) -> None:
+    """Lets autograd know that tensors were written to, as torch's own functions do."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch."""
+    if not (one.numel() and other.numel()) or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    distance = other.data_ptr() - one.data_ptr()
+    if distance >= span(one) * one.element_size() or -distance >= span(other) * other.element_size():
+        return False
+    pitches = {pitch for tensor in (one, other) for _, pitch in _dims(tensor) if pitch}
+    return not any(_are_beside(one, other, distance % pitch, pitch) for pitch in pitches)
+
+
+def _are_beside(one: Tensor, other: Tensor, distance: int, pitch: int) -> bool:
+    """Whether two tensors are rows of a pitch, in bytes, the parts of which do not meet.
+
+    Args:
+        distance: from a row of the first to the next one of the other.
+    """
+    widths = [_width(tensor, pitch) for tensor in (one, other)]
+    return None not in widths and (widths[0] or 0) <= distance and distance + (widths[1] or 0) <= pitch
+
+
+def _width(tensor: Tensor, pitch: int) -> int | None:
+    """The bytes of a row; None where the dims are not made of rows of this pitch."""
+    outer = [stride for _, stride in _dims(tensor) if stride >= pitch]
+    if any(stride % pitch for stride in outer):
+        return None
+    return tensor.element_size() + sum((size - 1) * stride for size, stride in _dims(tensor) if stride < pitch)
+
+
+def _dims(tensor: Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides in bytes, where there is more than one element."""
+    itemsize = tensor.element_size()
+    return [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

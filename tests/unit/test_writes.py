@@ -1,0 +1,345 @@
+"""Writes to declared parameters: what torch leaves there, in torch's order; launches; refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError, ShapeError, TraceError, UnsupportedError
+from fusegen.ir import reference
+from fusegen.runtime.written import overlap
+from tests.unit import written
+from tests.unit.eager import randn
+from tests.unit.written import CASES, agree_in_place, copies
+
+X = randn(4, 8)
+
+
+def mutating(function: Callable[..., Any], *names: str) -> fg.Kernel[..., Any]:
+    return fg.kernel(mutates=names)(function)
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("name", CASES)
+def test_what_torch_leaves(name: str) -> None:
+    function, mutates, arguments = CASES[name]
+    agree_in_place(function, mutates, arguments)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "integers" not in n])
+def test_the_oracle_leaves_it_as_well(name: str) -> None:
+    function, mutates, arguments = CASES[name]
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    low = mutating(function, *mutates).lower(*wide, target="cpu")
+    tensors = {spec.name: a for spec, a in zip(low.traced.inputs, (a for a in wide if isinstance(a, Tensor)), strict=True)}
+    scalars = {n: a for n, a in zip(function.__code__.co_varnames, wide, strict=False) if not isinstance(a, Tensor)}
+    *_, last = reference.evaluate(low.traced, tensors, scalars, sizes=low.sizes)
+    ours = copies(wide)
+    function(*ours)
+    changed = low.traced.nodes[low.traced.writes[-1]]
+    assert changed.shape == low.traced.inputs[[s.name for s in low.traced.inputs].index(mutates[-1])].shape
+    torch.testing.assert_close(last, ours[function.__code__.co_varnames.index(mutates[-1])])
+
+
+# Launches.
+
+LAUNCHES = {
+    "split_rotate_write torch.bfloat16": 1,
+    "grouped_write": 3,
+    "static_cache": 1,
+    "linear_cache": 2,
+    "add_norm torch.bfloat16 64": 1,
+    "add_norm torch.bfloat16 20000": 1,
+    "operators": 1,
+    "moments": 1,
+    "old_and_new_at_a_point": 3,
+    "reduced_into": 1,
+    "swapped": 1,
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_launches(name: str) -> None:
+    function, mutates, arguments = CASES[name]
+    low = mutating(function, *mutates).lower(*arguments, target="sm_90a")
+    assert len(low.program.steps) == LAUNCHES[name], low.explain()
+
+
+def test_only_what_is_written_moves() -> None:
+    cache, k, at = randn(1000, 64), randn(3, 64), torch.tensor([1, 2, 3])
+
+    def write(cache: Tensor, k: Tensor, at: Tensor) -> None:
+        cache[at] = k
+
+    low = mutating(write, "cache").lower(cache, k, at, target="cpu")
+    (step,) = low.program.steps
+    assert (step.traffic.read(low.sizes), step.traffic.written(low.sizes)) == (3 * 64 * 4 + 3 * 8, 3 * 64 * 4)
+
+
+# What a call leaves.
+
+
+def test_elements_that_are_named_twice_are_read_before_they_are_written() -> None:
+    def count(x: Tensor, at: Tensor) -> None:
+        x[at] += 1
+
+    x = torch.zeros(6, 9)
+    mutating(count, "x")(x, torch.tensor([4, 2, 4, 4]))
+    assert x[:, 0].tolist() == [0, 0, 1, 0, 1, 0]
+
+
+def test_a_result_is_the_tensor_itself() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x += 1
+        return x, x.clone(), x[0]
+
+    x = X.clone()
+    same, copy, part = mutating(both, "x")(x)
+    assert same is x
+    assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    assert part.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    torch.testing.assert_close(x, X + 1)
+
+
+def test_what_is_declared_need_not_be_written() -> None:
+    def maybe(x: Tensor, *, write: bool) -> Tensor:
+        if write:
+            x.zero_()
+        return x * 2
+
+    kernel, x = mutating(maybe, "x"), X.clone()
+    torch.testing.assert_close(kernel(x, write=False), X * 2)
+    assert torch.equal(x, X)
+    assert torch.equal(kernel(x, write=True), torch.zeros_like(X))
+
+
+def test_autograd_sees_the_write() -> None:
+    def add(x: Tensor) -> None:
+        x += 1
+
+    kernel, weight = mutating(add, "x"), torch.ones(4, 8, requires_grad=True)
+    for _ in range(2):  # the first call and a later one
+        x = X.clone()
+        product, before = weight * x, x._version
+        kernel(x)
+        assert x._version == before + 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+    with pytest.raises(GradientError):
+        kernel(weight)
+    with torch.no_grad():
+        kernel(weight)
+    torch.testing.assert_close(weight.detach(), torch.full((4, 8), 2.0))
+
+
+def test_tensors_of_inference_mode() -> None:
+    kernel = mutating(lambda x: x.add_(1), "x")
+    with torch.inference_mode():
+        x = X.clone()
+        kernel(x)
+    torch.testing.assert_close(x, X + 1)
+    with pytest.raises(ArgumentError, match="inference mode"):
+        kernel(x)
+
+
+def test_no_elements() -> None:
+    cache = X.clone()
+    kernel = mutating(written.static_cache, "cache")
+    k = torch.empty(1, 1, 0, 8)
+    whole = cache.view(1, 1, 4, 8)
+    assert kernel(whole, torch.empty(0, dtype=torch.int64), k) is whole
+    assert torch.equal(cache, X)
+
+
+def test_later_calls_with_other_sizes() -> None:
+    def write(cache: Tensor, k: Tensor, at: Tensor) -> Tensor:
+        cache[at] = k + 1
+        return cache.sum()
+
+    calls = [(randn(9, 8), randn(n, 8), torch.randperm(9)[:n]) for n in (3, 5, 1, 9, 3)]
+    agree_in_place(write, ("cache",), *calls)
+
+
+def test_a_kernel_in_a_kernel() -> None:
+    @fg.kernel(mutates=("x",))
+    def inner(x: Tensor, y: Tensor) -> Tensor:
+        x += y
+        return x * 2
+
+    def outer(a: Tensor, b: Tensor) -> Tensor:
+        return inner(a[1:], b[1:]) + inner(b * 1, a)[1:]
+
+    agree_in_place(outer, ("a",), (randn(4, 8), randn(4, 8)))
+    with pytest.raises(UnsupportedError, match="parameter 'a'"):
+        fg.kernel(outer)(randn(4, 8), randn(4, 8))
+
+
+class Holder:
+    @fg.kernel(mutates=("x",))
+    def add(self, x: Tensor) -> None:
+        x += 2
+
+
+def test_a_method() -> None:
+    x = X.clone()
+    assert Holder().add(x) is None
+    torch.testing.assert_close(x, X + 2)
+
+
+# Memory.
+
+
+def test_memory_that_is_shared_is_refused() -> None:
+    kernel = mutating(written.operators, "x")
+    x = randn(5, 8)
+    kernel(x[:4].clone(), x[1:])
+    for other in (x[:4], x[1:]):
+        with pytest.raises(ArgumentError, match="'x' is written to, and shares memory with 'y'"):
+            kernel(x[:4], other)
+    with pytest.raises(ArgumentError, match="several of its elements are one in memory"):
+        kernel(randn(1, 8).expand(4, 8), x[:4])
+
+
+def test_overlap() -> None:
+    x = torch.zeros(6, 4, 8)
+    apart = [
+        (x[:3], x[3:]),
+        (x[:, 0], x[:, 1]),
+        (x[..., :4], x[..., 4:]),
+        (x[:, :2, :3], x[:, 2:]),
+        (x, torch.zeros(2)),
+        (x[:0], x),
+    ]
+    for one, other in apart:
+        assert not overlap(one, other), (one.stride(), other.stride())
+        assert not overlap(other, one)
+    for one, other in [(x, x), (x[:3], x[2:]), (x[:, :2], x[:, 1:]), (x[..., :5], x[..., 4:]), (x[0], x.permute(2, 1, 0)[..., 0])]:
+        assert overlap(one, other)
+        assert overlap(other, one)
+
+
+def test_an_index_out_of_range_writes_nothing() -> None:
+    def write(cache: Tensor, at: Tensor, k: Tensor) -> None:
+        cache[at] = k
+
+    def elements(cache: Tensor, at: Tensor, k: Tensor) -> None:
+        cache.scatter_(1, at, k)
+
+    cache = X.clone()
+    with pytest.raises(IndexRangeError, match="write: index of 'cache'"):
+        mutating(write, "cache")(cache, torch.tensor([4, 7]), randn(2, 8))
+    with pytest.raises(IndexRangeError):
+        mutating(elements, "cache")(cache, torch.full((4, 2), -1), randn(4, 2))
+    assert torch.equal(cache, X)
+
+
+# Refusals.
+
+
+def _undeclared(x: Tensor) -> Tensor:
+    x += 1
+    return x
+
+
+def _view_of_undeclared(x: Tensor) -> Tensor:
+    x.view(-1)[0].zero_()
+    return x * 1
+
+
+def _function_in_place(x: Tensor) -> Tensor:
+    return F.relu(x, inplace=True)
+
+
+def _between_brackets(x: Tensor) -> Tensor:
+    x[0] = 1
+    return x * 1
+
+
+@pytest.mark.parametrize("function", [_undeclared, _view_of_undeclared, _function_in_place, _between_brackets])
+def test_a_write_that_is_not_declared(function: Callable[[Tensor], Tensor]) -> None:
+    x = X.clone()
+    with pytest.raises(UnsupportedError, match="writes to its parameter 'x'") as error:
+        fg.kernel(function)(x)
+    assert "mutates=('x',)" in str(error.value)
+    assert str(error.value.where).startswith(__file__)
+    assert torch.equal(x, X)
+    agree_in_place(function, ("x",), (X,))
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], type[FusegenError], str]] = {
+    "expanded": (lambda x: x[:1].expand(4, 8).add_(1), UnsupportedError, "expanded tensor"),
+    "a larger result": (lambda x: x[0].add_(x), ShapeError, "in place"),
+    "floats in integers": (lambda x: x.to(torch.int32).add_(0.5), TraceError, "does not hold"),
+    "a value too large": (lambda x: x[0].copy_(x), ShapeError, "expand"),
+    "a mask": (lambda x: x.__setitem__(x > 0, 1.0), UnsupportedError, "mask"),
+    "accumulate": (lambda x: x.index_put_((torch.arange(2),), x[:2], accumulate=True), TraceError, "accumulate"),
+    "another dtype": (lambda x: x.index_copy_(0, torch.arange(2), x[:2].double()), TraceError, "index_copy_"),
+    "another shape": (lambda x: x.index_copy_(0, torch.arange(2), x[:1]), ShapeError, "index_copy_"),
+    "in a value": (lambda x: (x * 2).__setitem__(0, 1), UnsupportedError, "no parameter"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    function, error, words = REFUSED[name]
+    x = X.clone()
+    with pytest.raises(error, match=words):
+        mutating(function, "x")(x)
+    assert torch.equal(x, X)
+
+
+def test_names_that_no_parameter_has() -> None:
+    with pytest.raises(ArgumentError, match="'y', which is no parameter"):
+        mutating(_undeclared, "y")
+    with pytest.raises(ArgumentError, match="tuple"):
+        fg.kernel(mutates="x")
+
+
+def test_no_gradients_of_writes() -> None:
+    with pytest.raises(UnsupportedError, match="writes to its parameters"):
+        fg.vjp(mutating(_undeclared, "x"), X)
+
+
+# out=.
+
+SCALE = 2.0
+
+
+def scaled_norm(x: Tensor, w: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], w) * SCALE
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_out(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, x, w = fg.kernel(scaled_norm), randn(3, 40, dtype=dtype), randn(40, dtype=dtype)
+    for out in (torch.empty_like(x), torch.empty(40, 3, dtype=dtype).T, torch.empty(5, 80, dtype=dtype)[1:4, ::2]):
+        assert kernel(x, w, out=out) is out  # type: ignore[call-arg]
+        torch.testing.assert_close(out, scaled_norm(x, w), rtol=1e-2, atol=1e-2)
+    monkeypatch.setattr(f"{__name__}.SCALE", 3.0)
+    torch.testing.assert_close(kernel(x, w, out=out), scaled_norm(x, w), rtol=1e-2, atol=1e-2)  # type: ignore[call-arg]
+    torch.testing.assert_close(kernel(x, w), scaled_norm(x, w), rtol=1e-2, atol=1e-2)
+    assert len(kernel.lower(x, w, out=out).program.steps) == 1
+
+
+def test_out_that_does_not_fit() -> None:
+    kernel, x, w = fg.kernel(scaled_norm), randn(3, 40), randn(40)
+    for out, words in (
+        (torch.empty(3, 41), "shape"),
+        (torch.empty(1, 40), "shape"),
+        (torch.empty(3, 40).double(), "float64"),
+        (torch.empty(1, 40).expand(3, 40), "one in memory"),
+        (x, "shares memory with 'x'"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            kernel(x, w, out=out)  # type: ignore[call-arg]
+    with pytest.raises(ArgumentError, match="one tensor"):
+        fg.kernel(lambda x: (x, x + 1))(x, out=torch.empty(3, 40))  # type: ignore[call-arg]
+    named = fg.kernel(lambda x, out: x + out)
+    torch.testing.assert_close(named(x, out=x), x + x)
