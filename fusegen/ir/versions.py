@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fusegen.ir.graph import Graph
+from typing import cast
+
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Position, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes
+from fusegen.ir.symbolic import Axes, Dim, literal
 
 
 def chain(graph: Graph, place: int) -> tuple[int, ...]:
@@ -41,6 +43,29 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
         found += [(position, value.arg, value.index) for value in indices]
         index = operand.index
     return tuple(found)
+
+
+def are_apart(graph: Graph, put: int, other: int) -> bool:
+    """Whether two places in one memory have certainly no element in common: the same views lead to slices that do not meet."""
+    chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other)]
+    for one, two in zip(*chains, strict=False):
+        a, b = graph.nodes[one], graph.nodes[two]
+        if (a.op, a.attrs, a.args[1:]) != (b.op, b.attrs, b.args[1:]):
+            return a.op is b.op is Op.SLICE and a.attr("dim") == b.attr("dim") and _do_not_meet(a, b)
+    return False
+
+
+def _do_not_meet(one: Node, other: Node) -> bool:
+    """Whether two slices of a dim have no element in common, by where they begin and end."""
+    starts, ends = [], []
+    for node in (one, other):
+        numbers = [literal(cast(Dim, node.attr(name))) for name in ("start", "length", "step")]
+        if None in numbers:
+            return False
+        start, length, step = (n or 0 for n in numbers)
+        starts.append(start)
+        ends.append(start + (length - 1) * step)
+    return ends[0] < starts[1] or ends[1] < starts[0]
 
 
 def address(graph: Graph, put: int, index: Position, axes: Axes) -> Position:

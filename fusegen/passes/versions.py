@@ -16,7 +16,8 @@ from fusegen.ir.versions import base, gathers
 NEVER = 1 << 60
 """The number of a write that does not come."""
 
-_COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.CONTRACTION)
+COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.CONTRACTION)
+"""Families of what a kernel computes; other values lie somewhere already."""
 
 FIRST, LAST, BEFORE = "first", "last", "before"
 """What a copy is for: a value that is written, on its way; and a value that is needed after a write that it must come before."""
@@ -51,8 +52,8 @@ class Times:
 def separate_writes(graph: Graph) -> Graph:
     """The graph with two copies behind each value that is written, and with copies of what a write would change too early.
 
-    Of the two, the second one is what is stored; the first one lies in memory where fusion finds that the value must be complete
-    before anything of it is stored.
+    Of the two, the second one is what is stored; the first one can lie in memory, where fusion finds that the value must be
+    complete before anything of it is stored.
     """
     if not graph.writes:
         return graph
@@ -93,7 +94,7 @@ class _Copies:
         nodes, views = self._builder.nodes, [value]
         while nodes[views[-1]].op in (Op.RESHAPE, Op.PERMUTE):
             views.append(nodes[views[-1]].args[0])
-        if nodes[views[-1]].family not in _COMPUTED:
+        if nodes[views[-1]].family not in COMPUTED:
             views = [value]
         copied = self._copy(self._copy(views.pop(), put, FIRST), put, LAST)
         for view in reversed(views):

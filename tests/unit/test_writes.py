@@ -51,7 +51,7 @@ def test_the_oracle_leaves_it_as_well(name: str) -> None:
 
 LAUNCHES = {
     "split_rotate_write torch.bfloat16": 1,
-    "grouped_write": 3,
+    "grouped_write": 2,
     "static_cache": 1,
     "linear_cache": 2,
     "add_norm torch.bfloat16 64": 1,

@@ -1,8 +1,8 @@
 """Writes to inputs: which of them a kernel can make as it computes their values, and what must come before them.
 
 `separate_writes` gave each written value two copies. The kernel that computes the last one stores it in the input's memory. Where
-that would change what the same kernel still reads, or what one reads that has to come later, the first copy lies in memory of its
-own, and the last one is a kernel that does nothing else.
+that would change what the same kernel still reads, or what one reads that has to come later, the value lies in memory of its own,
+and the last copy is a kernel that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index, identity_axes
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
-from fusegen.ir.versions import address, base, gathers, owner
+from fusegen.ir.versions import address, are_apart, base, gathers, owner
 from fusegen.passes.fuse.cone import Cone, computed_index, domain_axes, walk
 from fusegen.passes.fuse.groups import Group, GroupKind, strip_views
-from fusegen.passes.versions import BEFORE, NEVER, Times
+from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, Times
 
 _STORES = (GroupKind.POINTWISE, GroupKind.ROW)
 """Kinds whose kernels store each element where it belongs."""
@@ -29,7 +29,7 @@ def written_by(graph: Graph, group: Group) -> tuple[int, ...]:
 
 
 def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
-    """Copies that lie in memory of their own, and what is stored of them in a kernel of its own.
+    """Values that lie in memory before something is stored of them, each with a kernel of its own, and what that is.
 
     Args:
         apart: writes that no other kernel can make.
@@ -38,7 +38,14 @@ def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
         return frozenset()
     before = {p for p, node in graph if node.op is Op.COPY and node.attr("role") == BEFORE}
     last = [strip_views(graph, put) for put in apart]
-    return frozenset(before.union(last, (graph.nodes[p].args[0] for p in last)))
+    return frozenset(before.union(last, (_complete(graph, p) for p in last)))
+
+
+def _complete(graph: Graph, last: int) -> int:
+    """What lies in memory of a value that is written apart: itself, or, where nothing computes it, its first copy."""
+    (first,) = graph.nodes[last].args
+    (value,) = graph.nodes[first].args
+    return value if graph.nodes[value].family in COMPUTED else first
 
 
 def addressed(graph: Graph, group: Group) -> Group:
@@ -73,7 +80,8 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
     memory = owner(graph, put)
     if group.kind not in _STORES or (gathers(graph, put) and group.kind is not GroupKind.POINTWISE):
         return True
-    if any(other < put and owner(graph, other) == memory for other in written_by(graph, group)):
+    earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]
+    if not all(are_apart(graph, put, other) for other in earlier):
         return True
     read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and owner(graph, p) == memory]
     if not read:
