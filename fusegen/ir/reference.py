@@ -100,8 +100,10 @@ class Interpreter:
         *views, version = chain(self.graph, place)
         numbers = torch.arange(values[version].numel()).view(values[version].shape)
         for view in reversed(views):
-            numbers = self._evaluate(self.graph.nodes[view], [numbers, *(values[a] for a in self.graph.nodes[view].args[1:])])
-        return values[version].flatten().index_put((numbers.flatten().long(),), values[value].flatten()).view(values[version].shape)
+            node = self.graph.nodes[view]
+            attrs = {key: self._concrete(attr) for key, attr in node.attrs}
+            numbers = RULES[node.op](numbers, *(values[a] for a in node.args[1:]), **attrs)
+        return values[version].flatten().index_put((numbers.flatten(),), values[value].flatten()).view(values[version].shape)
 
     def _evaluate(self, node: Node, args: Sequence[Tensor]) -> Tensor:
         if node.op is Op.RANDOM:

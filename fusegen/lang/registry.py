@@ -204,6 +204,6 @@ def known_names() -> list[str]:
 def _suggestion(name: str) -> str:
     close = difflib.get_close_matches(name, known_names(), n=3)
     if name.endswith("_") and not name.endswith("__"):
-        return "in-place operations are not traced; use the one without the trailing underscore"
+        return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
     listed = f"; close to it: {', '.join(close)}" if close else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

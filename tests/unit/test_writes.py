@@ -71,6 +71,18 @@ def test_launches(name: str) -> None:
     assert len(low.program.steps) == LAUNCHES[name], low.explain()
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "launches"), [((0, 2), (2, 4), 1), ((0, 2), (1, 3), 2), ((2, 4), (0, 2), 1), ((1, 3), (0, 2), 2)]
+)
+def test_slices_that_meet_are_written_one_after_the_other(one: tuple[int, int], other: tuple[int, int], launches: int) -> None:
+    def write(x: Tensor, y: Tensor) -> None:
+        x[slice(*one)] = y
+        x[slice(*other)] = y + 1
+
+    kernel = agree_in_place(write, ("x",), (randn(4, 8), randn(2, 8)))
+    assert len(kernel.lower(randn(4, 8), randn(2, 8)).program.steps) == launches
+
+
 def test_only_what_is_written_moves() -> None:
     cache, k, at = randn(1000, 64), randn(3, 64), torch.tensor([1, 2, 3])
 
@@ -95,16 +107,17 @@ def test_elements_that_are_named_twice_are_read_before_they_are_written() -> Non
 
 
 def test_a_result_is_the_tensor_itself() -> None:
-    def both(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x += 1
-        return x, x.clone(), x[0]
+    def each(x: Tensor) -> tuple[Tensor, ...]:
+        x[1:] += 1
+        return x, x.clone(), x[0], x * 1, x.view(-1)
 
-    x = X.clone()
-    same, copy, part = mutating(both, "x")(x)
+    x, wanted = X.clone(), X.clone()
+    wanted[1:] += 1
+    same, *others = mutating(each, "x")(x)
     assert same is x
-    assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-    assert part.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-    torch.testing.assert_close(x, X + 1)
+    assert all(other.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() for other in others)
+    for other in (x, others[0], others[2], others[3].view_as(x)):
+        torch.testing.assert_close(other, wanted)
 
 
 def test_what_is_declared_need_not_be_written() -> None:

@@ -196,6 +196,17 @@ def into_another_dtype(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+def flipped(x: Tensor, at: Tensor) -> Tensor:
+    x.logical_not_()
+    x[at] = True
+    return x
+
+
+def counted(count: Tensor, x: Tensor) -> Tensor:
+    count += 1
+    return x / count
+
+
 def swapped(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     kept = x.clone()
     x.copy_(y)
@@ -261,6 +272,11 @@ CASES: dict[str, Case] = {
     "reshaped": (reshaped, ("x",), (randn(4, 9),)),
     "into_another_dtype": (into_another_dtype, ("x",), (randn(4, 9, dtype=BF16), randn(4, 9))),
     "into integers": (into_another_dtype, ("x",), (ints(4, 9), randn(4, 9))),
+    "flipped": (flipped, ("x",), (ints(6, 9) > 0, torch.tensor([4, 1]))),
+    "flipped column": (flipped, ("x",), (ints(9, 7).T > 0, torch.tensor([4, 1], dtype=torch.int32))),
+    "counted": (counted, ("count",), (torch.tensor(2.0), randn(4, 9))),
+    "counted integers": (counted, ("count",), (torch.tensor([3]), randn(4, 9))),
+    "operators double": (operators, ("x",), (randn(4, 7, dtype=F64), randn(4, 7, dtype=F64))),
     "swapped": (swapped, ("x", "y"), (randn(4, 9), randn(4, 9))),
     "parts of one tensor": (swapped, ("x", "y"), tuple(randn(4, 18).chunk(2, 1))),
 }
