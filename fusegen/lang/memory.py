@@ -38,13 +38,13 @@ class Memory:
     def __init__(self, parameter: str = "", *, declared: bool = False, position: int = -1) -> None:
         self.parameter, self.declared = parameter, declared
         self.writes = 0
-        self.value = self.version = position
+        self.value = self.version = self._first = position
         self.location: Location | None = None  # of the last write to the whole
 
     @property
     def is_written(self) -> bool:
-        """Whether the caller's memory has another value than at the start."""
-        return self.declared and self.writes > 0
+        """Whether something is stored in the caller's memory."""
+        return self.version != self._first
 
 
 class _Tracer(Protocol):

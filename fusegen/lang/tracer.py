@@ -113,10 +113,9 @@ class Tracer:
 
     def stored(self) -> list[int]:
         """The last version of each parameter that was written to."""
-        written = [memory for memory in self.memories if memory.is_written]
-        for memory in written:
+        for memory in self.memories:
             store(self.builder, memory)
-        return [memory.version for memory in written]
+        return [memory.version for memory in self.memories if memory.is_written]
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         """A new value."""

@@ -132,6 +132,20 @@ def test_what_is_declared_need_not_be_written() -> None:
     assert torch.equal(kernel(x, write=True), torch.zeros_like(X))
 
 
+def test_a_write_that_is_taken_back() -> None:
+    def twice(x: Tensor) -> Tensor:
+        old = x.clone()
+        x += 1
+        new = x * 2
+        x.copy_(old)
+        return new
+
+    kernel, x = mutating(twice, "x"), X.clone()
+    torch.testing.assert_close(kernel(x), (X + 1) * 2)
+    assert torch.equal(x, X)
+    assert not kernel.lower(x).graph.writes
+
+
 def test_autograd_sees_the_write() -> None:
     def add(x: Tensor) -> None:
         x += 1
