@@ -33,7 +33,7 @@ class FragmentView:
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
-        checked: whether an index in the offset is one that is checked.
+        checked: whether an index was checked on which depends whether something may be written.
     """
 
     name: str

@@ -251,6 +251,25 @@ def test_overlap() -> None:
         assert overlap(other, one)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("index", [-6, 5])
+def test_a_refused_place_is_no_other_one(rows: int, index: int) -> None:
+    """Of a dim of one element as well, where the offset does not depend on the index; and of what is read at it."""
+
+    def write(cache: Tensor, at: Tensor, value: Tensor) -> None:
+        cache[at] = value
+
+    def read(cache: Tensor, at: Tensor, value: Tensor) -> None:
+        cache.copy_(value[at])
+
+    cache, at = torch.zeros(rows, 4), torch.tensor([index])
+    with pytest.raises(IndexRangeError, match="index of 'cache'"):
+        mutating(write, "cache")(cache, at, torch.ones(1, 4))
+    with pytest.raises(IndexRangeError, match="index of 'value'"):
+        mutating(read, "cache")(cache, at, torch.ones(rows, 4))
+    assert not cache.any()
+
+
 def test_an_index_out_of_range_writes_nothing() -> None:
     def write(cache: Tensor, at: Tensor, k: Tensor) -> None:
         cache[at] = k

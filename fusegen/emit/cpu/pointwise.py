@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
@@ -32,7 +34,7 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         checks=checks.lanes,
         reads=reads,
         places=[*placed.lines.values()],
-        writes=[fragment(a, placed, lane_axis) for a in body.writes],
+        writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
