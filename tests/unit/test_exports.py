@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "arange", "kernel", "load", "vjp"]
+NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "arange", "dropout", "kernel", "load", "vjp"]
 
 
 def public(value: object) -> set[str]:
@@ -42,7 +42,7 @@ def test_kernels() -> None:
     assert public(kernel) == {"function", "lower", "mutates"}
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
-    stages = {"traced", "graph", "groups", "choices", "program", "forms", "sources", "asm"}
+    stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
     assert public(lowered) == stages | {"explain", "sizes", "target"}
     assert set(lowered.asm) == {"cuda", "ptx", "sass"}
     assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}
