@@ -43,7 +43,8 @@ _PRIMITIVES = """
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
     pow_f32 pow_f64
-    power_of_two quad_transpose quarter_turns raise_registers refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16
+    philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
+    rint_f32 rint_f64 round_bf16 round_f16
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
