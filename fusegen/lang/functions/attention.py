@@ -37,6 +37,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> TracedTensor:
     """dropout(softmax(scale * q @ k.mT + mask)) @ v, as torch documents it."""
+    query = floats("scaled_dot_product_attention", query)
     if enable_gqa:
         key, value = (_for_each_head(x, query) for x in (key, value))
     factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
