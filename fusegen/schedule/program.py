@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fusegen.calls.call import (
     Buffer,
@@ -27,7 +27,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
-from fusegen.ir.symbolic import product
+from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.fuse import Group
 from fusegen.schedule.kernel import Body, Kernel, RowBody, ScanBody
 from fusegen.schedule.names import scalar_identifier
@@ -171,6 +171,8 @@ class Program:
             return ScalarArgument(scalar_identifier(str(key.attr("name"))), is_float=False)
         if key.op is Op.CONSTANT:
             return SizeArgument(formula_of(int(key.number)))
+        if key.op is Op.SIZE:
+            return SizeArgument(formula(cast(Dim, key.attr("size"))))
         return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
 
 

@@ -260,6 +260,11 @@ def test_a_seed_of_more_than_64_bits() -> None:
         fg.kernel(lambda x: fg.dropout(x, 0.5, seed=2**64))(torch.randn(3))
 
 
+def test_a_size_as_the_seed() -> None:
+    kernel = agree(lambda x: fg.dropout(x, 0.5, seed=x.shape[0]), (torch.randn(6, 8),), (torch.randn(9, 8),))
+    assert len(kernel._dispatcher._variants) == 1
+
+
 # Around kernels.
 
 

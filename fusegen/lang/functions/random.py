@@ -140,7 +140,8 @@ def _bits(input: TracedTensor, shape: Shape, seed: Any) -> TracedTensor:
     if seed is None:
         return tracer.add(Op.RANDOM, shape=shape, dtype=DType.INT16, stream=tracer.new_stream())
     if not isinstance(seed, int) or isinstance(seed, bool):  # as a run-time int is
-        raise TraceError(f"dropout with a seed of {type(seed).__name__}", mend="give an int")
-    if not isinstance(seed, TracedScalar) and seed not in _SEEDS:
+        kind = "Tensor" if isinstance(seed, TracedTensor) else type(seed).__name__
+        raise TraceError(f"dropout with a seed of {kind}", mend="give an int")
+    if type(seed) is int and seed not in _SEEDS:  # of any other kind of int, a range would look at each element
         raise TraceError("dropout with a seed of more than 64 bits", mend="give one from -2**63 to 2**63 - 1")
     return tracer.add(Op.RANDOM, tracer.lift(seed), shape=shape, dtype=DType.INT16, stream=0)
