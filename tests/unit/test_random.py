@@ -94,7 +94,12 @@ def joined(x: Tensor, _w: Tensor, r: Tensor, seed: int) -> Tensor:
     return torch.cat([fg.dropout(x, 0.5, seed=seed), r], -1)[:, 3:]
 
 
-FUNCTIONS = (normed, summed, weights, columns, transposed, several, joined)
+def sliced(x: Tensor, _w: Tensor, _r: Tensor, seed: int) -> Tensor:
+    """Neighbours that begin anywhere among the eight of a call, and reach into the next."""
+    return fg.dropout(x, 0.3, seed=seed)[:, 3 : x.shape[1] - 5] * 2
+
+
+FUNCTIONS = (normed, summed, weights, columns, transposed, several, joined, sliced)
 
 
 @pytest.mark.usefixtures("either")

@@ -257,6 +257,9 @@ def test_another_batch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("fusegen.runtime.graph_kernel.compile_graph", lambda *a, **k: pytest.fail("compiled again"))
     for rows in (2, 3, 77):
         _call(passes, torch.randn(rows, 16), weight)
+    graph = passes.forward._passes.forward  # a batch of one, of which the kernel itself has another variant
+    row = torch.randn(1, 16)
+    torch.testing.assert_close(graph([row, weight], {}, {})[0], rms_norm.function(row, weight))
 
 
 def _call(passes: fg.Vjp, x: Tensor, weight: Tensor) -> None:
