@@ -32,6 +32,7 @@ BITWISE = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGH
 VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT, Op.DETACH)
 LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER)
+OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
 MADE = (Op.MOMENTS, Op.NORMALIZER)  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 

@@ -15,14 +15,11 @@ from fusegen.passes.fuse import GroupKind
 from tests.fuzz.batch import drawn
 from tests.fuzz.draw_twice import MASKS, NUMBERS, PAIRS
 from tests.fuzz.program import Input, Program
+from tests.fuzz.rules import OF_WRITES
 
 SEEDS, PER_SEED = 20, 100
 KINDS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
 """Kinds of groups that a target has: products and attention are the library's on the CPU."""
-
-
-OF_WRITES = {Op.PUT, Op.COPY}
-"""Operations that `test_writes` draws programs of."""
 
 
 @lru_cache(maxsize=1)
