@@ -125,12 +125,12 @@ def _celu(args: Sequence[Value], node: Node) -> Value:
 @_pointwise(Op.SINH)
 def _sinh(x: Value) -> Value:
     """By two terms of one sign, which do not cancel."""
-    return (x.apply(Op.EXPM1) - (x * -1).apply(Op.EXPM1)) * 0.5
+    return (x.apply(Op.EXPM1) - (x * -1.0).apply(Op.EXPM1)) * 0.5
 
 
 @_pointwise(Op.COSH)
 def _cosh(x: Value) -> Value:
-    return (x.apply(Op.EXP) + (x * -1).apply(Op.EXP)) * 0.5
+    return (x.apply(Op.EXP) + (x * -1.0).apply(Op.EXP)) * 0.5
 
 
 @_expands(Op.CLAMP_MIN)
@@ -210,7 +210,7 @@ def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
 
 @_expands(Op.STD)
 def _std(args: Sequence[Value], node: Node) -> Value:
-    return _var(args, node).apply(Op.SQRT)
+    return args[0].apply(Op.VAR, **dict(node.attrs)).apply(Op.SQRT)
 
 
 @_expands(Op.VECTOR_NORM)

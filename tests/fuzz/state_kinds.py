@@ -185,7 +185,7 @@ OBJECTS = {
 }  # fmt: skip
 
 MODULES = {
-    "dropout": module("nn.Dropout(0.5).eval()", "$v.train()", "$v.p = 0.0", "$v.eval()", "$v.p = 0.5", refused="$v.training"),
+    "dropout": module("nn.Dropout(1.0).eval()", "$v.train()", "$v.p = 0.0", "$v.eval()", "$v.p = 1.0"),
     "mode": module("nn.Identity()", "$v.eval()", "$v.train()", "$v.training = False", read="(2 if $v.training else 3)"),
     "batch norm": module(
         "nn.BatchNorm1d(4, momentum=0.0).eval()", "$v.running_mean = $t", "$v.running_var.mul_(3)", "$v.train()", "$v.eval()",
@@ -215,8 +215,7 @@ MODULES = {
         "$v.a[0][0].weight.mul_(3)", "$v.a[0][0] = nn.ReLU()",
     ),
     "dropout in a module": net(
-        "self.a = nn.Sequential(nn.Dropout(0.5), nn.ReLU())\nself.eval()", "self.a(x)", "$v.train()", "$v.eval()",
-        refused="$v.training",
+        "self.a = nn.Sequential(nn.Dropout(1.0), nn.ReLU())\nself.eval()", "self.a(x)", "$v.train()", "$v.eval()",
     ),
     "sequential": module("nn.Sequential(nn.ReLU(), nn.Tanh())", "$v[0] = nn.Sigmoid()", "$v.append(nn.Tanh())", "del $v[0]"),
     "module list": net(

@@ -393,3 +393,10 @@ def test_losses(reduction: str) -> None:
         ),
         (randn(4, 6), randn(4, 6)),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.bool])
+def test_hyperbolic_functions_of_integers(dtype: torch.dtype) -> None:
+    """In floats from the start: what is negated does not wrap."""
+    x = torch.tensor([0, 1, 4]).to(dtype)
+    agree(lambda x: (torch.sinh(x), torch.cosh(x)), (x,))
