@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, cast
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
@@ -156,9 +157,9 @@ def _prelu(args: Sequence[Value], _node: Node) -> Value:
 
 
 @_expands(Op.FMOD)
-def _fmod(args: Sequence[Value], _node: Node) -> Value:
-    """Of floats: the remainder of the magnitudes, with the sign of the first."""
-    a, b = args
+def _fmod(args: Sequence[Value], node: Node) -> Value:
+    """Of floats: the remainder of the magnitudes, with the sign of the first. Bools have no magnitude."""
+    a, b = (x.apply(Op.CAST, dtype=node.dtype) if x.node.dtype is DType.BOOL else x for x in args)
     rest = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
     return a.apply(Op.LT, 0).where(-rest, rest)
 

@@ -400,3 +400,7 @@ def test_hyperbolic_functions_of_integers(dtype: torch.dtype) -> None:
     """In floats from the start: what is negated does not wrap."""
     x = torch.tensor([0, 1, 4]).to(dtype)
     agree(lambda x: (torch.sinh(x), torch.cosh(x)), (x,))
+
+
+def test_fmod_of_a_float_and_a_bool() -> None:
+    agree(lambda x, y: torch.fmod(x, y), (torch.tensor([-1.5, 2.0, 0.5]), torch.tensor([True, True, False])))

@@ -223,6 +223,7 @@ def test_nothing_or_everything_is_dropped() -> None:
     agree(lambda x: F.dropout(x, 0.0) + 0, (x,))
     agree(lambda x: F.dropout(x, 0.5, training=False) + 0, (x,))
     agree(lambda x: F.dropout(x, 1.0), (x,))
+    agree(lambda x: F.dropout(x, 1.0), (torch.arange(4),), (torch.arange(4) > 2,), (torch.arange(4, dtype=torch.uint8),))
     low = fg.kernel(lambda x: F.dropout(x, 0.0) + 1).lower(x)
     assert "random" not in str(low.traced)
 

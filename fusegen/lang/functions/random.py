@@ -98,10 +98,11 @@ def dropped(input: TracedTensor, p: Any, training: Any, shape: Shape, seed: Any 
         raise TraceError("a dropout probability that is not between 0 and 1", mend="give p between 0 and 1")
     if not training or p == 0:
         return input
-    if not dtype_of(input).is_float:
-        raise TraceError(f"dropout of {dtype_of(input)}", mend="convert to a float dtype first")
+    dtype = dtype_of(input)
     if p == 1:
-        return pointwise.mul(input, 0.0)
+        return pointwise.mul(input, 0.0 if dtype.is_float else False if dtype is DType.BOOL else 0)
+    if not dtype.is_float:
+        raise TraceError(f"dropout of {dtype}", mend="convert to a float dtype first")
     return pointwise.mul(input, _noise(input, shape, seed, _steps(p)))
 
 
