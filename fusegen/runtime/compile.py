@@ -17,6 +17,7 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
+from fusegen.passes.frames import reframed
 from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
@@ -159,7 +160,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    forms = Forms(separate_writes(split_products(run_passes(graph), target)), target, wide=wide)
+    forms = Forms(separate_writes(split_products(reframed(run_passes(graph)), target)), target, wide=wide)
     form = forms.at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
 

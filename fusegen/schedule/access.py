@@ -116,6 +116,20 @@ def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: 
     return width & -width
 
 
+def is_alike(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
+    """Whether a condition holds for all of ``lanes`` neighbours, the first one at a multiple of ``lanes``, or for none of them.
+
+    Args:
+        multiples: known divisors of sizes, by name.
+    """
+    pattern = pattern_of(bounds.index, lane_axis)
+    if pattern is not Pattern.VECTOR:
+        return pattern is Pattern.UNIFORM
+    moved = sympy.expand(sympy.sympify(bounds.index) - lane_axis)
+    ends = [sympy.expand(sympy.sympify(end)) for end in (bounds.lower, bounds.upper) if end is not None]
+    return all(divisor(term, multiples) % lanes == 0 for e in (moved, *ends) for term in sympy.Add.make_args(e))
+
+
 def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:
     """A number that divides a product for all values of its symbols."""
     if isinstance(term, int):

@@ -18,7 +18,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, gathered
-from fusegen.schedule.access import Access, Multiples, Pattern, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Parameter, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
@@ -112,14 +112,13 @@ class Context:
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
     ) -> Access:
         """An access, with its pattern along an axis and the widest legal vectors."""
-        pattern = pattern_of(offset, axis)
-        conditional = any(axis is not None and not isinstance(b.index, int) and b.index.has(axis) for b in bounds)
-        if conditional:
-            pattern = Pattern.GATHER  # lanes differ in whether they may read at all
-        width = 1
+        pattern, width = pattern_of(offset, axis), 1
         if pattern is Pattern.VECTOR and axis is not None:
             dtype = self.dtype(buffer)
             width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
+        if axis is not None and any(sympy.sympify(b.index).has(axis) for b in bounds):
+            alike = width == lanes and all(is_alike(b, axis, lanes, self.multiples) for b in bounds)
+            pattern, width = (pattern, width) if alike else (Pattern.GATHER, 1)  # else lanes differ in whether they may read at all
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: Read) -> str:

@@ -18,6 +18,7 @@ from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
+from fusegen.passes.fuse.keep import ends_of
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec, ResultView
 
@@ -115,9 +116,9 @@ class Memory:
     @cached_property
     def _wide(self) -> frozenset[int]:
         """Values that stay as wide as they were computed until they are read: statistics, and products of 16-bit floats by the
-        library."""
+        library, but for those that every kernel stores."""
         products = {p for group in self.groups if group.kind is GroupKind.LIBRARY for p in group.outputs}
-        halves = {p for p in products if self.graph.nodes[p].dtype.is_half}
+        halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
 
     def _temporary_dtype(self, position: int) -> DType:
@@ -206,3 +207,8 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
     for count, itemsize in parts:
         total = total + count * itemsize
     return formula(total)
+
+
+def _is_stored_anyway(graph: Graph, product: int) -> bool:
+    """Whether rows are multiplied by a matrix and go on in no epilogue (a norm follows, say): torch rounds them as well."""
+    return len(graph.operands(product)[1].shape) == 2 and not ends_of(graph, product)

@@ -1,0 +1,206 @@
+"""Rows in the order in which they go on: a view of what was normalized becomes a view of what the norm reads.
+
+Models normalize heads, or whole rows, as a product wrote them, arrange them for attention, and go on point by point (a rotation).
+In the order of the arrangement all of it is over one shape, so that one kernel computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
+from fusegen.ir.index_map import reshape_blocks
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim, same
+
+_ORDERLESS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN, Op.MOMENTS, Op.NORMALIZER)
+"""Reductions whose result does not say where in the row it comes from."""
+
+_Part: TypeAlias = tuple[int, ...]
+"""Part of a dim: the dim's number, and at each split the part's; so parts of a shape are sorted as its dims are."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Another order of a shape's dims, some of them split.
+
+    Attributes:
+        splits: for each dim of the shape, the extents of its parts.
+        order: the parts, counted through all dims, in their new order.
+    """
+
+    splits: tuple[Shape, ...]
+    order: tuple[int, ...]
+
+    def split(self, shape: Shape) -> Shape:
+        """The dims of a shape, split and in their old order; an extent of 1 is read at every place and stays such."""
+        return tuple(1 if same(own, 1) else part for own, parts in zip(shape, self.splits, strict=True) for part in parts)
+
+    def arranged(self, shape: Shape) -> Shape:
+        """The dims of a shape, split and in their new order."""
+        split = self.split(shape)
+        return tuple(split[dim] for dim in self.order)
+
+    def dims_of(self, dims: Collection[int]) -> tuple[int, ...]:
+        """What becomes of some dims."""
+        owners = [dim for dim, split in enumerate(self.splits) for _ in split]
+        return tuple(new for new, old in enumerate(self.order) if owners[old] in dims)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What is computed in another order.
+
+    Attributes:
+        end: the value that is viewed, the last one in the old order.
+        view: the last of the views.
+        inside: nodes that are computed in the order of the view, `end` among them.
+    """
+
+    end: int
+    view: int
+    frame: _Frame
+    inside: frozenset[int] = field(repr=False)
+
+
+def reframed(graph: Graph) -> Graph:
+    """The graph with reductions, and what is made of them, in the order in which it goes on point by point."""
+    moves = list(_moves(graph))
+    return _Reframed(graph, moves).run() if moves else graph
+
+
+def _moves(graph: Graph) -> Iterator[_Moved]:
+    for position, node in graph:
+        if node.family is not Family.POINTWISE or not _is_hidden(graph, position) or len(graph.users[position]) != 1:
+            continue
+        inside = _made_of_reductions(graph, position)
+        if inside:
+            found = _arranged(graph, position)
+            if found is not None and _goes_on(graph, found[0]):
+                yield _Moved(position, *found, inside)
+
+
+def _is_hidden(graph: Graph, position: int) -> bool:
+    return position not in graph.outputs and position not in graph.writes
+
+
+def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
+    """A value, the reductions along its rows that it is made of, and what lies between; nothing where others need that too."""
+    shape = graph.nodes[end].shape
+    dims: set[object] = set()
+    reached: set[int] = set()
+    stack = [end]
+    while stack:
+        position = stack.pop()
+        node = graph.nodes[position]
+        if position in reached or len(node.shape) != len(shape):
+            continue
+        if node.op in _ORDERLESS and _is_along_last(graph, position, shape):
+            dims.add(node.attr("dims"))
+        elif node.family is not Family.POINTWISE:
+            continue
+        reached.add(position)
+        stack += node.args
+    inside: set[int] = set()
+    for position in sorted(reached):
+        node = graph.nodes[position]
+        if node.op in _ORDERLESS or not inside.isdisjoint(node.args):
+            inside.add(position)
+    own = inside - {end}
+    is_alone = all(_is_hidden(graph, p) and inside.issuperset(graph.users[p]) for p in own)
+    return frozenset(inside) if is_alone and len(dims) == 1 else frozenset()
+
+
+def _is_along_last(graph: Graph, reduction: int, shape: Shape) -> bool:
+    """Whether a reduction is of all of a shape, and along its last dim among others."""
+    (operand,) = graph.operands(reduction)
+    dims = cast(tuple[int, ...], graph.nodes[reduction].attr("dims"))
+    return len(shape) - 1 in dims and len(operand.shape) == len(shape) and all(map(same, operand.shape, shape))
+
+
+def _arranged(graph: Graph, end: int) -> tuple[int, _Frame] | None:
+    """The last of the views through which alone a value is used, and how it arranges the value's dims; None where it mixes them, or
+    where neighbours do not stay such."""
+    shape = graph.nodes[end].shape
+    extents: dict[_Part, Dim] = {(dim,): extent for dim, extent in enumerate(shape)}
+    order, position = list(extents), end
+    while (user := _arrangement_of(graph, position)) is not None:
+        node = graph.nodes[user]
+        if node.op is Op.PERMUTE:
+            order = [order[dim] for dim in cast(tuple[int, ...], node.attr("dims"))]
+        else:
+            arranged: list[_Part] = []
+            for old, new in reshape_blocks(graph.nodes[position].shape, node.shape):
+                if len(old) != 1:
+                    return None
+                parts = {(*order[old[0]], number): node.shape[dim] for number, dim in enumerate(new)}
+                extents |= parts
+                arranged += parts
+            order = arranged
+        position = user
+    if position == end or order[-1] != max(order):
+        return None
+    before = sorted(order)
+    splits = tuple(tuple(extents[part] for part in before if part[0] == dim) for dim in range(len(shape)))
+    return position, _Frame(splits, tuple(before.index(part) for part in order))
+
+
+def _arrangement_of(graph: Graph, position: int) -> int | None:
+    """The view of other dims through which alone a value is used."""
+    users = graph.users[position]
+    is_one = len(users) == 1 and _is_hidden(graph, position) and graph.nodes[users[0]].op in (Op.PERMUTE, Op.RESHAPE)
+    return users[0] if is_one else None
+
+
+def _goes_on(graph: Graph, view: int) -> bool:
+    """Whether something is computed of a view point by point."""
+    stack = [view]
+    while stack:
+        families = [(user, graph.nodes[user].family) for user in graph.users[stack.pop()]]
+        if any(family is Family.POINTWISE for _, family in families):
+            return True
+        stack += [user for user, family in families if family is Family.VIEW]
+    return False
+
+
+class _Reframed:
+    """Rebuilds a graph with some values in another order."""
+
+    def __init__(self, graph: Graph, moves: list[_Moved]) -> None:
+        self.graph = graph
+        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder.derived = graph.derived
+        self.frames = {position: move.frame for move in moves for position in move.inside}
+        self.views = {move.view: move.end for move in moves}
+        self.moved: dict[int, int] = {}
+
+    def run(self) -> Graph:
+        """The new graph."""
+        for position, node in self.graph:
+            if position in self.views:
+                self.moved[position] = self.moved[self.views[position]]
+            elif position in self.frames:
+                self.moved[position] = self._in_frame(position, node, self.frames[position])
+            else:  # views between a value and the last one are built, and dropped since nothing needs them
+                rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
+                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
+        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+
+    def _in_frame(self, position: int, node: Node, frame: _Frame) -> int:
+        args = [self.moved[a] if a in self.frames else self._viewed(a, frame) for a in node.args]
+        location = self.graph.locations[position]
+        if node.family is not Family.REDUCTION:
+            return self.builder.put(replace(node, args=tuple(args), shape=frame.arranged(node.shape)), location)
+        attrs = dict(node.attrs) | {"dims": frame.dims_of(cast(tuple[int, ...], node.attr("dims")))}
+        return self.builder.add(node.op, args, location=location, **attrs)
+
+    def _viewed(self, position: int, frame: _Frame) -> int:
+        """What lies outside, in a frame's order; numbers have none."""
+        shape, location = self.graph.nodes[position].shape, self.graph.locations[position]
+        if not shape:
+            return self.moved[position]
+        split = frame.split((1,) * (len(frame.splits) - len(shape)) + shape)
+        reshaped = self.builder.add(Op.RESHAPE, (self.moved[position],), location=location, shape=split)
+        return self.builder.add(Op.PERMUTE, (reshaped,), location=location, dims=frame.order)
