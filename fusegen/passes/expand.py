@@ -211,7 +211,7 @@ def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
 
 @_expands(Op.STD)
 def _std(args: Sequence[Value], node: Node) -> Value:
-    return _var(args, node).apply(Op.SQRT)
+    return args[0].apply(Op.VAR, **dict(node.attrs)).apply(Op.SQRT)
 
 
 @_expands(Op.VECTOR_NORM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusegen.errors import VerificationError
@@ -41,13 +41,14 @@ def apply(step: Pass, graph: Graph) -> Graph:
     Raises:
         VerificationError: when the pass changed the type of a result.
     """
-    builder = GraphBuilder(graph.name).like(graph)
+    settling = _Settling(step, GraphBuilder(graph.name).like(graph))
+    builder = settling.builder
     moved: list[int] = []
     for position, node in graph:
         location = graph.locations[position]
         first = len(builder.nodes)
         rebuilt = type(node)(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-        moved.append(_settle(step, builder, builder.put(rebuilt, location), first, location))
+        moved.append(settling.settled(builder.put(rebuilt, location), first, location))
     outputs = [_result(builder, graph, o, moved[o]) for o in graph.outputs]
     result = builder.build(outputs, [moved[w] for w in graph.writes])
     _check(step, graph, result)
@@ -61,25 +62,46 @@ def _result(builder: GraphBuilder, graph: Graph, output: int, moved: int) -> int
     return builder.add(Op.COPY, [moved], location=graph.locations[output], role="result", write=0)
 
 
-def _settle(step: Pass, builder: GraphBuilder, position: int, first: int, location: Location | None) -> int:
-    """Rewrites a node, and then the new nodes that its replacement is made of, to a fixed point."""
-    value = Value(builder, position, location)
-    better = step.rewrite(value)
-    if better.position == position:
-        return position
-    settled: dict[int, int] = {}
+@dataclass
+class _Settling:
+    """Rewrites nodes as they are built.
 
-    def visit(p: int) -> int:
-        if p < first or p == position:
-            return p
-        if p not in settled:
-            node = builder.nodes[p]
-            args = tuple(visit(a) for a in node.args)
-            rebuilt = builder.put(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
-            settled[p] = _settle(step, builder, rebuilt, len(builder.nodes), location)
-        return settled[p]
+    Attributes:
+        known: what became of nodes that were rewritten: a replacement may be made of one that came long before.
+    """
 
-    return visit(better.position)
+    step: Pass
+    builder: GraphBuilder
+    known: dict[int, int] = field(default_factory=dict)
+
+    def settled(self, position: int, first: int, location: Location | None) -> int:
+        """What a node becomes: it is rewritten, and then the new nodes that its replacement is made of, to a fixed point.
+
+        Args:
+            first: the first of the nodes that are new.
+        """
+        if position in self.known:
+            return self.known[position]
+        better = self.step.rewrite(Value(self.builder, position, location))
+        if better.position != position:
+            self.known[position] = self._of_new(better.position, position, first, location)
+        return self.known.get(position, position)
+
+    def _of_new(self, root: int, replaced: int, first: int, location: Location | None) -> int:
+        """A replacement, rewritten in turn."""
+        done: dict[int, int] = {}
+
+        def visit(p: int) -> int:
+            if p < first or p == replaced:
+                return self.known.get(p, p)
+            if p not in done:
+                node = self.builder.nodes[p]
+                args = tuple(visit(a) for a in node.args)
+                rebuilt = self.builder.put(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
+                done[p] = self.settled(rebuilt, len(self.builder.nodes), location)
+            return done[p]
+
+        return visit(root)
 
 
 def _check(step: Pass, before: Graph, after: Graph) -> None:

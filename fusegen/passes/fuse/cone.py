@@ -99,6 +99,8 @@ class _Walk:
 
     def _indexed(self, element: Element) -> list[Element]:
         position, at, bounds = element
+        if bounds and position != self.root and _is_of_places(self.graph, position):
+            return self._read(position, at)
         operand, chosen = sources(self.graph, position, at, self.axes)
         computed = computed_index(self.graph, chosen.arg)
         if computed is None:
@@ -150,6 +152,13 @@ def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
     if node.op is Op.CONCAT:
         return bool(index_values([at[cast(int, node.attr("dim"))]]))
     return node.family is Family.INDEXING and any(len(index_values([v])) > 1 for v in index_values(at))
+
+
+def _is_of_places(graph: Graph, gather: int) -> bool:
+    """Whether a gather chooses numbers of places: an index is itself the number then, and is read whatever the conditions say under
+    which that is needed."""
+    operand = graph.nodes[gather].args[0]
+    return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:
