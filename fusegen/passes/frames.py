@@ -140,9 +140,10 @@ def _arranged(graph: Graph, end: int) -> tuple[int, _Frame] | None:
                 arranged += parts
             order = arranged
         position = user
-    if position == end or order[-1] != max(order):
-        return None
     before = sorted(order)
+    is_whole = len({part[0] for part in order}) == len(shape)  # no dim is gone
+    if position == end or not is_whole or order[-1] != before[-1]:
+        return None
     splits = tuple(tuple(extents[part] for part in before if part[0] == dim) for dim in range(len(shape)))
     return position, _Frame(splits, tuple(before.index(part) for part in order))
 

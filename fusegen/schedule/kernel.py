@@ -314,6 +314,28 @@ class Accumulated:
 
 
 @dataclass(frozen=True)
+class HeadStatistic:
+    """What an epilogue takes of whole heads: a state that is combined over the columns of each, in each row.
+
+    Attributes:
+        reduction: how, and the name of the result.
+        columns: of a head.
+        accumulated: what the math takes.
+        lift: the math on two neighbouring columns whose results are combined; it may take statistics that come before.
+    """
+
+    reduction: Reduction
+    columns: int
+    accumulated: tuple[Accumulated, ...]
+    lift: LaneFunction
+
+    @property
+    def name(self) -> str:
+        """Of the only component of the state."""
+        return self.reduction.components[0].name
+
+
+@dataclass(frozen=True)
 class PartResult:
     """Where a result of an epilogue goes.
 
@@ -341,6 +363,7 @@ class ProductPart:
         accumulated: what the epilogue takes.
         epilogue: math on two neighbouring columns.
         results: one a result of the epilogue.
+        statistics: of heads, in the order in which they are found before.
     """
 
     columns: int
@@ -350,6 +373,12 @@ class ProductPart:
     accumulated: tuple[Accumulated, ...]
     epilogue: LaneFunction
     results: tuple[PartResult, ...]
+    statistics: tuple[HeadStatistic, ...] = ()
+
+    @property
+    def functions(self) -> tuple[LaneFunction, ...]:
+        """All math of the part, in the order in which it runs."""
+        return (*(s.lift for s in self.statistics), self.epilogue)
 
 
 @dataclass(frozen=True)

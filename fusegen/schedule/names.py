@@ -63,12 +63,12 @@ _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
-_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow"
+_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads"
 """What templates and emitters append to names."""
 
 _MADE = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
-    rf"|((row|lanes|scan|warp_scan)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
+    rf"|((row|lanes|scan|warp_scan|quad)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's
@@ -104,7 +104,7 @@ def scalar_identifier(name: str) -> str:
 def kernel_functions(kernel: str) -> re.Pattern[str]:
     """The names of the functions that a kernel's text declares for itself."""
     return re.compile(
-        rf"{re.escape(identifier(kernel))}(_\d+|_row_\d+|_of|_row|_copy|_combine|_epilogue|_score|_weights|_finish|_carry)*"
+        rf"{re.escape(identifier(kernel))}(_\d+|_row_\d+|_of|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 

@@ -96,7 +96,51 @@ def some_columns(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)[..., 8:40].relu()
 
 
+# Statistics of heads.
+
+
+def normed_heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Queries and keys as Qwen3 has them."""
+    y, z = (F.rms_norm(F.linear(x, w).unflatten(-1, (-1, 64)), (64,), weight).transpose(1, 2) for w in (q, k))
+    return rotated(y, cos, sin), rotated(z, cos, sin), heads(F.linear(x, v))
+
+
+def standardized_heads(x: Tensor, w: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+    """A statistic that takes another one."""
+    return F.layer_norm(F.linear(x, w, b).unflatten(-1, (-1, 32)), (32,), weight, -weight)
+
+
+def of_narrow_rows(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b).float().softmax(-1) * 2
+
+
+def of_two_products(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    y = (F.silu(F.linear(x, gate)) * F.linear(x, up)).unflatten(-1, (-1, 16))
+    return y / (y.abs().amax(-1, keepdim=True) + 1)
+
+
+def of_other_columns(x: Tensor, w: Tensor) -> Tensor:
+    """What is combined takes columns of the other half of its head."""
+    first, second = F.linear(x, w).unflatten(-1, (-1, 32)).chunk(2, -1)
+    y = torch.cat((first - second, second + first), -1)
+    return y * (y * y).mean(-1, keepdim=True)
+
+
+def beside_a_head(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w).unflatten(-1, (-1, 16))
+    return y.exp(), y - y.sum(-1, keepdim=True)
+
+
 CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
+    normed_heads: (
+        *(tensor(2, 70, 64), weight(320, 64), weight(64, 64), weight(128, 64)),
+        *(tensor(64), tensor(70, 64), tensor(70, 64)),
+    ),
+    standardized_heads: (tensor(130, 64), weight(96, 64), tensor(96), tensor(32)),
+    of_narrow_rows: (tensor(130, 64), weight(72, 64), tensor(72)),
+    of_two_products: (tensor(70, 64), weight(80, 64), weight(80, 64)),
+    of_other_columns: (tensor(3, 33, 64), weight(288, 64)),
+    beside_a_head: (tensor(70, 64), weight(48, 64)),
     bias_swiglu: (tensor(130, 128), weight(72, 128), weight(72, 128), tensor(72)),
     packed_swiglu: (tensor(2, 70, 64), weight(144, 64)),
     rotary: (tensor(2, 70, 64), weight(192, 64), tensor(70, 64), tensor(70, 64)),

@@ -73,6 +73,21 @@ def test_views_in_a_chain() -> None:
     agree(lambda x, y: (torch.cat([x, y[1:]], 0).T + 1, x[:, 1:] * 2, x.permute(1, 0).reshape(-1)), (randn(5, 9), randn(4, 9)))
 
 
+@pytest.mark.parametrize("first", [1, 4, 6, 8, 24])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_parts_that_begin_anywhere_in_a_vector(first: int, dtype: torch.dtype) -> None:
+    """Of rows of one alignment, so that the address alone would allow eight at a time."""
+
+    def replaced(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat((x[:, :first], y[:, first:]), -1) * 2
+
+    def normed(x: Tensor, y: Tensor) -> Tensor:
+        return F.rms_norm(replaced(x, y), x.shape[-1:])
+
+    agree(replaced, (randn(5, 32, dtype=dtype), randn(5, 32, dtype=dtype)))
+    agree(normed, (randn(5, 32, dtype=dtype), randn(5, 32, dtype=dtype)))
+
+
 def test_integers_bools_and_scalars() -> None:
     x = torch.randint(-9, 9, (5, 13), dtype=torch.int32)
     agree(lambda x, s: (x // 3 + x % 5, (x > 2) & (x < s), x * s, (x.to(torch.int8) * 100).float()), (x, 4), (x, 2.5))

@@ -28,7 +28,7 @@ class Conv1D(nn.Module):
 class GPT2Block(nn.Module):
     """Radford et al., Language Models are Unsupervised Multitask Learners (2019)."""
 
-    steps = 7
+    steps, products = 7, 4
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class GPT2Block(nn.Module):
 class BertLayer(nn.Module):
     """Devlin et al., BERT (arXiv 1810.04805)."""
 
-    steps = 7
+    steps, products = 7, 4
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class BertLayer(nn.Module):
 class LlamaLayer(nn.Module):
     """Touvron et al., LLaMA (arXiv 2302.13971)."""
 
-    steps = 7
+    steps, products = 7, 4
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.inner = heads, 2 * width
-        self.norm_1, self.norm_2 = _weight(width), _weight(width)
+        self.norm_1, self.norm_2, self.norm_q, self.norm_k = (_weight(width) for _ in range(4))
         self.q, self.k, self.v, self.out = (_weight(width, width) for _ in range(4))
         self.gate, self.up, self.down = _weight(self.inner, width), _weight(self.inner, width), _weight(width, self.inner)
         angles = torch.outer(torch.arange(4096.0), 10000 ** -torch.arange(0, 1, 2 * heads / width)).repeat(1, 2)
@@ -84,15 +84,51 @@ class LlamaLayer(nn.Module):
         return x * self.cos[:count] + torch.cat((-second, first), -1) * self.sin[:count]
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.rms_norm(x, x.shape[-1:], self.norm_1, 1e-6)
-        q, k, v = (F.linear(hidden, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        x = x + self.attended(self.normed(x, self.norm_1))
+        return x + self.gated(self.normed(x, self.norm_2))
+
+    def attended(self, x: Tensor) -> Tensor:
+        q, k, v = self.projected(x)
         attended = F.scaled_dot_product_attention(self.rotated(q), self.rotated(k), v, is_causal=True)
-        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
-        hidden = F.rms_norm(x, x.shape[-1:], self.norm_2, 1e-6)
-        return x + F.linear(F.silu(F.linear(hidden, self.gate)) * F.linear(hidden, self.up), self.down)
+        return F.linear(attended.transpose(1, 2).flatten(2), self.out)
+
+    def projected(self, x: Tensor) -> list[Tensor]:
+        return [self.in_heads(F.linear(x, w)).transpose(1, 2) for w in (self.q, self.k, self.v)]
+
+    def gated(self, x: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, self.gate)) * F.linear(x, self.up), self.down)
+
+    def in_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
 
 
-BLOCKS = (GPT2Block, BertLayer, LlamaLayer)
+class Qwen3Layer(LlamaLayer):
+    """Yang et al., Qwen3 (arXiv 2505.09388): queries and keys are normalized, each head for itself."""
+
+    def projected(self, x: Tensor) -> list[Tensor]:
+        q, k, v = (self.in_heads(F.linear(x, w)) for w in (self.q, self.k, self.v))
+        width = q.shape[-1]
+        return [y.transpose(1, 2) for y in (self.normed(q, self.norm_q[:width]), self.normed(k, self.norm_k[:width]), v)]
+
+
+class Olmo2Layer(LlamaLayer):
+    """OLMo Team, 2 OLMo 2 Furious (arXiv 2501.00656): queries and keys are normalized, all heads together; norms end branches."""
+
+    steps, products = 8, 2
+
+    def projected(self, x: Tensor) -> list[Tensor]:
+        q, k, v = (F.linear(x, w) for w in (self.q, self.k, self.v))
+        return [self.in_heads(y).transpose(1, 2) for y in (self.normed(q, self.norm_q), self.normed(k, self.norm_k), v)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.normed(self.attended(x), self.norm_1)
+        return x + self.normed(self.gated(x), self.norm_2)
+
+
+BLOCKS = (GPT2Block, BertLayer, LlamaLayer, Qwen3Layer, Olmo2Layer)
 
 
 def stacked(make: Callable[[int, int], nn.Module], count: int, width: int, heads: int) -> nn.Sequential:

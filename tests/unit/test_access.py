@@ -10,8 +10,9 @@ import sympy
 import torch
 
 import fusegen as fg
-from fusegen.ir.symbolic import Axes, FloorDiv, axis_symbol, size_symbol, stride_symbol
-from fusegen.schedule.access import Access, Pattern, divisor, merge_axes, pattern_of, size_names, vector_width
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, axis_symbol, size_symbol, stride_symbol
+from fusegen.schedule.access import Access, Pattern, divisor, is_alike, merge_axes, pattern_of, size_names, vector_width
 from fusegen.schedule.kernel import PointwiseBody
 
 N = size_symbol("n")
@@ -30,6 +31,26 @@ def test_contiguous_axes_merge_into_one_position() -> None:
 def test_axes_that_one_expression_tells_apart_do_not_merge(other: sympy.Expr) -> None:
     merged, replaced = merge_axes(AXES, [ROW * 64 + LANE, other], "position")
     assert merged == AXES and not replaced
+
+
+@pytest.mark.parametrize(
+    ("index", "lower", "upper", "alike"),
+    [
+        (LANE, 64, 128, True),
+        (LANE + 64, None, 128, True),
+        (LANE, 4, None, False),
+        (LANE, None, 12, False),
+        (LANE + 4, 8, 16, False),
+        (LANE + ROW * 8, 0, 64, True),
+        (LANE + ROW * 4, 0, 64, False),
+        (LANE * 2, 0, 64, False),
+        (ROW + 3, 1, 5, True),
+        (LANE, None, N, False),
+        (LANE, None, 8 * N, True),
+    ],
+)
+def test_eight_neighbours_decide_alike(index: sympy.Expr, lower: int | None, upper: Dim | None, alike: bool) -> None:
+    assert is_alike(Bounds(index, lower, upper), LANE, 8, {}) is alike
 
 
 def test_patterns() -> None:

@@ -45,7 +45,20 @@ def test_a_block_is_few_steps(make: type[GPT2Block | BertLayer | LlamaLayer]) ->
     low = lowered(half(make(WIDTH, HEADS)), 8, 256, WIDTH)
     kinds = [group.kind for group in low.groups]
     assert len(low.program.steps) == make.steps and kinds.count(GroupKind.ATTENTION) == 1
-    assert kinds.count(GroupKind.CONTRACTION) == 4
+    assert kinds.count(GroupKind.CONTRACTION) == make.products
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_a_product_that_a_norm_follows_is_stored_as_torch_stores_it(target: str) -> None:
+    low = lowered(half(nn.Sequential(nn.Linear(512, 512, bias=False), nn.RMSNorm(512))), 64, 512, target=target)
+    assert [group.kind for group in low.groups] == [GroupKind.LIBRARY, GroupKind.ROW]
+    assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [2]
+
+
+def test_a_product_that_goes_on_elsewhere_keeps_its_precision() -> None:
+    """On a machine without a skeleton: torch adds the bias before it rounds."""
+    low = lowered(half(nn.Sequential(nn.Linear(512, 512), nn.GELU())), 64, 512, target="cpu")
+    assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [4]
 
 
 def test_why_attention_is_refused_is_explained() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,9 +93,9 @@ def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
 def test_an_end_is_no_wider_than_what_it_is_made_of() -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         y = F.linear(x, w, b).relu()
-        return F.rms_norm(y.float(), (128,)).to(y.dtype)
+        return F.rms_norm(y.float(), (512,)).to(y.dtype)
 
-    low = lowered(function, meta(64, 64), meta(128, 64), meta(128))
+    low = lowered(function, meta(64, 64), meta(512, 64), meta(512))
     assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
     assert [b.dtype.itemsize for b in low.program.buffers if b.node in low.groups[0].outputs] == [2]
 
@@ -151,3 +153,51 @@ def test_names_of_what_an_epilogue_takes_and_gives_are_the_users_too() -> None:
     low = lowered(function, meta(64, 64), meta(64, 64), meta(64, 64), 0.5, 1.5, 2.5)
     for source in low.sources:
         assert not figures(source).warnings
+
+
+# Statistics of heads.
+
+
+def normed(x: Tensor, w: Tensor, head: int, cos: Tensor, sin: Tensor) -> Tensor:
+    y = F.linear(x, w).unflatten(-1, (-1, head))
+    return rotated(F.rms_norm(y, (head,)).transpose(1, 2), cos, sin)
+
+
+def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        return normed(x, q, 128, cos, sin), normed(x, k, 128, cos, sin), F.linear(x, v)
+
+    tables = meta(1024, 128), meta(1024, 128)
+    low = lowered(function, meta(4, 1024, 2048), meta(2048, 2048), meta(512, 2048), meta(512, 2048), *tables)
+    assert kinds(low) == [GroupKind.CONTRACTION] and sorted(part.head for part in parts(low)) == [1, 128, 128]
+    assert not figures(low.sources[0]).warnings
+
+
+@pytest.mark.parametrize("head", [80, 512])
+def test_heads_that_no_accumulator_holds_are_normalized_behind_it(head: int) -> None:
+    low = lowered(lambda x, w, c, s: normed(x, w, head, c, s), meta(2, 64, 64), meta(2 * head, 64), meta(64, head), meta(64, head))
+    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.ROW]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y / y.sum(1, keepdim=True),
+        lambda y: y / y.sum((1, 2), keepdim=True),
+        lambda y: y / y.flatten(1).sum(-1)[:, None, None],
+        lambda y: y - y.sum(0),
+        lambda y: y - y.roll(1, 1).sum(-1, keepdim=True),
+        lambda y: y - y.roll(1, 0).sum(-1, keepdim=True),
+        lambda y: y - y.logsumexp(-1, keepdim=True),
+    ],
+    ids=["across heads", "of rows", "of flat rows", "of columns", "of the next head", "of the next row", "of a pair"],
+)
+def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
+    low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))
+    assert kinds(low)[0] is GroupKind.LIBRARY and len(kinds(low)) > 1
+
+
+def test_what_a_statistic_reads_lies_in_memory_or_in_the_same_head() -> None:
+    """A statistic of what has nothing to do with the product is found before."""
+    low = lowered(lambda x, w, y: F.linear(x, w) * y.sum(-1, keepdim=True), meta(64, 64), meta(64, 64), meta(64, 64))
+    assert kinds(low) == [GroupKind.ROW, GroupKind.CONTRACTION]

@@ -9,14 +9,26 @@ from typing import Any
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.environment import render
+from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, view
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import ContractionBody, Kernel, PartResult, Pointer, ProductPart
+from fusegen.schedule.kernel import (
+    Accumulated,
+    ContractionBody,
+    HeadStatistic,
+    Kernel,
+    LaneFunction,
+    LaneSource,
+    PartResult,
+    Pointer,
+    ProductPart,
+)
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
 _DOC = "Finishes two neighbouring columns of a row."
+_ELEMENT = "What is combined of two neighbouring columns of a head."
 _OFFSET = "Of eight columns of a row in the result."
 _OFFSET_OF_ONE = "Of a column of a row in the result."
 _B_NAMES = ("b", "second_b")
@@ -62,6 +74,35 @@ class MatrixView:
 
 
 @dataclass(frozen=True)
+class StatisticView:
+    """A statistic of heads as the template sees it.
+
+    Attributes:
+        reduction: how it is combined, and its variable.
+        columns: of a head.
+        accumulated: what the math takes, as in `PartView`.
+        element: the function that gives what is combined of two columns.
+        before: statistics that it takes.
+    """
+
+    reduction: ReductionView
+    columns: int
+    accumulated: tuple[tuple[str, int, int], ...]
+    element: str
+    before: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the variable."""
+        return self.reduction.components[0][0]
+
+    @property
+    def type(self) -> str:
+        """Of the variable."""
+        return self.reduction.components[0][1]
+
+
+@dataclass(frozen=True)
 class PartView:
     """A part as the template sees it.
 
@@ -73,6 +114,8 @@ class PartView:
         maps: of the matrices that meet the first operand.
         accumulated: what the epilogue takes: name, matrix, and the distance in what a thread holds.
         results: what it gives.
+        statistics: of heads, in the order in which they are found.
+        taken: those of them that the epilogue takes.
         matrices: those that meet the first operand, where they are read by address.
     """
 
@@ -83,6 +126,8 @@ class PartView:
     maps: tuple[str, ...]
     accumulated: tuple[tuple[str, int, int], ...]
     results: tuple[ResultView, ...]
+    statistics: tuple[StatisticView, ...] = ()
+    taken: tuple[str, ...] = ()
     matrices: tuple[MatrixView, ...] = ()
 
 
@@ -93,15 +138,17 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
     views = _views(kernel, body)
     by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
     fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), "i64")
-    math = [operands_text(fields)]
-    for part, view in zip(body.parts, views, strict=True):
-        math += _part_math(kernel, part, view)
+    reductions = [s.reduction for part in body.parts for s in part.statistics]
+    math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
+    for part, shown in zip(body.parts, views, strict=True):
+        math += _part_math(kernel, part, shown)
     template, own = _SKELETONS[type(body.plan)]
     pipeline = render(
         template,
         entry=entry(kernel),
         input_type=body.input_dtype.spelling,
         parts=views,
+        combined=kinds(reductions),
         width=views[-1].first + -(-body.parts[-1].columns // body.plan.tile_n),
         outputs=[f"{p.dtype.spelling}* {p.name}" for p in kernel.pointers if p.writable],
         operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
@@ -114,7 +161,7 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
 
 def _read(body: ContractionBody) -> set[int]:
     """Buffers that the epilogues read."""
-    return {read.buffer for part in body.parts for read in part.epilogue.reads}
+    return {read.buffer for part in body.parts for function in part.functions for read in function.reads}
 
 
 def _without(kernel: Kernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
@@ -145,14 +192,31 @@ def _views(kernel: Kernel, body: ContractionBody) -> list[PartView]:
     for number, part in enumerate(body.parts):
         suffix = f"_{number}" if len(body.parts) > 1 else ""
         names = _B_NAMES[: part.products]
-        accumulated = tuple((a.name, a.product, a.shift // 2) for a in part.accumulated)
         head = part.head if _tells_heads(part) else 0
         maps = tuple(f"{name}_map{suffix}" for name in names)
         # Of operands that come by tensor maps there are none.
         by_address = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
-        views.append(PartView(suffix, first, part.columns, head, maps, accumulated, _results(kernel, part, suffix), by_address))
+        shown = PartView(suffix, first, part.columns, head, maps, _held(part.accumulated), _results(kernel, part, suffix))
+        views.append(replace(shown, statistics=_statistics(part, suffix), taken=_taken(part, part.epilogue), matrices=by_address))
         first += -(-part.columns // body.plan.tile_n)
     return views
+
+
+def _held(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
+    return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
+
+
+def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
+    return tuple(
+        StatisticView(view(s.reduction), s.columns, _held(s.accumulated), f"element_{number}{suffix}", _taken(part, s.lift))
+        for number, s in enumerate(part.statistics)
+    )
+
+
+def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
+    """The statistics that some math takes."""
+    named = {a.name for a in function.arguments if a.source is LaneSource.VALUE}
+    return tuple(s.name for s in part.statistics if s.name in named)
 
 
 def _matrix(kernel: Kernel, buffer: int, name: str) -> MatrixView:
@@ -177,18 +241,35 @@ def _tells_heads(part: ProductPart) -> bool:
     return len(part.epilogue.axes.symbols) > part.rows + 1
 
 
-def _part_math(kernel: Kernel, part: ProductPart, view: PartView) -> list[str]:
+def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
     place = _place(part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
-    inputs = tuple(f"const float (&{a.name})[2]" for a in part.accumulated)
-    wrapper = Wrapper(f"epilogue{view.suffix}", _DOC, inputs, place, outs)
+    wrapper = Wrapper(f"epilogue{shown.suffix}", _DOC, _inputs(part, part.accumulated, shown.taken), place, outs)
     offsets = [
-        offset_text(shown.offset, _OFFSET if shown.octets else _OFFSET_OF_ONE, result.offset, part.epilogue.axes, place, last=True)
-        for result, shown in zip(part.results, view.results, strict=True)
+        offset_text(r.offset, _OFFSET if r.octets else _OFFSET_OF_ONE, result.offset, part.epilogue.axes, place, last=True)
+        for result, r in zip(part.results, shown.results, strict=True)
         if result.offset is not None
     ]
-    return [math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+    elements = [
+        text
+        for statistic, element in zip(part.statistics, shown.statistics, strict=True)
+        for text in _element_math(kernel, part, statistic, element)
+    ]
+    return [*elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+
+
+def _element_math(kernel: Kernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
+    """What is combined of two neighbouring columns."""
+    inputs = _inputs(part, statistic.accumulated, shown.before)
+    wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(part), (("out", shown.type),))
+    return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
+
+
+def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: Sequence[str]) -> tuple[str, ...]:
+    """Declarations of what math takes of products and heads."""
+    types = {s.name: s.reduction.components[0].dtype.spelling for s in part.statistics}
+    return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 
 
 def _place(part: ProductPart) -> Place:

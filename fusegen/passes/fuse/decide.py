@@ -13,6 +13,7 @@ from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.epilogue import ending, extended, too_wide
 from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
+from fusegen.passes.fuse.pairs import is_of_heads
 from fusegen.passes.fuse.recurrence import derive
 from fusegen.passes.fuse.writes import held
 from fusegen.target import Target
@@ -156,15 +157,20 @@ def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Colle
 
 
 def _made_of(graph: Graph, value: int) -> set[int]:
-    """Everything that is computed of a value point by point, alone or with others."""
+    """Everything that is computed of a value point by point or head by head, alone or with others."""
     found: set[int] = set()
     stack = [value]
     while stack:
-        near = (user for user in graph.users[stack.pop()] if graph.nodes[user].family in (Family.POINTWISE, Family.VIEW))
+        near = (user for user in graph.users[stack.pop()] if _is_near(graph, user))
         new = [user for user in near if user not in found]
         found.update(new)
         stack += new
     return found
+
+
+def _is_near(graph: Graph, position: int) -> bool:
+    """Whether an epilogue may compute a node of a product."""
+    return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or is_of_heads(graph, position)
 
 
 def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
@@ -175,7 +181,7 @@ def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
         position = stack.pop()
         if position not in seen:
             seen.add(position)
-            if position in stored or graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW):
+            if position in stored or not _is_near(graph, position):
                 found.add(position)
             else:
                 stack += graph.nodes[position].args

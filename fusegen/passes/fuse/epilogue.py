@@ -20,7 +20,7 @@ from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, s
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Part, products_below, strip_views
-from fusegen.passes.fuse.pairs import LANES, OCTET, in_lane, is_same_row
+from fusegen.passes.fuse.pairs import LANES, OCTET, in_lane, is_of_heads, is_same_row
 from fusegen.passes.fuse.skeletons import Skeleton, refusals, serving, skeleton_named, skeletons_of
 from fusegen.target import Target
 
@@ -180,6 +180,7 @@ def _walked(graph: Graph, part: Part, kept: Collection[int], skeleton: Skeleton)
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
     cone, head = _below(graph, part, kept)
+    head = skeleton.tile_of(head, whole=len(part.domain.columns) == 1)
     inputs = tuple(cone.inputs)
     taken = tuple(p for p in part.products if p in cone.anchors)
     if part.products[0] not in taken or set(taken) & set(inputs) or not skeleton.tile_widths(head, len(taken)):
@@ -282,10 +283,11 @@ def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
 
 @dataclass
 class _Lanes:
-    """Accepts products that are read at the epilogue's own row, and at its pair of columns or another one of the same head.
+    """Accepts products that are read at the epilogue's own row, and at its pair of columns or another one of the same head; and
+    reductions of the head itself.
 
     Attributes:
-        head: columns of a head, once a pair of another one's was read.
+        head: columns of a head, once a pair of another one's was read, or all of them.
     """
 
     graph: Graph
@@ -295,6 +297,8 @@ class _Lanes:
 
     def __call__(self, position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         node = self.graph.nodes[position]
+        if node.family is Family.REDUCTION:
+            return self._is_of_own_head(position, at)
         if node.op is not Op.MATMUL or position not in self.part.products:
             return False
         rows = self.part.domain.rows
@@ -304,6 +308,17 @@ class _Lanes:
         if not is_same_row(node.shape[:-1], at[:-1], symbols, extents):
             return False
         return self._is_near(at[-1], len(rows), bounds)
+
+    def _is_of_own_head(self, position: int, at: Position) -> bool:
+        """Whether a reduction is of the head that is being computed, as far as its own index says: what it reads must be, too."""
+        if not is_of_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
+            return False
+        shape, extent = self.graph.nodes[self.graph.nodes[position].args[0]].shape, self.axes.extents[-1]
+        column = self.axes.symbols[-1]
+        if len(shape) != len(self.axes.symbols) or not same(shape[-1], extent) or any(sympy.sympify(i).has(column) for i in at):
+            return False
+        self.head = literal(extent) or 1
+        return True
 
     def _is_near(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
         """Whether an index names columns of the pair itself, or of a pair of the same head."""

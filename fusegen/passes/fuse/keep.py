@@ -14,6 +14,7 @@ from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.groups import strip_views
+from fusegen.passes.fuse.pairs import is_of_heads
 
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are
 
@@ -42,11 +43,12 @@ def ends_of(graph: Graph, value: int) -> list[int]:
 
 
 def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
-    """Whether nothing but pointwise operations and views lies between a value and where all its uses come together."""
+    """Whether nothing but pointwise operations, views and reductions of heads lies between a value and where all its uses come
+    together."""
     stack, seen = list(graph.users[start]), {end}
     while stack:
         position = stack.pop()
-        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW):
+        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW) and not is_of_heads(graph, position):
             return False
         if position not in seen:
             seen.add(position)

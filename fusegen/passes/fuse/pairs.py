@@ -6,15 +6,32 @@ from collections.abc import Sequence
 
 import sympy
 
-from fusegen.ir.graph import Shape
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position
-from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, product, same, simplify_dim
+from fusegen.ir.ops import Family
+from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, literal, product, same, simplify_dim
 
 LANES = 2
 """Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
 
 OCTET = 8
 """Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
+
+WIDEST = 256
+"""Columns of the widest accumulator."""
+
+
+def is_of_heads(graph: Graph, position: int) -> bool:
+    """Whether a node is a reduction along a last dim that an accumulator may hold, of whole octets: of heads, or of narrow rows."""
+    node = graph.nodes[position]
+    if node.family is not Family.REDUCTION or len(REDUCTIONS[node.op].components) > 1:
+        return False
+    shape = graph.nodes[node.args[0]].shape
+    extent = literal(shape[-1])
+    fits = extent is not None and 0 < extent <= WIDEST and extent % OCTET == 0
+    return fits and node.attr("dims") == (len(shape) - 1,) and node.dtype.compute is DType.FLOAT32
 
 
 def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:

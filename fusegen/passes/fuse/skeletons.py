@@ -62,6 +62,10 @@ class Skeleton:
             return "the result has a single column"
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
 
+    def tile_of(self, head: int, *, whole: bool) -> int:
+        """Columns that one accumulator must hold for a head: all those of a tile, where the head is all columns that there are."""
+        return min((width for width in self.widths if width >= head > 1), default=head) if whole else head
+
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:
         """Columns of each product that an accumulator may hold.
 

@@ -232,16 +232,34 @@ class _Builder:
             self.values[members[0]] = name
         self.arguments[name] = LaneArgument(LaneSource.LANES if both else LaneSource.VALUE, name)
         offsets = tuple(r.offset for r in reads)
-        vector = both and conditions[0] == conditions[1] and self._is_aligned(reads[0])
+        vector = both and self._are_alike(*conditions) and self._is_aligned(reads[0])
         return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
+
+    def _are_alike(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
+        """Whether conditions hold for both lanes or for none."""
+        return len(first) == len(second) and all(a == b or self._is_of_a_pair(a, b) for a, b in zip(first, second, strict=True))
+
+    def _is_of_a_pair(self, first: Bounds, second: Bounds) -> bool:
+        """Whether two conditions are one on neighbours, of which the first is even, with ends that are."""
+        ends = (first.lower, first.upper)
+        if ends != (second.lower, second.upper) or not same(simplify_dim(first.index + 1), second.index):
+            return False
+        return all(self._divisor(e) % LANES == 0 for e in (first.index, *(end for end in ends if end is not None)))
+
+    def _divisor(self, index: Index, own: int = 1) -> int:
+        """A number that divides an index wherever it is evaluated.
+
+        Args:
+            own: what divides strides that are symbols of their own.
+        """
+        ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
+        terms = sympy.Add.make_args(sympy.expand(index))
+        return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, own) for t in terms))
 
     def _is_aligned(self, read: Read) -> bool:
         """Whether two elements from an offset on can be read at once."""
         own = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
-        ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
-        terms = sympy.Add.make_args(sympy.expand(read.offset))
-        multiples = self.context.multiples
-        return math.gcd(LANES, own, *(divisor(sympy.sympify(t).subs(ones), multiples, max(1, own)) for t in terms)) == LANES
+        return math.gcd(LANES, own, self._divisor(read.offset, max(1, own))) == LANES
 
     def _name_scalars(self) -> None:
         for position in self._below():
