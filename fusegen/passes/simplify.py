@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.ops import Op
+from fusegen.ir.graph import Shape
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 
@@ -21,10 +22,10 @@ Rewrite: TypeAlias = Callable[[Value], Value | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A named rewrite of one operation."""
+    """A named rewrite of one operation, or of all of a family."""
 
     name: str
-    op: Op
+    op: Op | Family
     rewrite: Rewrite
 
 
@@ -132,7 +133,39 @@ def _product_of_permuted_rows(x: Value) -> Value | None:
     return rows.arg(0).apply(Op.MATMUL, weight).apply(Op.PERMUTE, dims=dims)
 
 
+def _in_dims_of_a_statistic(x: Value) -> Value | None:
+    """What is computed of a statistic without the dims that were reduced is computed with them: so rows stay rows of one domain."""
+    operands = [x.arg(number) for number in range(len(x.node.args))]
+    shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o)]
+    if not shapes or any(o.node.shape not in ((), x.node.shape) for o in operands):
+        return None
+    args = tuple(_in_shape(o, shapes[0]).position if o.node.shape else o.position for o in operands)
+    kept = x.builder.put(replace(x.node, args=args, shape=shapes[0]), x.location)
+    return Value(x.builder, kept, x.location).apply(Op.RESHAPE, shape=x.node.shape)
+
+
+def _is_statistic_without_dims(x: Value) -> bool:
+    """Whether this is a reduction, or what was made of one, without the dims along which it has one element."""
+    if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE):
+        return False
+    dims, kept = x.node.shape, x.arg(0).node.shape
+    return 0 < len(dims) < len(kept) and dims == tuple(extent for extent in kept if not same(extent, 1))
+
+
+def _in_shape(x: Value, shape: Shape) -> Value:
+    """A value in other dims; the value itself where it is a view of one in these."""
+    if x.node.op is Op.RESHAPE and x.arg(0).node.shape == shape:
+        return x.arg(0)
+    return x.apply(Op.RESHAPE, shape=shape)
+
+
+def _back_and_forth(x: Value) -> Value | None:
+    below = x.arg(0)
+    return below.arg(0) if below.node.op is Op.RESHAPE and below.arg(0).node.shape == x.node.shape else None
+
+
 RULES: tuple[Rule, ...] = (
+    Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
@@ -142,9 +175,10 @@ RULES: tuple[Rule, ...] = (
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),
     Rule("double-negation", Op.NEG, _double_negation),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
+    Rule("in-dims-of-a-statistic", Family.POINTWISE, _in_dims_of_a_statistic),
 )
 
-_BY_OP: dict[Op, tuple[Rule, ...]] = {op: tuple(r for r in RULES if r.op is op) for op in Op}
+_BY_OP: dict[Op, tuple[Rule, ...]] = {op: tuple(r for r in RULES if r.op in (op, op.family)) for op in Op}
 
 
 def simplify(value: Value) -> Value:

@@ -343,12 +343,14 @@ class PartResult:
         buffer: the key.
         offset: of an element, over the epilogue's axes; None when whole tiles leave by a tensor map.
         octets: whether eight neighbouring columns lie side by side, aligned.
+        head: columns of a head, where there is an element a head; 0 where there is one a column.
     """
 
     buffer: int
     dtype: DType
     offset: Index | None
     octets: bool = True
+    head: int = 0
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,43 @@ def beside_a_head(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y.exp(), y - y.sum(-1, keepdim=True)
 
 
+# Statistics as results.
+
+
+def with_squares(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w, b)
+    return y, y.float().square().mean(-1, keepdim=True)
+
+
+def with_scales(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """As a row is quantized."""
+    y = F.gelu(F.linear(x, w))
+    return y, y.abs().amax(-1), y * 2
+
+
+def with_scales_of_blocks(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w)
+    return y, y.unflatten(-1, (-1, 32)).abs().amax(-1).float()
+
+
+def with_factors(x: Tensor, w: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As a norm's backward pass wants them."""
+    y = F.linear(x, w).unflatten(-1, (-1, 32)).transpose(1, 2)
+    factor = torch.rsqrt(y.float().square().mean(-1, keepdim=True) + 1e-6)
+    return y * factor * weight, factor
+
+
+def with_scores(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    y = F.silu(F.linear(x, gate)) * F.linear(x, up)
+    return y, y.sum(-1), y.amin(-1)
+
+
 CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
+    with_squares: (tensor(130, 64), weight(104, 64), tensor(104)),
+    with_scales: (tensor(2, 70, 64), weight(64, 64)),
+    with_scales_of_blocks: (tensor(70, 64), weight(288, 64)),
+    with_factors: (tensor(2, 70, 64), weight(96, 64), tensor(32)),
+    with_scores: (tensor(130, 128), weight(56, 128), weight(56, 128)),
     normed_heads: (
         *(tensor(2, 70, 64), weight(320, 64), weight(64, 64), weight(128, 64)),
         *(tensor(64), tensor(70, 64), tensor(70, 64)),

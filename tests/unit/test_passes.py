@@ -82,6 +82,8 @@ RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
     "gather-powers-of-two": (lambda x: (2 * x) * (0.5 * x.exp()), Op.MUL, 1),
     "times-sigmoid": (lambda x: x * torch.sigmoid(x), Op.SIGMOID, 0),
     "double-negation": (lambda x: x.neg().neg() + x, Op.NEG, 0),
+    "back-and-forth": (lambda x: x.exp().reshape(-1).reshape(x.shape) * 2, Op.RESHAPE, 0),
+    "in-dims-of-a-statistic": (lambda x: x * torch.rsqrt((x * x).mean(-1) + x[:, 0])[:, None], Op.RESHAPE, 0),
     "reciprocal-sqrt": (lambda x: 1 / torch.sqrt(x), Op.DIV, 0),
 }
 

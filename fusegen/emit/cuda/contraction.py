@@ -31,6 +31,7 @@ _DOC = "Finishes two neighbouring columns of a row."
 _ELEMENT = "What is combined of two neighbouring columns of a head."
 _OFFSET = "Of eight columns of a row in the result."
 _OFFSET_OF_ONE = "Of a column of a row in the result."
+_OFFSET_OF_HEAD = "Of a head of a row in the result."
 _B_NAMES = ("b", "second_b")
 
 
@@ -44,6 +45,7 @@ class ResultView:
         words: registers of a pair of columns.
         map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
         octets: whether eight columns lie side by side.
+        head: columns of a head, where there is an element a head.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ResultView:
     pointer: str
     offset: str
     octets: bool = True
+    head: int = 0
 
     @property
     def place(self) -> str:
@@ -63,6 +66,11 @@ class ResultView:
     def declaration(self) -> str:
         """Its declaration."""
         return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
+
+    @property
+    def finished(self) -> str:
+        """What a thread holds of it when a tile is finished; of one that is stored right away, where it goes."""
+        return self.pointer if self.head else self.name
 
 
 @dataclass(frozen=True)
@@ -234,7 +242,7 @@ def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
     if result.offset is None:
         return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
     pointer = next(p.name for p in kernel.pointers if p.writable and p.buffer == result.buffer)
-    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets)
+    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets, result.head)
 
 
 def _tells_heads(part: ProductPart) -> bool:
@@ -247,7 +255,7 @@ def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
     wrapper = Wrapper(f"epilogue{shown.suffix}", _DOC, _inputs(part, part.accumulated, shown.taken), place, outs)
     offsets = [
-        offset_text(r.offset, _OFFSET if r.octets else _OFFSET_OF_ONE, result.offset, part.epilogue.axes, place, last=True)
+        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, place, last=True)
         for result, r in zip(part.results, shown.results, strict=True)
         if result.offset is not None
     ]
@@ -257,6 +265,12 @@ def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
         for text in _element_math(kernel, part, statistic, element)
     ]
     return [*elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+
+
+def _offset_doc(result: ResultView) -> str:
+    if result.head:
+        return _OFFSET_OF_HEAD
+    return _OFFSET if result.octets else _OFFSET_OF_ONE
 
 
 def _element_math(kernel: Kernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:

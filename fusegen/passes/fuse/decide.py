@@ -137,7 +137,7 @@ def _beside(graph: Graph, target: Target, products: list[int], taken: _Products,
     for end in ends:
         candidates = [] if end in found else sorted(_made_of(graph, end) & (stored - taken.ends).difference(ends))
         for value in (v for v in candidates if v not in found):
-            read = _read_by(graph, value, end, stored)
+            read = {p for p in _read_by(graph, value, end, stored) if found.get(p) != end}
             if any(end in graph.ancestors[p] for p in read):
                 continue  # a kernel comes between
             others = [p for p in read if p in ends and p not in found and p not in found.values()]

@@ -80,17 +80,17 @@ def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[
     """
     (part,) = group.parts
     matmul, skeleton = part.products[0], skeleton_named(group.skeleton)
-    if not all(graph.nodes[r].family in _COMPUTED and skeleton.unserved(graph, matmul, r) is None for r in roots):
+    if not all(_may_be_result(graph, r) and skeleton.unserved(graph, matmul, r) is None for r in roots):
         return None
-    found_orders = [_order_of(graph, root, matmul) for root in roots]
-    shapes = [graph.nodes[root].shape for root in roots]
-    orders = [o for o, shape in zip(found_orders, shapes, strict=True) if o is not None and _is_written(shape, o)]
+    wholes = [_whole(graph, root) for root in roots]
+    found_orders = [_order_of(graph, whole, matmul) for whole in wholes]
+    orders = [o for o, r, w in zip(found_orders, roots, wholes, strict=True) if o is not None and _is_stored(graph, r, w, o)]
     if len(orders) < len(roots):
         return None
     outputs = (*part.outputs, *roots)
     below = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(kept) - set(part.outputs))))
     products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, skeleton, matmul, m, outputs)))
-    domains = [part.domain, *(_domain_of(graph, r, o, matmul, skeleton) for r, o in zip(roots, orders, strict=True))]
+    domains = [part.domain, *(_domain_of(graph, w, o, matmul, skeleton) for w, o in zip(wholes, orders, strict=True))]
     for domain in dict.fromkeys(domains):
         wanted = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
         found = _walked(graph, wanted, kept, skeleton)
@@ -120,14 +120,20 @@ def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domai
 
     Args:
         output, order: the result, and its dims in the order of the domain.
-        at: a point of the domain.
+        at: a point of the domain; of a result with an element a head, any of the head.
     """
     shape = graph.nodes[output].shape
-    ordered = reshaped(at, domain.shape, tuple(shape[d] for d in order), axes)
+    last = len(domain.shape) - (1 if is_a_head(shape, domain) else 0)
+    ordered = reshaped(at[:last], domain.shape[:last], tuple(shape[d] for d in order), axes)
     found: list[Index] = [0] * len(shape)
     for index, d in zip(ordered, order, strict=True):
         found[d] = index
     return tuple(found)
+
+
+def is_a_head(shape: Shape, domain: Domain) -> bool:
+    """Whether a result has an element a head, and not one a column."""
+    return not same(product(shape), product(domain.shape))
 
 
 def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: Iterable[int]) -> bool:
@@ -255,6 +261,31 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
     walk(graph, root, axes.symbols, axes, note, Cone())
     orders = (sorted_dims(sympy.expand(linearize(at, wanted)), axes) for at in found)
     return next((order for order in orders if order is not None), given)
+
+
+def _may_be_result(graph: Graph, root: int) -> bool:
+    return graph.nodes[root].family in _COMPUTED or is_of_heads(graph, root)
+
+
+def _whole(graph: Graph, root: int) -> int:
+    """A value in the dims of a result with as many elements as the product: the result itself, or what is combined over heads for
+    it."""
+    shape = graph.nodes[root].shape
+    stack, seen = [root] if shape and same(shape[-1], 1) else [], set[int]()
+    while stack:
+        position = stack.pop()
+        node = graph.nodes[position]
+        if is_of_heads(graph, position) and len(node.shape) == len(shape) and all(map(same, node.shape, shape)):
+            return node.args[0]
+        if position not in seen and node.family is Family.POINTWISE:
+            stack += node.args
+        seen.add(position)
+    return root
+
+
+def _is_stored(graph: Graph, root: int, whole: int, order: tuple[int, ...]) -> bool:
+    """Whether an epilogue can store a result: an element a head by itself, anything else as `_is_written` says."""
+    return whole != root or _is_written(graph.nodes[root].shape, order)
 
 
 def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:

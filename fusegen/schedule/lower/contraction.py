@@ -9,7 +9,7 @@ from fusegen.errors import VerificationError
 from fusegen.ir.formula import formula
 from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, same
 from fusegen.passes.fuse.contraction import ProductOperands
-from fusegen.passes.fuse.epilogue import position_of
+from fusegen.passes.fuse.epilogue import is_a_head, position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import OCTET
 from fusegen.passes.fuse.skeletons import skeleton_named
@@ -93,13 +93,19 @@ def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
     whole_tiles = LAYOUTS[context.group.skeleton].whole_tiles
     offsets = [None if whole_tiles and _is_matrix(part, axes, p.offset) else p.offset for p in placements]
     epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
+    width = literal(domain.shape[-1])
+    assert width is not None
     results = tuple(
-        PartResult(p.buffer, context.dtype(p.buffer), None if o is None else substitute(o, epilogue.moves), columns % OCTET == 0)
-        for p, o in zip(placements, offsets, strict=True)
+        PartResult(
+            buffer=p.buffer,
+            dtype=context.dtype(p.buffer),
+            offset=None if offset is None else substitute(offset, epilogue.moves),
+            octets=columns % OCTET == 0,
+            head=width if is_a_head(context.graph.nodes[output].shape, domain) else 0,
+        )
+        for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
     )
-    heads = len(epilogue.function.axes.symbols) - epilogue.rows - 1
-    head = literal(domain.shape[-1]) if heads else columns
-    assert head is not None
+    head = width if len(epilogue.function.axes.symbols) > epilogue.rows + 1 else columns
     found = ProductPart(
         columns, head, epilogue.rows, len(part.products), epilogue.accumulated, epilogue.function, results, epilogue.statistics
     )
@@ -107,9 +113,11 @@ def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
 
 
 def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
-    """Where a result goes: as a matrix, or eight columns at a time."""
+    """Where a result goes: as a matrix, eight columns at a time, or an element a head."""
     output, order = part.outputs[number], part.orders[number]
     at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
+    if is_a_head(context.graph.nodes[output].shape, part.domain):
+        return place(context, output, at, axes, lambda _: True)
     return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset))
 
 
