@@ -94,6 +94,11 @@ def test_each_rule_applies(name: str) -> None:
     assert count(run_passes(traced(function)), op) == left
 
 
+def test_statistics_meet_what_is_broadcast() -> None:
+    before = traced(lambda x: x[0, :1] * (x * x).sum(-1) + (x * x.sum(0)).sum(-1))
+    torch.testing.assert_close(evaluate(run_passes(before), {"x": X.double()}), evaluate(before, {"x": X.double()}))
+
+
 KEPT: list[tuple[Callable[..., Any], Op, int]] = [
     (lambda x: x**5, Op.POW, 1),
     (lambda x: x.int() ** 2, Op.POW, 1),
