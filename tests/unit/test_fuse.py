@@ -116,3 +116,24 @@ def test_kernels_that_wait_for_each_other_are_not_merged() -> None:
         return e, x * (e @ w)
 
     agree(function, (randn(6, 6), randn(6, 6)))
+
+
+READ: dict[str, tuple[Callable[..., Any], int]] = {
+    "a third": (lambda x: x[:, :64].exp(), 64),
+    "a third by its view": (lambda x: x.view(-1, 3, 64)[:, 1].exp(), 64),
+    "two thirds": (lambda x: x[:, :64] * x[:, 128:], 128),
+    "all in parts": (lambda x: torch.cat((x[:, 64:], -x[:, :64]), -1), 192),
+    "what overlaps": (lambda x: x[:, :128] + x[:, 64:], 192),
+    "a slice of a slice": (lambda x: x[:, 64:][:, ::2].exp(), 64),
+    "a slice and all": (lambda x: torch.cat((x[:, :64],) * 3, -1) + x, 192),
+    "a norm of a part": (lambda x: F.rms_norm(x[:, 64:128], (64,)), 64),
+    "attention of parts": (lambda x: F.scaled_dot_product_attention(*(p[None, None] for p in x.chunk(3, -1))), 192),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_slice_counts_for_what_is_read_of_it(name: str) -> None:
+    function, columns = READ[name]
+    low = fg.kernel(function).lower(torch.empty(128, 192, dtype=torch.bfloat16, device="meta"), target="sm_90a")
+    (step,) = low.program.steps
+    assert step.traffic.read(low.sizes) == 128 * columns * 2

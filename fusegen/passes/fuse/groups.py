@@ -116,8 +116,31 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
     return frozenset(found)
 
 
-def gathered(graph: Graph, group: Group) -> Mapping[int, Dim]:
-    """Of the inputs that a group reads only at indices which are values: how many elements, each as often as it is named."""
+def read_in_part(graph: Graph, group: Group) -> Mapping[int, Dim]:
+    """Of the inputs that a group reads only at indices which are values, or of which it reads slices only: how many elements, each
+    as often as it is named."""
+    inside = computed(graph, group)
+    sliced = {position: _sliced(graph, inside, position) for position in group.inputs}
+    return {position: count for position, count in sliced.items() if count is not None} | _gathered(graph, group)
+
+
+def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
+    """The elements of all slices of a value that some nodes take; None where they take all of it."""
+    found: Dim = 0
+    users = [user for user in graph.users[position] if user in inside]
+    for user in users:
+        node = graph.nodes[user]
+        below = _sliced(graph, inside, user) if node.op in (Op.SLICE, Op.RESHAPE, Op.PERMUTE) else None
+        if node.op is Op.SLICE and below is None:
+            below = product(node.shape)
+        if below is None:
+            return None
+        found = found + below
+    return found if users else None
+
+
+def _gathered(graph: Graph, group: Group) -> dict[int, Dim]:
+    """Of the inputs that a group reads only at indices which are values: how many elements."""
     found: dict[int, Dim] = {}
     everywhere = _inputs_below(graph, group, group.outputs)
     for position in sorted(computed(graph, group)):

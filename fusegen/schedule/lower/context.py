@@ -17,7 +17,7 @@ from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import computed, gathered
+from fusegen.passes.fuse.groups import computed, read_in_part
 from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Parameter, Pointer
@@ -135,8 +135,8 @@ class Context:
         return tuple((scalar_identifier(name), dtype) for name, dtype in self.graph.scalars if name in found)
 
     def traffic(self) -> Traffic:
-        """The fewest bytes: every input and output once; of what is gathered from, no more than is named."""
-        partly = gathered(self.graph, self.group)
+        """The fewest bytes: every input and output once; of what is gathered from, or sliced, no more than is named."""
+        partly = read_in_part(self.graph, self.group)
         read = self._bytes([p for p in self.group.inputs if p not in partly])
         for position, count in partly.items():
             whole = product(self.graph.nodes[position].shape)
