@@ -39,7 +39,8 @@ USES = {
     "store(integers, 0, floor_divide(load(integers, 1), load(integers, 2)));",
     "lane_id": "store(integers, 0, widen(lane_id()));",
     "ldmatrix": "u32 m[4]; ldmatrix(m, shared_address(&*shared_array<u8>(0))); store(integers, 0, widen(i32(m[3])));",
-    "ldmatrix_transposed": "u32 m[4]; ldmatrix_transposed(m, 16u); store(integers, 0, widen(i32(m[3])));",
+    "ldmatrix_transposed": "u32 m[4]; ldmatrix_transposed(m, shared_address(&*shared_array<u8>(16)));"
+    "store(integers, 0, widen(i32(m[3])));",
     "load": "store(bytes, 0, load(bytes, 1)); store(brains, 0, load(brains, 1)); store(flags, 0, load(flags, 1));",
     "load_vec": "float v[8]; load_vec(v, floats, 0); bf16 b[8]; load_vec(b, brains, 0); f16 h[2]; load_vec<2>(h, halves, 0);"
     "bool t[3]; load_vec(t, flags, 0); i64 q[1]; load_vec(q, integers, 0); double d[3]; load_vec(d, doubles, 0);"
