@@ -79,6 +79,12 @@ def kept_gated(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
     return g, u, F.silu(g) * u
 
 
+def kept_up(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    u = F.linear(x, up)
+    y = F.silu(F.linear(x, gate)) * u
+    return u, y.abs().amax(-1, keepdim=True), y
+
+
 def kept_heads(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = heads(F.linear(x, w), 16)
     return y, y.exp()
@@ -187,6 +193,7 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     numbered_qkv: (tensor(2, 70, 64), weight(192, 64), tensor(192)),
     kept: (tensor(130, 64), weight(136, 64), tensor(136)),
     kept_gated: (tensor(130, 64), weight(72, 64), weight(72, 64)),
+    kept_up: (tensor(130, 64), weight(56, 64), weight(56, 64)),
     kept_heads: (tensor(2, 70, 64), weight(64, 64)),
     heads_across_tiles: (tensor(2, 33, 64), weight(288, 64), tensor(288)),
     rows_swapped: (tensor(3, 70, 64), weight(64, 64)),

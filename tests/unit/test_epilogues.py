@@ -52,6 +52,34 @@ def test_gate_and_up_share_the_accumulator() -> None:
     assert found.spilled == 0 and not found.warnings
 
 
+def test_one_of_two_products_may_be_kept_beside_what_they_give() -> None:
+    def function(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        up = F.linear(x, u)
+        return up, F.silu(F.linear(x, g)) * up
+
+    low = lowered(function, meta(4096, 2048), meta(4096, 2048), meta(4096, 2048))
+    (part,) = parts(low)
+    assert len(part.products) == len(part.outputs) == 2
+
+
+def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
+    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first, second = x @ w, y @ w
+        return first, second, first * second
+
+    low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
+    assert len(low.groups) == 2 and all(set(group.outputs).isdisjoint(group.inputs) for group in low.groups)
+
+
+def test_an_end_whose_product_cannot_join_stays_one() -> None:
+    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first = x @ w
+        return first, (y @ w).relu() * first
+
+    low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
+    assert [part.products for part in parts(low)] != [] and all(len(part.outputs) == 1 for part in parts(low))
+
+
 def test_a_third_product_is_another_launch() -> None:
     low = lowered(lambda x, a, b, c: (x @ a) * (x @ b) * (x @ c), *(meta(64, 64) for _ in range(4)))
     assert sorted(len(part.products) for part in parts(low)) == [1, 2]

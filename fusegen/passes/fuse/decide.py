@@ -135,19 +135,30 @@ def _beside(graph: Graph, target: Target, products: list[int], taken: _Products,
     found: dict[int, int] = {}
     ends = sorted(taken.epilogues.union(p for p in products if p not in taken.inside))
     for end in ends:
-        candidates = [] if end in found else sorted(_made_of(graph, end) & (stored - taken.ends).difference(ends))
-        for value in (v for v in candidates if v not in found):
+        for value in [] if end in found else _candidates(graph, end, stored - taken.ends | taken.epilogues, taken):
             read = {p for p in _read_by(graph, value, end, stored) if found.get(p) != end}
-            if any(end in graph.ancestors[p] for p in read):
+            if value in found or any(end in graph.ancestors[p] for p in read):
                 continue  # a kernel comes between
             others = [p for p in read if p in ends and p not in found and p not in found.values()]
             group = _with(graph, end, [v for v, e in found.items() if e == end], target, taken.ends)
             for more in (*([other, value] for other in others), [value]):  # with a product that ends in the other value
-                if group is not None and extended(graph, group, more, taken.ends) is not None:
+                if group is not None and _takes(graph, group, more, target, taken):
                     found.update(dict.fromkeys(more, end))
                     break
     taken.ends.update(found, found.values())
     return found
+
+
+def _candidates(graph: Graph, end: int, values: Collection[int], taken: _Products) -> list[int]:
+    """Those of some values that are computed of a product's end; first those in which another product ends."""
+    return sorted(_made_of(graph, end).intersection(values), key=lambda value: (value not in taken.epilogues, value))
+
+
+def _takes(graph: Graph, group: Group, values: list[int], target: Target, taken: _Products) -> bool:
+    """Whether an epilogue can give further values, with all products that would end in them otherwise."""
+    found = extended(graph, group, values, taken.ends)
+    apart = [ending(graph, value, target, taken.ends) for value in values if value in taken.epilogues]
+    return found is not None and all(set(other.anchors) <= set(found.anchors) for other in apart if other is not None)
 
 
 def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Collection[int]) -> Group | None:

@@ -189,7 +189,9 @@ def _walked(graph: Graph, part: Part, kept: Collection[int], skeleton: Skeleton)
     head = skeleton.tile_of(head, whole=len(part.domain.columns) == 1)
     inputs = tuple(cone.inputs)
     taken = tuple(p for p in part.products if p in cone.anchors)
-    if part.products[0] not in taken or set(taken) & set(inputs) or not skeleton.tile_widths(head, len(taken)):
+    if part.products[0] not in taken or not skeleton.tile_widths(head, len(taken)):
+        return None
+    if not {*taken, *part.outputs}.isdisjoint(inputs):  # which would have to be there before they are computed
         return None
     if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
         return None
