@@ -15,8 +15,8 @@ def soft_window_attention(q: Tensor, k: Tensor, v: Tensor, width: Tensor) -> Ten
 
     q, k, v: (batch, heads, positions, d); width: (heads).
     """
-    query = fg.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    key = fg.arange(k.shape[-2], device=q.device)
+    query = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    key = torch.arange(k.shape[-2], device=q.device)
     distance = (key - query) / width.view(-1, 1, 1)
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5) - distance * distance
     return torch.softmax(scores, -1).to(v.dtype) @ v

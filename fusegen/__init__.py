@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "arange", "dropout", "kernel", "load", "vjp"]
+__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "vjp"]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fusegen.bundle.load import load
     from fusegen.errors import FusegenError
     from fusegen.gradients import Vjp, vjp
-    from fusegen.lang.functions.creation import arange
     from fusegen.lang.functions.random import dropout
     from fusegen.runtime.parameters import Static
 else:
@@ -33,7 +32,6 @@ else:
         "Lowered": "fusegen.api",
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
-        "arange": "fusegen.lang.functions.creation",
         "dropout": "fusegen.lang.functions.random",
         "kernel": "fusegen.api",
         "load": "fusegen.bundle.load",

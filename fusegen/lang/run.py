@@ -129,7 +129,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             raise TraceError(
                 f"a function got a value of the trace that it cannot take: {error}",
                 where=raised_at(error),
-                mend="use torch's functions on tensors, and fg.arange(size) for a run-time size",
+                mend="use torch's functions on tensors",
             ) from error
         finally:
             RUNNING.count -= 1

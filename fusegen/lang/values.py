@@ -39,6 +39,10 @@ def stale() -> TraceError:
     )
 
 
+_INT = type("int", (int, torch.SymInt), {})
+"""What a size says it is while it is traced: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
+
+
 class SymbolicSize:
     """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
 
@@ -49,7 +53,7 @@ class SymbolicSize:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """What ``isinstance`` sees: torch's sizes are ints."""
-        return int
+        return int if self.tracer.finished else _INT
 
     def _size(self, value: Dim) -> int | SymbolicSize:
         return self.tracer.size(simplify_dim(value))
@@ -163,6 +167,14 @@ class SymbolicSize:
         if _is_value(other):
             return cast(bool, self._as_number >= other)
         return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
+
+    def __sym_max__(self, other: object) -> Any:
+        """What ``torch.sym_max`` asks a size for."""
+        return self if self >= other else other
+
+    def __sym_min__(self, other: object) -> Any:
+        """What ``torch.sym_min`` asks a size for."""
+        return self if self <= other else other
 
     def __hash__(self) -> int:
         """That of the number, which it equals: the variant is then good for this value only."""

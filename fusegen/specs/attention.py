@@ -28,8 +28,8 @@ def flash_attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v: (batch, heads, positions, d).
     """
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
-    query = fg.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    key = fg.arange(k.shape[-2], device=q.device)
+    query = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    key = torch.arange(k.shape[-2], device=q.device)
     return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) @ v
 
 
@@ -39,8 +39,8 @@ def flash_attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Te
 
     q, k, v: (batch, heads, positions, d); slopes: (heads). Press et al., "Train Short, Test Long" (arXiv 2108.12409).
     """
-    query = fg.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    key = fg.arange(k.shape[-2], device=q.device)
+    query = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    key = torch.arange(k.shape[-2], device=q.device)
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (key - query)
     return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).to(v.dtype) @ v
 

@@ -161,7 +161,7 @@ def test_the_last_tile_ends_where_the_keys_do(kind: str, keys: int) -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         scores = q @ k.mT * 0.125
         if kind == "causal":
-            query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+            query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
             scores = torch.where(key <= query[:, None] * 40 + 100, scores, -math.inf)
         return torch.softmax(scores + mask if kind == "masked" else scores, -1) @ v
 
@@ -188,7 +188,7 @@ def test_several_blocks_share_the_work() -> None:
 def test_causal_attention(queries: int, keys: int) -> None:
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.mT * 0.125
-        query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+        query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
         return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
 
     def wanted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -374,10 +374,10 @@ def _coordinate(draw: Draw, state: State) -> None:
     x = number(draw, state, lambda t: t.dim() > 0)
     if x is not None:
         calls = (
-            "{0} * fg.arange({0}.shape[-1], device={0}.device)",
-            "{0} + fg.arange({0}.shape[-1], dtype=torch.float32, device={0}.device)",
-            "torch.where(fg.arange({0}.shape[-1], device={0}.device) % 2 == 0, {0}, {0} + {0})",
-            "{0} * fg.arange({0}.shape[0], device={0}.device).reshape(-1, *[1] * ({0}.dim() - 1))",
+            "{0} * torch.arange({0}.shape[-1], device={0}.device)",
+            "{0} + torch.arange({0}.shape[-1], dtype=torch.float32, device={0}.device)",
+            "torch.where(torch.arange({0}.shape[-1], device={0}.device) % 2 == 0, {0}, {0} + {0})",
+            "{0} * torch.arange({0}.shape[0], device={0}.device).reshape(-1, *[1] * ({0}.dim() - 1))",
             "{0} + torch.ones((), device={0}.device)",
             "{0} * torch.full((), 0.5, dtype=torch.float64, device={0}.device)",
         )  # fmt: skip
@@ -404,8 +404,8 @@ def _multiplies(a: Tensor, b: Tensor, transposed: str) -> bool:
     return a.shape[-1] == shape[-2] and (b.dim() == 2 or broadcast(a.shape[:-2], b.shape[:-2]))
 
 
-_ROWS = "fg.arange({0}.shape[-2], device={0}.device)[:, None] % 3 > 0"
-_MASK = f"(({_ROWS}) & (fg.arange({{1}}.shape[-2], device={{0}}.device) % 5 != 1))"
+_ROWS = "torch.arange({0}.shape[-2], device={0}.device)[:, None] % 3 > 0"
+_MASK = f"(({_ROWS}) & (torch.arange({{1}}.shape[-2], device={{0}}.device) % 5 != 1))"
 """Some rows are masked as a whole."""
 
 

@@ -28,7 +28,7 @@ OUTER = (
 MASKS = (
     "{0} + torch.where({1} > 0, 0.0, -1e30)", "{0}.masked_fill({1} > 0, -1e30)", "{0}.masked_fill({1} > 0, float('-inf'))",
     "{0}.masked_fill(({1} > 0).float().amax(-1, keepdim=True) > 0, -1e30)", "({0} - 1e30) * 0.37",
-    "{0} + torch.where(fg.arange({0}.shape[0], device={0}.device).reshape(-1, *[1] * ({0}.dim() - 1)) > 0, 0.0, -1e30)",
+    "{0} + torch.where(torch.arange({0}.shape[0], device={0}.device).reshape(-1, *[1] * ({0}.dim() - 1)) > 0, 0.0, -1e30)",
 )  # fmt: skip
 """Rows of which a part, or everything, is masked."""
 

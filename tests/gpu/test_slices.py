@@ -226,14 +226,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     scores = q @ k.mT * scale
-    query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
     query, key = query.to(q.device), key.to(q.device)
     return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
 
 
 def alibi_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float) -> Tensor:
     scores = q @ k.mT * scale
-    query, key = fg.arange(scores.shape[-2]).to(q.device), fg.arange(scores.shape[-1]).to(q.device)
+    query, key = torch.arange(scores.shape[-2]).to(q.device), torch.arange(scores.shape[-1]).to(q.device)
     return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
 
 

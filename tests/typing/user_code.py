@@ -23,7 +23,7 @@ def norm_act(
     """What a user pastes from a model, with every kind of parameter."""
     hidden = F.layer_norm(x, x.shape[-1:], weight, bias)
     parts = hidden.reshape(-1, groups, x.shape[-1] // groups)
-    keep = fg.arange(parts.shape[-1]) >= 1
+    keep = torch.arange(parts.shape[-1]) >= 1
     scaled = torch.where(keep, parts, 0.5 * parts).reshape(x.shape)
     return F.gelu(scaled, approximate=approximate), hidden.amax(-1)
 

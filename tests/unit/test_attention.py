@@ -48,13 +48,13 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
     return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
 
 
 def alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    query, key = fg.arange(scores.shape[-2]), fg.arange(scores.shape[-1])
+    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
     return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
 
 

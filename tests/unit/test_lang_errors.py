@@ -118,7 +118,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.to("cuda"), "cannot move"),
     (lambda x: x + torch.arange(0, 4, 0.5), "arange"),
     (lambda x: x + torch.tensor([1.0] * 8), "torch.tensor of a list"),
-    (lambda x: x[:, 0] + torch.arange(x.shape[0]), "cannot take"),
+    (lambda x: x * len("".join([x.shape[0]])), "cannot take"),  # type: ignore[list-item]
     (lambda x: torch.where(x, x, x), "not bool"),
     (lambda x: len(x.sum()), "iteration over a scalar"),
 ]

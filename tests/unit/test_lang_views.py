@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import FusegenError
 from tests.unit.eager import agree, ints, randn
 
 X, X3 = randn(6, 8), randn(4, 6, 8)
@@ -336,8 +337,39 @@ def test_windows_are_put_back_by_a_size_that_is_divided_as_a_number() -> None:
     agree(window_reverse, (randn(8, 4, 4, 6), 4, 8, 8), (randn(4, 4, 4, 6), 4, 8, 8))
 
 
-def test_torch_s_own_arange_of_the_last_dim() -> None:
-    agree(lambda x: x + torch.arange(x.shape[-1]), *[(randn(3, n),) for n in (8, 16, 5)])
+def test_ranges_over_sizes_are_one_variant() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        n, column = x.shape[0], (-1, 1)
+        return (
+            x + torch.arange(n).view(column),
+            x + torch.arange(1, n + 1, dtype=torch.float32).view(column),
+            x[1:] * torch.arange(end=n - 1).view(column),
+            x[::2] + torch.arange(0, n, 2).view(column),
+            x + torch.arange(x.shape[-1]),
+            x * torch.full_like(x, n),
+            x * torch.sym_max(n, 6) + torch.sym_min(6, n),
+            torch.arange(n * x.shape[1]).view(x.shape) + x.view(torch.Size((n, x.shape[1]))),
+        )
+
+    agree(function, *[(randn(n, 8),) for n in (5, 4, 9, 1, 2)])
+    kernel = fg.kernel(lambda x: x * torch.arange(x.shape[0])[:, None])
+    assert len({kernel.lower(randn(n, 8)).sources[0].text for n in (5, 4, 9)}) == 1
+
+
+def test_evenly_spaced_over_a_size() -> None:
+    agree(lambda x: x * torch.linspace(0, 0.5, x.shape[0])[:, None], *[(randn(n, 8),) for n in (5, 4, 9)])
+
+
+def test_a_size_that_is_kept_is_no_number_of_torch_s() -> None:
+    kept: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.append(x.shape[0])
+        return x + 1
+
+    fg.kernel(function).lower(randn(4, 8))
+    with pytest.raises((FusegenError, TypeError)):
+        torch.ones(3) * kept[0]
 
 
 def test_reductions_of_slices_without_elements() -> None:

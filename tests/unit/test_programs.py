@@ -61,21 +61,21 @@ def rotary_of_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @program((randn(4, 16),), (randn(7, 16),))
 def sinusoidal_positions(x: Tensor) -> Tensor:
     n, d = x.shape
-    position = fg.arange(n, device=x.device).float().unsqueeze(1)
+    position = torch.arange(n, device=x.device).float().unsqueeze(1)
     angle = position * torch.exp(torch.arange(0, d, 2).float() * (-math.log(10000.0) / d))
     return x + torch.stack([torch.sin(angle), torch.cos(angle)], -1).view(n, d)
 
 
 @program((randn(2, 4, 5, 5), randn(4)), (randn(1, 4, 7, 9), randn(4)))
 def alibi(scores: Tensor, slopes: Tensor) -> Tensor:
-    distance = fg.arange(scores.shape[-1])[None, :] - fg.arange(scores.shape[-2])[:, None]
+    distance = torch.arange(scores.shape[-1])[None, :] - torch.arange(scores.shape[-2])[:, None]
     return (scores + slopes.view(-1, 1, 1) * distance).softmax(-1)
 
 
 @program((randn(2, 4, 16),), (randn(2, 7, 16),))
 def t5_buckets(x: Tensor, num_buckets: int = 8, max_distance: int = 16) -> Tensor:
     n = x.shape[1]
-    relative = fg.arange(n)[None] - fg.arange(n)[:, None]
+    relative = torch.arange(n)[None] - torch.arange(n)[:, None]
     half = num_buckets // 2
     side, distance, exact = (relative > 0).to(torch.long) * half, torch.abs(relative), half // 2
     ratio = torch.log(distance.float() / exact) / math.log(max_distance / exact)
@@ -113,14 +113,14 @@ def causal_and_padding(scores: Tensor, keep: Tensor) -> Tensor:
 
 @program((randn(2, 4, 6, 6),), (randn(2, 4, 9, 9),))
 def sliding_window(scores: Tensor, window: int = 3) -> Tensor:
-    i = fg.arange(scores.size(-1))
+    i = torch.arange(scores.size(-1))
     distance = i[:, None] - i[None, :]
     return torch.where((distance >= 0) & (distance < window), scores, float("-inf")).softmax(-1)
 
 
 @program((randn(2, 5, 6), ints(2, low=1, high=5)), (randn(2, 9, 6), ints(2, low=1, high=9)))
 def mean_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
-    mask = fg.arange(x.shape[1])[None, :] < lengths[:, None]
+    mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
     return (x * mask[..., None]).sum(1) / lengths[:, None]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from typing import cast as cast_to
 
 import numpy as np
 import torch
@@ -27,22 +26,9 @@ def iota(tracer: Tracer, size: Dim) -> TracedTensor:
     return tracer.add(Op.IOTA, shape=(size,), dtype=DType.INT64)
 
 
-def arange(size: int | SymbolicSize | Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
-    """0, 1, … size-1 inside a kernel, where ``torch.arange`` does not take a run-time size.
-
-    Args:
-        size: a size of a traced tensor, e.g. ``scores.shape[-1]``.
-        dtype: int64 by default.
-        device: that of the operands, e.g. ``scores.device``: what the same function needs when it runs as plain torch.
-    """
-    if not isinstance(size, SymbolicSize):
-        return torch.arange(size, dtype=dtype, device=device)
-    return cast_to(torch.Tensor, cast(iota(size.tracer, size.expr), dtype))  # user code is checked against torch's types
-
-
 @creates("arange")
 def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """torch.arange with literal bounds."""
+    """torch.arange; run-time sizes are ints, too."""
     bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
     _settings(tracer, settings)
     if not 1 <= len(bounds) <= 3:
@@ -51,12 +37,14 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     if not all(isinstance(b, (int, np.integer)) for b in (start, end, step)) or step <= 0:
         raise TraceError(
             "arange with bounds that are not ints, or a step that is not positive, is not supported",
-            mend="scale arange(n); for a run-time size use fg.arange(size)",
+            mend="scale arange(n)",
         )
     if end < start:
         raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
     count = max(0, -(-(end - start) // step))
-    return cast(pointwise.add(tracer.add(Op.MUL, iota(tracer, dim_of(count)), tracer.lift(step)), start), dtype)
+    numbers = iota(tracer, dim_of(count))
+    numbers = numbers if step == 1 else tracer.add(Op.MUL, numbers, tracer.lift(step))
+    return cast(numbers if start == 0 else pointwise.add(numbers, start), dtype)
 
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
@@ -217,6 +205,7 @@ def linspace(
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
         raise TraceError("linspace between bounds that are not numbers, or of integers", mend="scale arange(n)")
+    steps = int(steps)  # of a run-time size, its value in this call
     index = cast(iota(tracer, steps), torch.float64)
     step = (end - start) / max(steps - 1, 1)
     rising = pointwise.add(pointwise.mul(index, step), start)
