@@ -232,12 +232,16 @@ class MmaPlan:
         return 2 * self.tile_k * (extent if major == "k" else 1 << (extent - 1).bit_length())
 
 
+_LINE = 64  # 16-bit values in the 128 bytes that the swizzle works on
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
     """Streaming attention on tensor cores.
 
     Attributes:
-        head_dim: channels of a head.
+        head_dim: channels of a head of queries and keys.
+        value_dim: channels of a head of values, and of the result.
         tile_k: keys of a tile.
         stages: tiles of keys, and as many of values, that are under way.
         q_stages: tiles of queries, likewise.
@@ -247,6 +251,7 @@ class AttentionPlan:
     """
 
     head_dim: int
+    value_dim: int
     tile_k: int
     stages: int
     q_stages: int = 2
@@ -267,7 +272,8 @@ class AttentionPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles of 16-bit values, two barriers a tile, aligned as the swizzle needs."""
-        tiles = 2 * self.head_dim * (self.q_stages * self.tile_q + 2 * self.stages * self.tile_k)
+        """Tiles of 16-bit values in whole lines, two barriers a tile, aligned as the swizzle needs."""
+        keys, values = (2 * -(-width // _LINE) * _LINE for width in (self.head_dim, self.value_dim))
+        tiles = keys * self.q_stages * self.tile_q + (keys + values) * self.stages * self.tile_k
         barriers = 8 * (2 * self.q_stages + 4 * self.stages)
         return -(-(tiles + barriers) // 1024) * 1024

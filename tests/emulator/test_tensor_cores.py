@@ -176,6 +176,35 @@ def test_the_last_tile_of_wide_heads(keys: int) -> None:
     check(plain, q.abs(), -k.abs() * 2, v, timings=EVERY_TIMING[2:3])
 
 
+WIDTHS = ((8, 8), (24, 40), (32, 32), (72, 80), (80, 72), (96, 96), (64, 128), (128, 64), (192, 128), (160, 160), (256, 256))
+"""Channels of queries and keys, and of values: fewer than a line of 64, no whole lines, no whole steps of 16, more than a tile."""
+
+
+def values_of(width: int, channels: int, dtype: torch.dtype = BF16) -> tuple[Tensor, ...]:
+    """q, k and v as heads of longer rows: what lies beyond a head is another one's."""
+    q, k, v = (randn(2, length, 2 * n, dtype=dtype) for length, n in ((70, width), (100, width), (100, channels)))
+    return q * 3, k * 2, v
+
+
+@pytest.mark.parametrize(("width", "channels"), WIDTHS)
+def test_channels_of_a_head(width: int, channels: int) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in (q, k, v))
+        return plain(q, k, v).transpose(1, 2).flatten(-2)
+
+    values = values_of(width, channels)
+    assert len(fg.kernel(attention).lower(*values, target="sm_90a").program.steps) == 1
+    check(attention, *values, timings=EVERY_TIMING[1:3])
+
+
+def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
+        wide = torch.float32 if q.dtype is BF16 else q.dtype
+        return (plain(q, k, v).to(wide) + bias) * gate
+
+    check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=EVERY_TIMING[1:2], unit=UNIT[BF16])
+
+
 def test_attention_in_half_precision() -> None:
     check(plain, *qkv(150, 200, dtype=F16))
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from tests.emulator.test_tensor_cores import WIDTHS
 
 from .accuracy import check_function
 
@@ -253,6 +254,20 @@ def test_attention(head_dim: int, sizes: tuple[int, int], dtype: torch.dtype) ->
         assert relative(kernel(q, k, v, *extra, scale), expected) < 4 * torch.finfo(dtype).eps
         steps = kernel.lower(q, k, v, *extra, scale).program.steps
         assert len(steps) == 1, "attention became several steps"
+
+
+@pytest.mark.parametrize(("width", "channels"), WIDTHS)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_attention_of_any_width(width: int, channels: int, dtype: torch.dtype) -> None:
+    """Heads lie beside each other in longer rows: what lies beyond a head is another one's."""
+    sizes = ((200, width), (333, width), (333, channels))
+    q, k, v = (randn(2, n, 3 * c, dtype=dtype).unflatten(-1, (3, c)).transpose(1, 2) for n, c in sizes)
+    scale = width**-0.5
+    for function in (attention, causal_attention):
+        kernel = fg.kernel(function)
+        expected = function(*(t.double() for t in (q, k, v)), scale)
+        assert relative(kernel(q, k, v, scale), expected) < 4 * torch.finfo(dtype).eps
+        assert len(kernel.lower(q, k, v, scale).program.steps) == 1
 
 
 def test_attention_of_packed_views() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -107,14 +108,16 @@ def test_plans_of_products_fit_the_machine(rows: int, columns: list[int], produc
     assert accumulators + 32 <= plan.consumer_registers, "accumulators spill"
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_plans_of_attention_fit_the_machine(head_dim: int) -> None:
-    plan, machine = attention_plan(head_dim), target("sm_90a")
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (128, 128), (8, 8), (72, 80), (192, 128), (64, 160), (256, 256)])
+def test_plans_of_attention_fit_the_machine(head_dim: int, value_dim: int) -> None:
+    plan, machine = attention_plan(head_dim, value_dim), target("sm_90a")
     of_launch(plan)
-    assert plan.head_dim == head_dim and plan.stages >= 2 and plan.shared_bytes <= machine.shared_bytes
-    tiles = 2 * head_dim * (plan.q_stages * plan.tile_q + 2 * plan.stages * plan.tile_k)
+    assert (plan.head_dim, plan.value_dim) == (head_dim, value_dim)
+    assert plan.stages >= 2 and plan.shared_bytes <= machine.shared_bytes
+    lines, value_lines = (math.ceil(width / 64) for width in (head_dim, value_dim))
+    tiles = 128 * (lines * (plan.q_stages * plan.tile_q + plan.stages * plan.tile_k) + value_lines * plan.stages * plan.tile_k)
     assert tiles + 8 * (2 * plan.q_stages + 4 * plan.stages) <= plan.shared_bytes <= tiles + 1024 and plan.shared_bytes % 1024 == 0
-    assert (plan.tile_k + head_dim + plan.tile_k // 2) // 2 + 32 <= plan.consumer_registers, "accumulators and weights spill"
+    assert (plan.tile_k + value_dim + plan.tile_k // 2) // 2 + 32 <= plan.consumer_registers, "accumulators and weights spill"
 
 
 @pytest.mark.parametrize("columns", [64, 1000, 24576, 24584])

@@ -18,8 +18,8 @@ from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.passes.fuse.recurrence import Recurrence, derive
 from fusegen.target import Target
 
-HEAD_DIMS = (64, 128)
-"""Widths of a head that the skeleton serves."""
+_CHANNELS = 8  # of a head, or a multiple: vectors of 16 bytes
+_MOST_CHANNELS = 256
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
         return f"operands are {values.dtype}, not 16-bit floats"
     if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
         return f"the result is {graph.nodes[root].dtype}"
+    for channels in (graph.nodes[scores.args[0]].shape[-1], values.shape[-1]):
+        if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
+            return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
     operands = attention_operands(graph, recurrence)
     if operands is None:
         return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
-    if literal(operands.q.shape[-1]) not in HEAD_DIMS or not same(operands.q.shape[-1], operands.v.shape[-1]):
-        return f"the head dim is {operands.q.shape[-1]}, not one of {HEAD_DIMS}"
     return None
 
 

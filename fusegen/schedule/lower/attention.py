@@ -61,7 +61,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         raise VerificationError("q, k or v is not what fusion saw")
     for word in _TAKEN:
         context.names.take(word)
-    plan = attention_plan(_literal(operands.q.shape[-1]), operands.sharing)
+    plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)
     scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
     score, weights = _score(context, recurrence, scored, plan)
@@ -103,7 +103,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     optional = keys if divisor(sympy.sympify(keys), context.multiples) % LANES else None
     words = _words(axes, "key")
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
-    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // plan.head_dim)
+    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
     score = lane_function(context, math, f"{context.name}_score", fast=True)
     return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])

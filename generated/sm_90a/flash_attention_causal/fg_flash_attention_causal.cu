@@ -391,7 +391,8 @@ __device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 HEAD_DIM = 128;
+constexpr i32 HEAD_DIM = 128;  // of queries and keys
+constexpr i32 VALUE_DIM = 128;
 constexpr i32 CONSUMERS = 2;  // warpgroups that compute
 constexpr i32 ROWS = 64;  // query rows of a consumer
 constexpr i32 TILE_Q = CONSUMERS * ROWS;
@@ -405,10 +406,11 @@ constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 K_STEP = 16;  // depth of one wgmma
 constexpr i32 LINE = 64;  // elements in the 128 bytes that the swizzle works on
 constexpr i32 LINE_BYTES = 128;
-constexpr i32 LINES = HEAD_DIM / LINE;
-static_assert(HEAD_DIM % LINE == 0 && TILE_K % K_STEP == 0, "whole lines, whole steps");
+constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // the copy engine fills the last one up with zeros
+constexpr i32 VALUE_LINES = (VALUE_DIM + LINE - 1) / LINE;
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && TILE_K % K_STEP == 0, "whole vectors of 16 bytes, whole steps");
 constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: products of one key tile
-constexpr i32 CHANNELS = ROWS * HEAD_DIM / WARPGROUP;  // accumulators of a thread: output
+constexpr i32 CHANNELS = ROWS * VALUE_DIM / WARPGROUP;  // accumulators of a thread: output
 
 // d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
 // Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
@@ -466,7 +468,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u
 struct alignas(1024) SharedMemory {
     bf16 q[Q_STAGES][LINES][TILE_Q][LINE];
     bf16 k[STAGES][LINES][TILE_K][LINE];
-    bf16 v[STAGES][LINES][TILE_K][LINE];
+    bf16 v[STAGES][VALUE_LINES][TILE_K][LINE];
     u64 q_full[Q_STAGES], q_empty[Q_STAGES];
     u64 k_full[STAGES], k_empty[STAGES];
     u64 v_full[STAGES], v_empty[STAGES];
@@ -520,12 +522,12 @@ __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
     mbarrier_init_fence();
 }
 
-template <i32 ROWS_OF_TILE>
-__device__ __forceinline__ void load_tile(bf16 (&tile)[LINES][ROWS_OF_TILE][LINE], u64& full, const TensorMap& map,
-                                          i32 batch, i32 head, i32 first) {
+template <i32 LINES_OF_TILE, i32 ROWS_OF_TILE>
+__device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TILE][LINE], u64& full,
+                                          const TensorMap& map, i32 batch, i32 head, i32 first) {
     mbarrier_expect(&full, sizeof(tile));
 #pragma unroll
-    for (i32 line = 0; line < LINES; ++line) {
+    for (i32 line = 0; line < LINES_OF_TILE; ++line) {
         tma_load_4d(tile[line], map, &full, line * LINE, first, head, batch);
     }
 }
@@ -565,7 +567,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
 __device__ __forceinline__ void start_scores(float (&s)[SCORES], u64 q, u64 k) {
     wgmma_fence();
 #pragma unroll
-    for (i32 step = 0; step < HEAD_DIM / K_STEP; ++step) {
+    for (i32 step = 0; step < (HEAD_DIM + K_STEP - 1) / K_STEP; ++step) {
         const i32 line = step * K_STEP / LINE;
         const i32 within = step * K_STEP % LINE * sizeof(bf16);
         wgmma_m64n128k16_bf16(s, wgmma_advance(q, line * TILE_Q * LINE_BYTES + within),
