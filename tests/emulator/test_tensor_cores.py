@@ -284,6 +284,15 @@ def test_queries_share_heads_of_keys_that_nobody_copies(function: Callable[..., 
     check(function, q * 3, k * 2, v)
 
 
+def test_one_head_of_keys_that_the_products_broadcast() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(*(x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (q, k, v)))
+
+    q, k, v = randn(2, 70, 256), randn(2, 130, 64), randn(2, 130, 64)
+    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
+    check(function, q * 3, k * 2, v)
+
+
 def test_a_batch_that_shares_keys() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))

@@ -13,12 +13,13 @@ from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of, unsupported_argument
-from fusegen.lang.functions.views import holds, is_negative, reshaped, select, sliced, unsqueeze
+from fusegen.lang.functions.views import cat, holds, is_negative, reshaped, select, sliced, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
 
 _KEYS = (int, np.integer, slice, SymbolicSize, torch.Tensor)
+_MOST_NUMBERS = 64  # in a list between brackets: each is a view of its own
 
 
 def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
@@ -46,7 +47,7 @@ def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = F
 
 @implements("__getitem__")
 def getitem(input: Any, key: Any) -> TracedTensor:
-    """Ints, slices with positive steps, None, the ellipsis, and one tensor of integers."""
+    """Ints, slices with positive steps, None, the ellipsis, and one tensor or list of integers."""
     keys = list(key) if isinstance(key, tuple) else [key]
     _check_keys(keys)
     input = tracer_of(input, *keys).lift(input)
@@ -60,16 +61,22 @@ def getitem(input: Any, key: Any) -> TracedTensor:
 
 def _check_keys(keys: list[Any]) -> None:
     for k in keys:
-        if not (k is None or k is Ellipsis or isinstance(k, _KEYS)) or isinstance(k, bool):
+        if not (k is None or k is Ellipsis or isinstance(k, _KEYS) or _is_numbers(k)) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced",
-                mend="use ints, slices, None, ... and one tensor of integers; torch.where for masks",
+                mend="use ints, slices, None, ... and one tensor or short list of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
         raise ShapeError("an index with several ellipses", mend="use one; the dims that it stands for follow from the others")
-    if sum(isinstance(k, torch.Tensor) for k in keys) > 1:
+    if sum(isinstance(k, (torch.Tensor, list)) for k in keys) > 1:
         mend = "index one dim after the other where each index is of all rows, or use torch.gather"
         raise UnsupportedError("indexing by several tensors cannot be traced", mend=mend)
+
+
+def _is_numbers(key: Any) -> bool:
+    """Whether a key is a list of a few ints."""
+    of_ints = isinstance(key, list) and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in key)
+    return of_ints and len(key) <= _MOST_NUMBERS
 
 
 def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
@@ -79,6 +86,8 @@ def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
             result, place = unsqueeze(result, place), place + 1
         elif isinstance(k, torch.Tensor):
             result, place = _by_tensor(result, place, k), place + k.ndim
+        elif isinstance(k, list):
+            result, place = _by_numbers(result, place, k), place + 1
         elif isinstance(k, slice):
             result, place = _slice_dim(result, place, k), place + 1
         else:
@@ -132,6 +141,12 @@ def _by_tensor(x: TracedTensor, dim: int, index: Any) -> TracedTensor:
             "indexing by a mask cannot be traced: the result's size depends on its values", mend="use torch.where(mask, x, other)"
         )
     return taken(x, dim, chosen, wraps=True)
+
+
+def _by_numbers(x: TracedTensor, dim: int, numbers: list[int]) -> TracedTensor:
+    """A list as a key between brackets: views, one behind the other."""
+    chosen = [unsqueeze(select(x, dim, number), dim) for number in numbers]
+    return cat(chosen, dim) if chosen else sliced(x, dim, 0, 0)
 
 
 # By functions.

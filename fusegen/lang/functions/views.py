@@ -70,9 +70,9 @@ def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tu
 
 
 @implements("view_as", "reshape_as")
-def reshape_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
+def reshape_as(input: TracedTensor, other: torch.Tensor) -> TracedTensor:
     """The shape of another tensor."""
-    return reshaped(input, other._node.shape)
+    return reshape(input, *other.shape)
 
 
 @implements("permute")

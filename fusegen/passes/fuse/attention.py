@@ -109,15 +109,17 @@ def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperand
     values = graph.nodes[recurrence.values].args[1]
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
-    found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, keys))
+    found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, q, keys))
     itemsize = graph.nodes[recurrence.values].dtype.itemsize
     served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
     return next(served, None)
 
 
-def _sharings(graph: Graph, keys: int) -> list[int]:
-    """How many heads of queries may share one of keys: only one where no view repeats any."""
-    position, heads = keys, literal(graph.nodes[keys].shape[1])
+def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
+    """How many heads of queries may share one of keys: all where there is one head of keys; only one where no view repeats any."""
+    position, heads = keys, literal(graph.nodes[q].shape[1])
+    if heads is not None and same(graph.nodes[keys].shape[1], 1):
+        return [heads]
     while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
         if graph.nodes[position].op is Op.EXPAND and heads is not None:
             return [n for n in range(heads, 0, -1) if heads % n == 0]
@@ -126,12 +128,18 @@ def _sharings(graph: Graph, keys: int) -> list[int]:
 
 
 def _operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
-    kt, v = (strided_view(graph, p) if sharing == 1 else repeated_view(graph, p, 1, sharing) for p in (keys, values))
+    kt, v = (_unrepeated(graph, p, sharing) for p in (keys, values))
     if kt is None or v is None:
         return None
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
     batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * sharing, q.shape[1]) for view in (k, v))
     return AttentionOperands(q, k, v, sharing) if batched else None
+
+
+def _unrepeated(graph: Graph, position: int, sharing: int) -> StridedView | None:
+    """Keys or values with each head once, whether a view repeats it or the product broadcasts the only one."""
+    is_plain = sharing == 1 or same(graph.nodes[position].shape[1], 1)
+    return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, sharing)
 
 
 def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
