@@ -59,6 +59,12 @@ COMPOSITIONS = [
 ]
 
 
+def products(x: torch.Tensor) -> torch.Tensor:
+    """Of the matrices of two heads, which were merged with the batch."""
+    heads = x.unflatten(-1, (2, 2, 2)).flatten(0, 1)
+    return heads @ heads.mT
+
+
 @pytest.mark.parametrize("number", range(len(COMPOSITIONS)))
 def test_passes_keep_values_and_leave_primitives(number: int) -> None:
     before = traced(lambda x: COMPOSITIONS[number](x))
@@ -83,6 +89,9 @@ RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
     "times-sigmoid": (lambda x: x * torch.sigmoid(x), Op.SIGMOID, 0),
     "double-negation": (lambda x: x.neg().neg() + x, Op.NEG, 0),
     "back-and-forth": (lambda x: x.exp().reshape(-1).reshape(x.shape) * 2, Op.RESHAPE, 0),
+    "product-of-merged-batches": (lambda x: products(x).unflatten(0, (-1, 2)), Op.RESHAPE, 1),
+    "pointwise-of-merged-batches": (lambda x: products(x).exp().unflatten(0, (-1, 2)), Op.RESHAPE, 1),
+    "reduction-of-merged-batches": (lambda x: products(x).amax(1, keepdim=True).unflatten(0, (-1, 2)), Op.RESHAPE, 1),
     "in-dims-of-a-statistic": (lambda x: x * torch.rsqrt((x * x).mean(-1) + x[:, 0])[:, None], Op.RESHAPE, 0),
     "reciprocal-sqrt": (lambda x: 1 / torch.sqrt(x), Op.DIV, 0),
 }
