@@ -134,6 +134,30 @@ def _product_of_permuted_rows(x: Value) -> Value | None:
     return rows.arg(0).apply(Op.MATMUL, weight).apply(Op.PERMUTE, dims=dims)
 
 
+def _product_of_widened_views(x: Value) -> Value | None:
+    """Operands are converted to float32 behind their views, where attention finds that they have 16 bits."""
+    if x.dtype is not DType.FLOAT32:
+        return None
+    a, b = (_widened_behind_views(x.arg(number)) for number in (0, 1))
+    return None if a is None and b is None else (a or x.arg(0)).apply(Op.MATMUL, b or x.arg(1))
+
+
+def _widened_behind_views(x: Value) -> Value | None:
+    """The value as a conversion of a view, where it is a view of a conversion from 16 bits."""
+    views: list[Value] = []
+    below = x
+    while below.node.family is Family.VIEW and len(below.node.args) == 1:
+        views.append(below)
+        below = below.arg(0)
+    if not views or below.node.op is not Op.CAST or not below.arg(0).dtype.is_half:
+        return None
+    narrow = below.arg(0)
+    for view in reversed(views):
+        node = replace(view.node, args=(narrow.position,), dtype=narrow.dtype)
+        narrow = Value(x.builder, x.builder.put(node, x.location), x.location)
+    return narrow.apply(Op.CAST, dtype=DType.FLOAT32)
+
+
 def _in_dims_of_a_statistic(x: Value) -> Value | None:
     """What is computed of a statistic without the dims that were reduced is computed with them: so rows stay rows of one domain."""
     operands = [x.arg(number) for number in range(len(x.node.args))]
@@ -168,6 +192,7 @@ def _back_and_forth(x: Value) -> Value | None:
 RULES: tuple[Rule, ...] = (
     Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
     Rule("product-of-merged-batches", Op.MATMUL, product_of_merged_batches),
+    Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
     Rule("pointwise-of-merged-batches", Family.POINTWISE, pointwise_of_merged_batches),
     Rule("reduction-of-merged-batches", Family.REDUCTION, reduction_of_merged_batches),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),

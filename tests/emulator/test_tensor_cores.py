@@ -284,6 +284,19 @@ def test_queries_share_heads_of_keys_that_nobody_copies(function: Callable[..., 
     check(function, q * 3, k * 2, v)
 
 
+def test_scores_that_are_asked_for_in_float32() -> None:
+    """As in GPT-J: what is multiplied has 16 bits all the same."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / 8
+        return torch.softmax(scores, -1).to(v.dtype) @ v
+
+    values = qkv(70, 130)
+    assert len(fg.kernel(function).lower(*values, target="sm_90a").program.steps) == 1
+    check(function, *values)
+
+
 def test_one_head_of_keys_that_the_products_broadcast() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain(*(x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (q, k, v)))

@@ -68,6 +68,15 @@ def test_why_attention_is_refused_is_explained(channels: int) -> None:
     assert text.count(f"no attention kernel: the head dim is {channels}") == 2
 
 
+def test_operands_of_two_dtypes_have_no_attention_kernel() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q.float() @ k.mT, -1).to(v.dtype) @ v
+
+    q, k, v = (torch.empty(2, 4, 64, 64, dtype=dtype, device="meta") for dtype in (torch.bfloat16, torch.float32, torch.bfloat16))
+    text = fg.kernel(function).lower(q, k, v, target="sm_90a").explain()
+    assert "no attention kernel: operands are bfloat16, float32, not 16-bit floats of one dtype" in text
+
+
 def test_what_several_kernels_need_is_written_by_one_of_them() -> None:
     def function(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = x.sin() * y + z

@@ -90,6 +90,7 @@ RULE_CASES: dict[str, tuple[Callable[..., Any], Op, int]] = {
     "double-negation": (lambda x: x.neg().neg() + x, Op.NEG, 0),
     "back-and-forth": (lambda x: x.exp().reshape(-1).reshape(x.shape) * 2, Op.RESHAPE, 0),
     "product-of-merged-batches": (lambda x: products(x).unflatten(0, (-1, 2)), Op.RESHAPE, 1),
+    "product-of-widened-views": (lambda x: (h := x.half().float()).mT @ h, Op.CAST, 3),
     "pointwise-of-merged-batches": (lambda x: products(x).exp().unflatten(0, (-1, 2)), Op.RESHAPE, 1),
     "reduction-of-merged-batches": (lambda x: products(x).amax(1, keepdim=True).unflatten(0, (-1, 2)), Op.RESHAPE, 1),
     "in-dims-of-a-statistic": (lambda x: x * torch.rsqrt((x * x).mean(-1) + x[:, 0])[:, None], Op.RESHAPE, 0),

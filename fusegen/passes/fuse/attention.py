@@ -86,15 +86,17 @@ def recurrence_of(graph: Graph, group: Group) -> Recurrence:
 def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     """Why the attention skeleton cannot compute a recurrence; None when it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
+    q, keys = (graph.nodes[p] for p in _queries_and_keys(graph, recurrence))
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
         return "the scores are not of the product's shape"
-    if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or scores.dtype is not values.dtype:
-        return f"operands are {values.dtype}, not 16-bit floats"
+    if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or {q.dtype, keys.dtype} != {values.dtype}:
+        found = ", ".join(dict.fromkeys(str(node.dtype) for node in (q, keys, values)))
+        return f"operands are {found}, not 16-bit floats of one dtype"
     if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
         return f"the result is {graph.nodes[root].dtype}"
-    for channels in (graph.nodes[scores.args[0]].shape[-1], values.shape[-1]):
+    for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
     operands = attention_operands(graph, recurrence)
@@ -105,7 +107,7 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
     """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
-    q, keys = graph.nodes[recurrence.score_product].args
+    q, keys = _queries_and_keys(graph, recurrence)
     values = graph.nodes[recurrence.values].args[1]
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
@@ -113,6 +115,18 @@ def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperand
     itemsize = graph.nodes[recurrence.values].dtype.itemsize
     served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
     return next(served, None)
+
+
+def _queries_and_keys(graph: Graph, recurrence: Recurrence) -> tuple[int, int]:
+    """What is multiplied to scores, below conversions to float32: tensor cores add exact products of 16 bits in it anyway."""
+    q, keys = graph.nodes[recurrence.score_product].args
+    return _unwidened(graph, q), _unwidened(graph, keys)
+
+
+def _unwidened(graph: Graph, position: int) -> int:
+    node = graph.nodes[position]
+    is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
+    return node.args[0] if is_widened else position
 
 
 def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
