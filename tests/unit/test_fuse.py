@@ -137,3 +137,15 @@ def test_a_slice_counts_for_what_is_read_of_it(name: str) -> None:
     low = fg.kernel(function).lower(torch.empty(128, 192, dtype=torch.bfloat16, device="meta"), target="sm_90a")
     (step,) = low.program.steps
     assert step.traffic.read(low.sizes) == 128 * columns * 2
+
+
+def test_concatenations_over_one_shape_are_one_kernel() -> None:
+    """As in GPT-NeoX: a part of each head of queries and keys is rotated."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(torch.cat((each[:, :8] * angle, each[:, 8:]), 1) for each in (x, y))  # type: ignore[return-value]
+
+    inputs = [torch.randn(6, 32), torch.randn(6, 32), torch.randn(8)]
+    kernel = fg.kernel(function)
+    assert len(kernel.lower(*inputs).program.steps) == 1
+    torch.testing.assert_close(kernel(*inputs), function(*inputs))

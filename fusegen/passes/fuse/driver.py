@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
-from fusegen.ir.ops import Family
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_repetition
 from fusegen.ir.symbolic import literal, product, same
 from fusegen.passes.fuse.attention import attention_group
@@ -256,7 +256,9 @@ def _merge_pointwise(graph: Graph, group: Group, other: int, kept: Kept) -> Grou
     grown = _reduction_group(graph, other, kept)
     if grown is not None and grown.kind is not GroupKind.POINTWISE:
         return _merge_rows(graph, grown, group.outputs[0], kept) if len(group.outputs) == 1 else None
-    if graph.nodes[other].family not in (Family.POINTWISE, Family.INDEXING) or Domain(graph.nodes[other].shape) != group.domain:
+    node = graph.nodes[other]
+    is_made_by_points = node.family in (Family.POINTWISE, Family.INDEXING) or node.op is Op.CONCAT
+    if not is_made_by_points or Domain(node.shape) != group.domain:
         return None
     outputs = (*group.outputs, other)
     parts = [_pointwise_group(graph, output, kept.difference(outputs)) for output in outputs]
