@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -34,6 +34,13 @@ class Slot:
         return self.first <= other.last and other.first <= self.last
 
 
+_ORDERS: tuple[Callable[[Slot], tuple[int, ...]], ...] = (
+    lambda slot: (-slot.size, slot.first, slot.key),
+    lambda slot: (slot.first - slot.last, -slot.size, slot.key),
+    lambda slot: (slot.first, -slot.size, slot.key),
+)
+
+
 def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
     """The places of a call's temporaries, and the bytes that they take together."""
     touched = [step.touched for step in call.steps]
@@ -43,11 +50,18 @@ def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int
 def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
     """Values in places of their own as long as they are needed, and the bytes that they take together.
 
-    The largest come first, each as far in front as those that are needed at the same time let it. That is near the largest sum of
-    values that are needed at once, which no arrangement is below.
+    One after the other, each as far in front as those that are needed at the same time let it: the largest first, or those that
+    are needed longest, or as they come, whichever takes the least. That is near the largest sum of values that are needed at once,
+    which no arrangement is below.
     """
+    slots = tuple(slots)
+    arranged = (_placed(sorted(slots, key=order)) for order in _ORDERS)
+    return min(arranged, key=lambda found: found[1])
+
+
+def _placed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
     placed: list[Slot] = []
-    for slot in sorted(slots, key=lambda s: (-s.size, s.first, s.key)):
+    for slot in slots:
         offset = 0
         for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
             if offset + slot.size <= other.offset:

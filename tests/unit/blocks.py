@@ -128,7 +128,86 @@ class Olmo2Layer(LlamaLayer):
         return x + self.normed(self.gated(x), self.norm_2)
 
 
-BLOCKS = (GPT2Block, BertLayer, LlamaLayer, Qwen3Layer, Olmo2Layer)
+class NeoXLayer(nn.Module):
+    """Black et al., GPT-NeoX-20B (arXiv 2204.06745): q, k and v of each head together, a quarter of it rotated; branches side by
+    side."""
+
+    steps, products = 7, 4
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.rotary = heads, width // heads // 4
+        self.norm_1, self.norm_2 = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+        sizes = (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)
+        self.qkv, self.out, self.up, self.down = (nn.Linear(*s).requires_grad_(False) for s in sizes)
+        angles = torch.outer(torch.arange(4096.0), 10000 ** -torch.arange(0, 1, 2 / self.rotary)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def rotated(self, x: Tensor) -> Tensor:
+        turned, kept = x[..., : self.rotary], x[..., self.rotary :]
+        first, second = turned.chunk(2, -1)
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        return torch.cat((turned * cos + torch.cat((-second, first), -1) * sin, kept), -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm_1(x)).view(*x.shape[:2], self.heads, -1).transpose(1, 2).chunk(3, -1)
+        attended = F.scaled_dot_product_attention(self.rotated(q), self.rotated(k), v, is_causal=True)
+        attended = self.out(attended.transpose(1, 2).reshape(x.shape))
+        return self.down(F.gelu(self.up(self.norm_2(x)))) + attended + x
+
+
+class FalconLayer(nn.Module):
+    """Almazrouei et al., The Falcon Series of Open Language Models (arXiv 2311.16867): one head of keys and values, side by side
+    with those of queries."""
+
+    steps, products = 5, 2
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width).requires_grad_(False)
+        self.qkv, self.out = _weight((heads + 2) * (width // heads), width), _weight(width, width)
+        self.up, self.down = _weight(4 * width, width), _weight(width, 4 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        qkv = F.linear(normed, self.qkv).view(*x.shape[:2], self.heads + 2, -1)
+        q, k, v = (part.transpose(1, 2) for part in (qkv[..., :-2, :], qkv[..., [-2], :], qkv[..., [-1], :]))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        return F.linear(F.gelu(F.linear(normed, self.up)), self.down) + F.linear(attended, self.out) + x
+
+
+class BloomLayer(nn.Module):
+    """BigScience Workshop, BLOOM (arXiv 2211.05100): heads merged with the batch for `baddbmm`, which adds ALiBi (arXiv
+    2108.12409)."""
+
+    steps, products = 7, 4
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+        sizes = (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)
+        self.qkv, self.out, self.up, self.down = (nn.Linear(*s).requires_grad_(False) for s in sizes)
+        self.register_buffer("slopes", 2 ** (-8 * torch.arange(1, heads + 1) / heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count = x.shape[:2]
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, count, self.heads, 3, -1).unbind(-2)
+        q, v = (part.transpose(1, 2).reshape(batch * self.heads, count, -1) for part in (q, v))
+        k = k.permute(0, 2, 3, 1).reshape(batch * self.heads, -1, count)
+        positions = torch.arange(count, device=x.device)
+        alibi = (self.slopes[:, None] * positions).to(x.dtype).repeat(batch, 1).unsqueeze(1)
+        scores = alibi.baddbmm(q, k, beta=1.0, alpha=q.shape[-1] ** -0.5).view(batch, self.heads, count, count)
+        scores = scores.masked_fill(positions > positions[:, None], torch.finfo(x.dtype).min)
+        weights = F.softmax(scores, -1, dtype=torch.float32).to(x.dtype).view(batch * self.heads, count, count)
+        attended = torch.bmm(weights, v).view(batch, self.heads, count, -1).transpose(1, 2).reshape(x.shape)
+        x = self.out(attended) + x
+        return self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")) + x
+
+
+BLOCKS = (GPT2Block, BertLayer, LlamaLayer, Qwen3Layer, Olmo2Layer, NeoXLayer, FalconLayer, BloomLayer)
 
 
 def stacked(make: Callable[[int, int], nn.Module], count: int, width: int, heads: int) -> nn.Sequential:
