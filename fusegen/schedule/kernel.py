@@ -411,6 +411,7 @@ class AttentionBody:
         weights: ``anchor``, ``weight`` and ``carry``.
         peak, mass: the reductions of scores and of weights.
         out_offset: of a query's first channel in the output, over the axes of ``finish``.
+        seen: how many keys a query sees at most, over the axes of ``score``; None where they may be all.
     """
 
     input_dtype: DType
@@ -421,6 +422,7 @@ class AttentionBody:
     peak: Reduction
     mass: Reduction
     out_offset: Index
+    seen: Index | None
     plan: AttentionPlan
 
 

@@ -25,6 +25,7 @@ from fusegen.schedule.heuristics.contraction import candidates, shape_of
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
+from tests.unit.test_visible import SEEN
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -229,6 +230,21 @@ def test_causal_attention(queries: int, keys: int) -> None:
     for timing in EVERY_TIMING:
         error = (run(causal, *values, timing=timing).double() - right).abs().max().item()
         assert error <= 3 * UNIT[BF16] * right.abs().max().item(), f"{timing}: {error}"
+
+
+@pytest.mark.parametrize("name", ["causal", "at an end", "a window", "one after the other"])
+@pytest.mark.parametrize(("queries", "keys"), [(200, 333), (300, 130), (1, 200), (129, 128)])
+def test_keys_that_no_query_of_a_tile_sees(name: str, queries: int, keys: int) -> None:
+    mask, _ = SEEN[name]
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(mask(q @ k.mT * 0.125), -1) @ v
+
+    q, k, v = qkv(queries, keys)
+    if name == "a window":
+        k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
+        q = q[..., : k.shape[-2], :]
+    check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=EVERY_TIMING[1:3])
 
 
 @pytest.mark.parametrize("keys", [130, 77])

@@ -23,6 +23,7 @@ _INLINE = "__device__ __forceinline__"
 _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
 _OFFSET = "Of a query's first channel in the output."
+_SEEN = "How many keys a query sees at most: those beyond have no weight."
 
 # Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
 _WEIGHTS = replace(CUDA, fast={**CUDA.fast, Op.EXP2: function("fast_exp2")})
@@ -43,6 +44,7 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
         operand_arguments=values,
         out=out.name,
         plan=body.plan,
+        is_bounded=body.seen is not None,
     )
     return assemble(kernel, target, launch.group.kind.value, "\n".join(_math(kernel, body, fields)), pipeline)
 
@@ -67,6 +69,7 @@ def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[st
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
         offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
+        *([] if body.seen is None else [offset_text("seen_keys", _SEEN, body.seen, body.score.axes, keys, last=False)]),
     ]
 
 

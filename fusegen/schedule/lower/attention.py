@@ -17,6 +17,7 @@ from fusegen.ir.symbolic import Axes, Index, literal, product
 from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
 from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
+from fusegen.passes.fuse.visible import seen_keys
 from fusegen.schedule.access import divisor
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
@@ -75,6 +76,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         peak=reduction_of(context.graph, recurrence.first, lambda _: "peak", fast=False),
         mass=reduction_of(context.graph, recurrence.second, lambda _: "mass", fast=False),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
+        seen=seen_keys(context.graph, recurrence.scores, scored.symbols[-2]),
         plan=plan,
     )
     return [_launch(context, _kernel(context, body, placement.buffer), operands, plan), *placement.copies]
@@ -85,7 +87,7 @@ def _kernel(context: Context, body: AttentionBody, written: int) -> Kernel:
     return Kernel(
         name=context.name,
         pointers=lane_pointers(context, functions, (written,)),
-        sizes=lane_sizes(functions, (body.out_offset,)),
+        sizes=lane_sizes(functions, (body.out_offset, *([] if body.seen is None else [body.seen]))),
         scalars=lane_scalars(context, functions),
         body=body,
         wide=context.wide,

@@ -204,13 +204,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N])
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
-// The value itself, but the compiler no longer knows where it comes from: what depends on it is not hoisted out of a
-// loop, where it would hold registers.
-__device__ __forceinline__ i32 opaque(i32 value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
 // The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
@@ -430,6 +423,11 @@ __device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i
     return head * operands.q_dim2 * 128 + query * 128 + batch * operands.q_dim2 * 2048;
 }
 
+// How many keys a query sees at most: those beyond have no weight.
+__device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 head, i32 query) {
+    return query + 1;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
@@ -531,12 +529,22 @@ struct Cursor {
     }
 };
 
-// One tile of queries. Neighbouring blocks work on the same head, whose keys and values they share in the L2 cache.
+// One tile of queries. Those that see the most keys come first, so that blocks end at about the same time.
 struct Work {
     i32 batch, head, query;
 
-    __device__ __forceinline__ Work(i32 index, i32 heads, i32 query_tiles)
-        : batch(index / query_tiles / heads), head(index / query_tiles % heads), query(index % query_tiles * TILE_Q) {}
+    __device__ __forceinline__ Work(i32 index, i32 works, i32 heads, i32 query_tiles) {
+        const i32 pairs = works / query_tiles;  // of a batch and a head
+        batch = index % pairs / heads;
+        head = index % heads;
+        query = (query_tiles - 1 - index / pairs) * TILE_Q;
+    }
+
+    // Tiles of keys that some of the queries see; the first one in any case.
+    __device__ __forceinline__ i32 key_tiles(const Operands& operands, i32 queries, i32 all) const {
+        const i32 seen = i32(seen_keys(operands, batch, head, min(query + TILE_Q, queries) - 1));
+        return max(1, min(all, (seen + TILE_K - 1) / TILE_K));
+    }
 };
 
 // What a thread knows of its two rows. `mass` covers this thread's columns only, until the rows are finished.
@@ -576,7 +584,8 @@ __device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TI
 
 // Tiles in the order in which consumers want them; keys run from the last tile, the only ragged one, to the first.
 __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
-                                        const TensorMap& v_map, i32 works, i32 heads, i32 query_tiles, i32 key_tiles) {
+                                        const TensorMap& v_map, const Operands& operands, i32 works, i32 heads, i32 queries,
+                                        i32 query_tiles, i32 all_tiles) {
     Cursor<Q_STAGES> q;
     Cursor<STAGES> k, v;
 
@@ -592,7 +601,8 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
     };
 
     for (i32 index = block_id(); index < works; index += block_count()) {
-        const Work work(index, heads, query_tiles);
+        const Work work(index, works, heads, query_tiles);
+        const i32 key_tiles = work.key_tiles(operands, queries, all_tiles);
         load_k(work, key_tiles - 1);
         mbarrier_wait(&shared.q_empty[q.stage], q.phase ^ 1);
         load_tile(shared.q[q.stage], shared.q_full[q.stage], q_map, work.batch, work.head, work.query);
@@ -734,11 +744,10 @@ __device__ __forceinline__ void store_rows(bf16* out, const float (&acc)[CHANNEL
 }
 
 __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16* out, const Operands& operands,
-                                        i32 works, i32 heads, i32 queries, i32 keys, i32 query_tiles, i32 key_tiles) {
+                                        i32 works, i32 heads, i32 queries, i32 keys, i32 query_tiles, i32 all_tiles) {
     const i32 thread = thread_id() % WARPGROUP;
     const i32 own_row = consumer * ROWS + thread / 32 * 16 + thread % 32 / 4;
     const i32 own_key = thread % 4 * 2;
-    const bool ragged = key_tiles * TILE_K > keys;
 
     Cursor<Q_STAGES> q;
     Cursor<STAGES> k, v;
@@ -749,10 +758,11 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
     const auto v_tile = [&] { return wgmma_descriptor(shared.v[v.stage], 8 * LINE_BYTES, TILE_K * LINE_BYTES); };
 
     for (i32 index = block_id(); index < works; index += block_count()) {
-        const Work work(index, heads, query_tiles);
+        const Work work(index, works, heads, query_tiles);
         const i32 first_query = work.query + own_row;
-        // The same for every work, yet what depends on it is not worth keeping in registers from one to the next.
-        const i32 last_key = opaque((key_tiles - 1) * TILE_K + own_key);
+        const i32 key_tiles = work.key_tiles(operands, queries, all_tiles);
+        const bool ragged = key_tiles * TILE_K > keys;
+        const i32 last_key = (key_tiles - 1) * TILE_K + own_key;
 
         Rows rows;
         float s[SCORES];
@@ -814,16 +824,17 @@ fg_flash_attention_alibi(
     if (thread_id() == 0) barriers_init(shared);
     block_sync();
 
+    const Operands operands{slopes_ptr, static_cast<i32>(q_dim2_extent)};
+
     // The last warpgroup produces; a single thread does all of it.
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
         if (thread_id() == CONSUMERS * WARPGROUP) {
-            produce(shared, q_map, k_map, v_map, works, i32(heads), query_tiles, key_tiles);
+            produce(shared, q_map, k_map, v_map, operands, works, i32(heads), i32(queries), query_tiles, key_tiles);
         }
     } else {
         raise_registers<240>();
-        const Operands operands{slopes_ptr, static_cast<i32>(q_dim2_extent)};
         consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
     }
 }

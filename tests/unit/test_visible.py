@@ -1,0 +1,78 @@
+"""How far a query sees: what is found of conditions on positions, and that nothing is found where it would be wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.schedule.kernel import AttentionBody
+
+QUERIES, KEYS = 96, 160
+
+
+def positions(s: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
+
+
+def hidden_by(condition: Callable[[Tensor, Tensor], Tensor], by: float = -math.inf) -> Callable[[Tensor], Tensor]:
+    return lambda s: s.masked_fill(condition(*positions(s)), by)
+
+
+def kept_by(condition: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda s: torch.where(condition(*positions(s)), s, -math.inf)
+
+
+SEEN: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "causal": (kept_by(lambda q, k: k <= q), 1),
+    "before itself": (kept_by(lambda q, k: k < q), 0),
+    "from behind": (kept_by(lambda q, k: q >= k), 1),
+    "strictly from behind": (kept_by(lambda q, k: q > k), 0),
+    "hidden": (hidden_by(lambda q, k: k > q), 1),
+    "hidden from behind": (hidden_by(lambda q, k: q <= k), 0),
+    "not hidden": (kept_by(lambda q, k: ~(k > q)), 1),
+    "at an end": (kept_by(lambda q, k: k <= q + (KEYS - QUERIES)), KEYS - QUERIES + 1),
+    "a difference": (kept_by(lambda q, k: k - q < 3), 3),
+    "a window": (kept_by(lambda q, k: (k <= q) & (k > q - 16)), 1),
+    "the nearer of two": (kept_by(lambda q, k: (k <= q + 9) & (k <= q + 2)), 3),
+    "one after the other": (lambda s: kept_by(lambda q, k: k <= q + 1)(hidden_by(lambda q, k: k > q + 5)(s)), 2),
+}
+"""With how many keys more than its own position a query sees."""
+
+ALL: dict[str, Callable[[Tensor], Tensor]] = {
+    "a number that is not infinite": hidden_by(lambda q, k: k > q, -1e4),
+    "what comes later": kept_by(lambda q, k: k >= q),
+    "either": kept_by(lambda q, k: (k <= q) | (k > 100)),
+    "not both": kept_by(lambda q, k: ~((k <= q) & (k > 8))),
+    "twice as far": kept_by(lambda q, k: 2 * k <= q),
+    "backwards": kept_by(lambda q, k: k <= 90 - q),
+    "floats": kept_by(lambda q, k: k.float() <= q),
+    "added behind": lambda s: kept_by(lambda q, k: k <= q)(s) + 1,
+}
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.softmax(mask(q @ k.mT * 0.125), -1) @ v
+
+
+def body_of(mask: Callable[[Tensor], Tensor]) -> AttentionBody:
+    q, k, v = (torch.empty(2, 4, count, 64, dtype=torch.bfloat16, device="meta") for count in (QUERIES, KEYS, KEYS))
+    (launch,) = fg.kernel(lambda q, k, v: attention(q, k, v, mask)).lower(q, k, v, target="sm_90a").program.launches
+    assert isinstance(launch.kernel.body, AttentionBody)
+    return launch.kernel.body
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_how_far_a_query_sees(name: str) -> None:
+    mask, more = SEEN[name]
+    body = body_of(mask)
+    assert body.seen is not None and body.seen == body.score.axes.symbols[-2] + more
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_query_may_see_all(name: str) -> None:
+    assert body_of(ALL[name]).seen is None
