@@ -50,6 +50,9 @@ ALL: dict[str, Callable[[Tensor], Tensor]] = {
     "not both": kept_by(lambda q, k: ~((k <= q) & (k > 8))),
     "twice as far": kept_by(lambda q, k: 2 * k <= q),
     "backwards": kept_by(lambda q, k: k <= 90 - q),
+    "positions that repeat": lambda s: torch.where(positions(s)[1] <= torch.arange(32).repeat(3)[:, None], s, -math.inf),
+    "positions that wrap": kept_by(lambda q, k: k.to(torch.int8) <= q),
+    "beyond 32 bits": kept_by(lambda q, k: k <= q + 2**31),
     "floats": kept_by(lambda q, k: k.float() <= q),
     "added behind": lambda s: kept_by(lambda q, k: k <= q)(s) + 1,
 }

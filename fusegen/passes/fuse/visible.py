@@ -11,13 +11,16 @@ from collections.abc import Iterable
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Index, literal
+from fusegen.ir.symbolic import Axes, Index
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.groups import Domain
 
+_FAR = 1 << 20
+_COUNTED = (DType.INT32, DType.INT64)
 _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
@@ -33,11 +36,15 @@ def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
     if found is None:
         return None
     own = axes.symbols[-2]
-    step = literal(sympy.expand(found).coeff(own))
-    others = set(axes.symbols) - {own}
-    if step is None or step < 0 or found.free_symbols & others:
-        return None
+    rest = sympy.expand(found - own) if sympy.expand(found).coeff(own) == 1 else sympy.expand(found)
+    if rest.free_symbols & set(axes.symbols) or not all(map(_is_small, sympy.Add.make_args(rest))):
+        return None  # it may shrink from a query to the next, or leave 32 bits
     return sympy.sympify(found.subs(own, query))
+
+
+def _is_small(term: sympy.Expr) -> bool:
+    """Whether a term of a bound is a number that 32 bits hold with others, or a size."""
+    return term.is_Symbol or (-term).is_Symbol or bool(term.is_Integer and abs(term) <= _FAR)
 
 
 def _bounds(graph: Graph, position: int, at: Position, axes: Axes) -> Iterable[sympy.Expr]:
@@ -94,8 +101,8 @@ def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
 def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
     """An integer that the function counts itself, over the axes."""
     node = graph.nodes[position]
-    if node.dtype.is_float or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
-        return None
+    if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
+        return None  # numbers of fewer bits wrap
     if node.op is Op.IOTA:
         return sympy.sympify(at[0])
     if node.op is Op.CONSTANT:
