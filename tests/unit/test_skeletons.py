@@ -1,8 +1,9 @@
 """Skeletons hold no math: they move tiles and rows, and call functions that the user's graph became.
 
-Allowed in a template: arithmetic on indices and addresses, `min` of indices, and the names of the functions that the math part
-defines. Not allowed: a call of a mathematical function, a name of one of torch's compositions, or a literal that is a
-constant of some formula (indices are integers; of floating-point literals only 0.0f, which is the empty accumulator).
+Allowed in a template: arithmetic on indices and addresses, `min` of indices, `max` of an integer literal and an index (a count
+that is at least one), and the names of the functions that the math part defines. Not allowed: a call of a mathematical
+function, a name of one of torch's compositions, or a literal that is a constant of some formula (indices are integers; of
+floating-point literals only 0.0f, which is the empty accumulator).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "cuda"
 SKELETONS = sorted(TEMPLATES.glob("*.cu.jinja"))
 
 _FUNCTIONS = "exp|log|sqrt|rsqrt|tanh|erf|sin|cos|pow|sigmoid|maximum|minimum|fmax|fmin|fma|max|reciprocal|divide"
-CALL = re.compile(rf"\b_*(?:fast_)?(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
+CALL = re.compile(rf"\b_*(?:fast_)?(?!max\(\d+,)(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
 WORD = re.compile(r"softmax|gelu|silu|relu|scale|slope|causal|log2e|epsilon", re.IGNORECASE)
 LITERAL = re.compile(r"\b\d+\.\d+(?:e[-+]?\d+)?f?\b|\b\d+e[-+]?\d+f?\b")
 
@@ -46,6 +47,7 @@ def test_a_skeleton_holds_no_math(path: Path) -> None:
         "peak = maximum(peak, s[p]);",
         "peak = fmaxf(peak, s[p]);",
         "peak = max(peak, s[p]);",
+        "peak = max(0.0f, s[p]);",
         "out = __expf(x);",
         "out = rsqrtf(mass);",
         "s[p] *= 1.442695f;",
