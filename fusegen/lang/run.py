@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from fusegen.lang.places import here, raised_at, returned_at
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import SymbolicSize, TracedTensor
+from fusegen.lang.values import OPERATORS, SymbolicSize, TracedTensor
 
 Structure: TypeAlias = TreeSpec
 """How the results of a function are put together of tensors: tuples, lists, dicts and NamedTuples, one in another."""
@@ -58,10 +59,10 @@ class _Mode(TorchFunctionMode):
         if _writes(name) and any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in args[:1]):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
-        twin = registry.twin_of_property(func)
-        if registry.handler_of(twin) is not None and any(isinstance(a, torch.Tensor) for a in args):
-            lifted = [self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args]
-            return registry.call(twin, lifted, kwargs or {})
+        if any(isinstance(a, torch.Tensor) for a in args):
+            apply = _traced_twin(func)
+            if apply is not None:
+                return apply([self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs or {})
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
@@ -69,6 +70,15 @@ class _Mode(TorchFunctionMode):
         if not any(isinstance(a, TracedTensor) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
         return result
+
+
+def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
+    """What a function of tensors is on traced ones; None where it is not traced."""
+    twin = registry.twin_of_property(func)
+    if registry.handler_of(twin) is not None:
+        return partial(registry.call, twin)
+    operator = OPERATORS.get(func)
+    return None if operator is None else lambda args, kwargs: operator(*args, **kwargs)
 
 
 def _writes(name: str) -> bool:

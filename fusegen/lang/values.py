@@ -407,6 +407,18 @@ def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callabl
     return apply
 
 
+def _equality(function: Callable[..., Any]) -> Callable[[TracedTensor, Any], Any]:
+    """With what is no operand, as torch has it: Python then compares identities, so that ``x == None`` is False."""
+
+    def apply(self: TracedTensor, other: Any) -> Any:
+        return registry.call(function, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
+
+    return apply
+
+
+_OPERANDS = (TracedTensor, TracedScalar, SymbolicSize, torch.Tensor, np.generic, bool, int, float)
+
+
 BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -422,12 +434,25 @@ BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
     "lshift": torch.Tensor.__lshift__,
     "rshift": torch.Tensor.__rshift__,
 }
-_COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+_EQUALITIES = {"eq": torch.eq, "ne": torch.ne}
+_ORDERS = {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""The operators of traced tensors by those of torch's tensors, some of which are no function of torch by another name."""
+
+
+def _implement(name: str, operator: Callable[..., Any]) -> None:
+    setattr(TracedTensor, name, operator)
+    if hasattr(torch.Tensor, name):
+        OPERATORS[getattr(torch.Tensor, name)] = operator
+
 
 for _name, _function in BINARY_OPERATORS.items():
-    setattr(TracedTensor, f"__{_name}__", _operator(_function))
-    setattr(TracedTensor, f"__r{_name}__", _operator(_function, swapped=True))
-for _name, _function in _COMPARISONS.items():
-    setattr(TracedTensor, f"__{_name}__", _operator(_function))
+    _implement(f"__{_name}__", _operator(_function))
+    _implement(f"__r{_name}__", _operator(_function, swapped=True))
+for _name, _function in _EQUALITIES.items():
+    _implement(f"__{_name}__", _equality(_function))
+for _name, _function in _ORDERS.items():
+    _implement(f"__{_name}__", _operator(_function))
 for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
-    setattr(TracedTensor, f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
+    _implement(f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))

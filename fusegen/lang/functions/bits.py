@@ -12,19 +12,19 @@ from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
 
-@implements("__and__", "bitwise_and", "__rand__")
+@implements("__and__", "bitwise_and")
 def bitwise_and(input: Any, other: Any) -> TracedTensor:
     """Conjunction of bools, or of the bits of integers."""
     return _of_bits(Op.LOGICAL_AND, Op.BITWISE_AND, input, other)
 
 
-@implements("__or__", "bitwise_or", "__ror__")
+@implements("__or__", "bitwise_or")
 def bitwise_or(input: Any, other: Any) -> TracedTensor:
     """Disjunction of bools, or of the bits of integers."""
     return _of_bits(Op.LOGICAL_OR, Op.BITWISE_OR, input, other)
 
 
-@implements("__xor__", "bitwise_xor", "__rxor__")
+@implements("__xor__", "bitwise_xor")
 def bitwise_xor(input: Any, other: Any) -> TracedTensor:
     """Exclusive disjunction of bools, or of the bits of integers."""
     return _of_bits(Op.LOGICAL_XOR, Op.BITWISE_XOR, input, other)
@@ -38,13 +38,13 @@ def bitwise_not(input: TracedTensor) -> TracedTensor:
     return _of_bits(Op.LOGICAL_XOR, Op.BITWISE_XOR, input, -1)
 
 
-@implements("__lshift__", "bitwise_left_shift", "__rlshift__")
+@implements("__lshift__", "bitwise_left_shift")
 def bitwise_left_shift(input: Any, other: Any) -> TracedTensor:
     """The bits of integers moved up; zeros follow."""
     return _of_integers(Op.LEFT_SHIFT, input, other)
 
 
-@implements("__rshift__", "bitwise_right_shift", "__rrshift__")
+@implements("__rshift__", "bitwise_right_shift")
 def bitwise_right_shift(input: Any, other: Any) -> TracedTensor:
     """The bits of integers moved down; the sign follows."""
     return _of_integers(Op.RIGHT_SHIFT, input, other)
