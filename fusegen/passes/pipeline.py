@@ -11,6 +11,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
+from fusegen.passes.heads import attention_in_four_dims
 from fusegen.passes.hoist import hoist
 from fusegen.passes.simplify import simplify
 
@@ -29,10 +30,11 @@ PASSES: tuple[Pass, ...] = (Pass("expand-compositions", expand), Pass("simplify"
 
 
 def run_passes(graph: Graph) -> Graph:
-    """The graph in primitives, simplified, without arithmetic of numbers alone."""
+    """The graph in primitives, simplified, attention in four dims, without arithmetic of numbers alone."""
     for step in PASSES:
         graph = apply(step, graph)
-    return hoist(graph)
+    apart = attention_in_four_dims(graph)
+    return hoist(graph if apart is graph else apply(PASSES[-1], apart))
 
 
 def apply(step: Pass, graph: Graph) -> Graph:

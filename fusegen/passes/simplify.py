@@ -16,7 +16,6 @@ from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
-from fusegen.passes.batches import pointwise_of_merged_batches, product_of_merged_batches, reduction_of_merged_batches
 
 Rewrite: TypeAlias = Callable[[Value], Value | None]
 
@@ -191,10 +190,7 @@ def _back_and_forth(x: Value) -> Value | None:
 
 RULES: tuple[Rule, ...] = (
     Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
-    Rule("product-of-merged-batches", Op.MATMUL, product_of_merged_batches),
     Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
-    Rule("pointwise-of-merged-batches", Family.POINTWISE, pointwise_of_merged_batches),
-    Rule("reduction-of-merged-batches", Family.REDUCTION, reduction_of_merged_batches),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),

@@ -25,6 +25,7 @@ from fusegen.schedule.heuristics.contraction import candidates, shape_of
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
+from tests.unit.test_heads import ATTENTION
 from tests.unit.test_visible import SEEN
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -196,6 +197,23 @@ def test_channels_of_a_head(width: int, channels: int) -> None:
     values = values_of(width, channels)
     assert len(fg.kernel(attention).lower(*values, target="sm_90a").program.steps) == 1
     check(attention, *values, timings=EVERY_TIMING[1:3])
+
+
+@pytest.mark.parametrize("function", ATTENTION, ids=lambda f: f.__name__)
+def test_other_dims(function: Callable[..., Tensor]) -> None:
+    """Ways to write attention, of more queries and keys than a tile, neither a multiple of one."""
+
+    def longer(tensor: Tensor) -> Tensor:
+        return randn(*({5: 70, 7: 140}.get(extent, extent) for extent in tensor.shape))
+
+    values = tuple(map(longer, ATTENTION[function]))
+    assert len(fg.kernel(function).lower(*values, target="sm_90a").program.steps) == 1
+    check(function, *values, timings=EVERY_TIMING[1:2])
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 1, 2)], ids=str)
+def test_any_dims_in_front(leading: tuple[int, ...]) -> None:
+    check(plain, *(randn(*leading, length, 64) for length in (70, 140, 140)), timings=EVERY_TIMING[1:2])
 
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:

@@ -460,6 +460,29 @@ def test_einsum(equation: str) -> None:
         agree(lambda a, b: torch.einsum(equation, a, b), tuple(operands))
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("...qd,...kd->...qk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+        ("...qhd,...khd->...hqk", [(2, 4, 3, 5), (2, 6, 3, 5)]),
+        ("...qd,...kd->...qk", [(2, 1, 4, 5), (3, 6, 5)]),
+        ("...ij,jk", [(2, 3, 4), (4, 5)]),
+        ("b...i,b...i->b...", [(2, 3, 4), (2, 3, 4)]),
+        ("i...->...i", [(2, 3, 4)]),
+        ("...i->i", [(2, 3, 4)]),
+        ("...i", [(2, 3, 4)]),
+        ("...,...->...", [(3, 1), (2, 1, 4)]),
+        ("b...,b...", [(2,), (2,)]),
+    ],
+)
+def test_einsum_with_an_ellipsis(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    operands = [randn(*shape) for shape in shapes]
+    if len(operands) == 1:
+        agree(lambda a: torch.einsum(equation, a), tuple(operands))
+    else:
+        agree(lambda a, b: torch.einsum(equation, a, b), tuple(operands))
+
+
 def test_parts_of_flattened_views_whose_row_length_is_known_at_run_time() -> None:
     """Where a row of the input ends is found by a division, whose rest must not be negative."""
     base = randn(40, 64)

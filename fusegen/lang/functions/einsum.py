@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, product, simplify_dim
+from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang.functions.common import tracer_of
 from fusegen.lang.functions.products import matmul
 from fusegen.lang.functions.reductions import reduced
@@ -18,22 +19,19 @@ from fusegen.lang.values import TracedTensor
 
 @implements("einsum")
 def einsum(equation: str, *operands: Any) -> TracedTensor:
-    """Sums of products by letters: ``"bhqd,bhkd->bhqk"``."""
+    """Sums of products by letters: ``"bhqd,bhkd->bhqk"``, ``"...qd,...kd->...qk"``."""
     values = operands[0] if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
-    inputs, result = _letters(equation, len(values))
     tracer = tracer_of(values)
     lifted = [tracer.lift(v) for v in values]
-    for letters, x in zip(inputs, lifted, strict=True):
-        if len(letters) != x.ndim:
-            raise ShapeError(f"einsum: {letters!r} names {len(letters)} of {x.ndim} dims", mend="give one letter a dim")
+    inputs, result = _letters(equation, [x.ndim for x in lifted])
     kept = [_summed(x, letters, set(result).union(*others)) for x, letters, others in _beside(lifted, inputs)]
     if len(kept) == 1:
         return _ordered(*kept[0], result)
     return _product(*kept[0], *kept[1], result)
 
 
-def _letters(equation: str, count: int) -> tuple[list[str], str]:
-    """The letters of each operand and of the result.
+def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; digits stand for the dims of an ellipsis, from the last one.
 
     Raises:
         TraceError: for what is not supported.
@@ -41,15 +39,29 @@ def _letters(equation: str, count: int) -> tuple[list[str], str]:
     left, arrow, result = equation.replace(" ", "").partition("->")
     inputs = left.split(",")
     if not arrow:
-        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    repeated = any(len(set(letters)) != len(letters) for letters in (*inputs, result))
-    if "." in equation or repeated or len(inputs) > 2:
-        mend = "name all dims, each once an operand, of two operands at most; or use matmul, transpose and sum"
-        raise TraceError(f"einsum {equation!r} is not supported", mend=mend)
-    if len(inputs) != count or not set(result) <= set(left):
-        text = f"einsum {equation!r} does not fit {count} operands"
-        raise ShapeError(text, mend="name the operands' dims, and in the result only those")
+        letters = left.replace("...", "").replace(",", "")
+        result = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    if len(inputs) != len(ranks):
+        raise ShapeError(f"einsum {equation!r} does not fit {len(ranks)} operands", mend="give as many operands as it names")
+    if len(inputs) > 2:
+        raise TraceError(f"einsum {equation!r} is not supported", mend="multiply two operands at a time")
+    if set(left + result) - {*string.ascii_letters, ",", "."}:
+        raise TraceError(f"einsum {equation!r} is not supported", mend="name dims by letters, or ... for those in front")
+    hidden = [rank - len(letters.replace("...", "")) for letters, rank in zip(inputs, ranks, strict=True)]
+    for letters, rank, count in zip(inputs, ranks, hidden, strict=True):
+        if count < 0 or (count and "..." not in letters):
+            raise ShapeError(f"einsum: {letters!r} names {len(letters)} of {rank} dims", mend="give one letter a dim, or ...")
+    inputs = [letters.replace("...", _DIGITS[-count:] if count else "") for letters, count in zip(inputs, hidden, strict=True)]
+    result = result.replace("...", _DIGITS[-max(hidden) :] if max(hidden) else "")
+    if any(len(set(letters)) != len(letters) or "." in letters for letters in (*inputs, result)):
+        raise TraceError(f"einsum {equation!r} is not supported", mend="name each dim of an operand once; or use diagonal and sum")
+    if not set(result) <= set("".join(inputs)):
+        raise ShapeError(f"einsum {equation!r}: the result has a dim of no operand", mend="name dims of operands only")
     return inputs, result
+
+
+_DIGITS = "9876543210"
+"""Names of the dims of an ellipsis: the last of each operand is the same."""
 
 
 def _beside(operands: Sequence[TracedTensor], inputs: Sequence[str]) -> list[tuple[TracedTensor, str, list[str]]]:
@@ -73,13 +85,15 @@ def _product(a: TracedTensor, in_a: str, b: TracedTensor, in_b: str, result: str
     batch = "".join(c for c in shared if c in result)
     rows, columns = ("".join(c for c in letters if c not in shared) for letters in (in_a, in_b))
     left, right = _ordered(a, in_a, batch + rows + summed), _ordered(b, in_b, batch + summed + columns)
-    sizes = dict(zip(in_a, a._node.shape, strict=True)) | dict(zip(in_b, b._node.shape, strict=True))
+    of_a, of_b = (dict(zip(letters, x._node.shape, strict=True)) for letters, x in ((in_a, a), (in_b, b)))
+    sizes = of_a | {c: size for c, size in of_b.items() if c not in of_a or same(of_a[c], 1)}
     if summed and (rows or columns):
-        x, y = _merged(left, sizes, [*batch, rows, summed]), _merged(right, sizes, [*batch, summed, columns])
+        x, y = _merged(left, of_a, [*batch, rows, summed]), _merged(right, of_b, [*batch, summed, columns])
         found = reshaped(matmul(x, y), [sizes[c] for c in batch + rows + columns])
     else:
-        spread = reshaped(left, [sizes[c] for c in batch + rows + summed] + [1] * len(columns))
-        other = reshaped(right, [sizes[c] for c in batch] + [1] * len(rows) + [sizes[c] for c in summed + columns])
+        own, count = right._node.shape, len(batch)
+        spread = reshaped(left, [*left._node.shape, *[1] * len(columns)])
+        other = reshaped(right, [*own[:count], *[1] * len(rows), *own[count:]])
         first = len(batch + rows)
         terms = spread._tracer.add(Op.MUL, spread, other)
         found = reduced(Op.SUM, terms, tuple(range(first, first + len(summed))), False) if summed else terms

@@ -86,7 +86,7 @@ def recurrence_of(graph: Graph, group: Group) -> Recurrence:
 def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     """Why the attention skeleton cannot compute a recurrence; None when it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
-    q, keys = (graph.nodes[p] for p in _queries_and_keys(graph, recurrence))
+    q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
@@ -107,23 +107,23 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
     """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
-    q, keys = _queries_and_keys(graph, recurrence)
-    values = graph.nodes[recurrence.values].args[1]
+    q, keys = graph.nodes[recurrence.score_product].args
+    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1])
+
+
+def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
+    """The same for operands of two products: keys are of (batch, head, channel, key)."""
+    q, keys = _unwidened(graph, q), _unwidened(graph, keys)
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
     found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, q, keys))
-    itemsize = graph.nodes[recurrence.values].dtype.itemsize
+    itemsize = graph.nodes[values].dtype.itemsize
     served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
     return next(served, None)
 
 
-def _queries_and_keys(graph: Graph, recurrence: Recurrence) -> tuple[int, int]:
-    """What is multiplied to scores, below conversions to float32: tensor cores add exact products of 16 bits in it anyway."""
-    q, keys = graph.nodes[recurrence.score_product].args
-    return _unwidened(graph, q), _unwidened(graph, keys)
-
-
 def _unwidened(graph: Graph, position: int) -> int:
+    """What is below a conversion to float32: tensor cores add exact products of 16 bits in it anyway."""
     node = graph.nodes[position]
     is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
     return node.args[0] if is_widened else position

@@ -65,10 +65,12 @@ SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference",
 def derive(graph: Graph, values: int) -> Recurrence | None:
     """The recurrence of a product whose first operand is made of such weights, or None."""
     node = graph.nodes[values]
-    if node.op is not Op.MATMUL:
-        return None
-    outermost = _without_cast(graph, node.args[0])
-    guard, normalized = _guard(graph, outermost)
+    return weighted(graph, values, node.args[0]) if node.op is Op.MATMUL else None
+
+
+def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
+    """The same where the product's first operand is a view of ``operand``, of the same matrices."""
+    guard, normalized = _guard(graph, _without_cast(graph, operand))
     if graph.nodes[normalized].op is not Op.DIV:
         return None
     weights, second = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
