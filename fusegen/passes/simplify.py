@@ -16,6 +16,7 @@ from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
+from fusegen.passes.sinks import softmax_beside_a_sink
 
 Rewrite: TypeAlias = Callable[[Value], Value | None]
 
@@ -192,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
     Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
+    Rule("softmax-beside-a-sink", Op.SLICE, softmax_beside_a_sink),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
     Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),

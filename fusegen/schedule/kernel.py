@@ -410,6 +410,7 @@ class AttentionBody:
         finish: from two neighbouring channels of the weighted sum; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
         peak, mass: the reductions of scores and of weights.
+        has_sink: whether ``finish`` also needs the peak of the scores.
         out_offset: of a query's first channel in the output, over the axes of ``finish``.
         seen: how many keys a query sees at most, over the axes of ``score``; None where they may be all.
     """
@@ -421,6 +422,7 @@ class AttentionBody:
     weights: tuple[Function, ...]
     peak: Reduction
     mass: Reduction
+    has_sink: bool
     out_offset: Index
     seen: Index | None
     plan: AttentionPlan

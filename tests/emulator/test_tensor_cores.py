@@ -26,6 +26,7 @@ from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
 from tests.unit.test_heads import ATTENTION
+from tests.unit.test_sinks import HEADS, WAYS
 from tests.unit.test_visible import SEEN
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -214,6 +215,19 @@ def test_other_dims(function: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("leading", [(), (3,), (2, 1, 2)], ids=str)
 def test_any_dims_in_front(leading: tuple[int, ...]) -> None:
     check(plain, *(randn(*leading, length, 64) for length in (70, 140, 140)), timings=EVERY_TIMING[1:2])
+
+
+@pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("level", [-3.0, 3.0, 60.0])
+def test_a_sink(function: Callable[..., Tensor], level: float) -> None:
+    values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + level)
+    check(function, *values, timings=EVERY_TIMING[1:2])
+
+
+def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
+    """Its weight relative to the others' peak is beyond what a float holds."""
+    values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + 300)
+    assert not run(WAYS[0], *values, timing=EVERY_TIMING[1]).any()
 
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:

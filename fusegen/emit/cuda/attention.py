@@ -45,6 +45,7 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
         out=out.name,
         plan=body.plan,
         is_bounded=body.seen is not None,
+        has_sink=body.has_sink,
     )
     return assemble(kernel, target, launch.group.kind.value, "\n".join(_math(kernel, body, fields)), pipeline)
 
@@ -56,7 +57,7 @@ def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[st
     finish = Wrapper(
         "finish",
         "Finishes two neighbouring channels of a query.",
-        ("const float (&total)[2]", "float mass"),
+        ("const float (&total)[2]", "float mass", *(["float peak"] if body.has_sink else [])),
         channels,
         (("out", body.output_dtype.spelling),),
     )

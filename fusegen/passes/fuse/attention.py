@@ -165,6 +165,8 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[in
     cone = Cone()
     _walk(graph, recurrence.scores, recurrence.score_product, cone, kept)
     _walk(graph, root, recurrence.values, cone, kept)
+    if recurrence.sink is not None:
+        _walk(graph, recurrence.sink, recurrence.values, cone, kept)
     needed = {recurrence.score_product, recurrence.values}
     if not needed <= set(cone.anchors) or needed & set(cone.inputs):
         return None

@@ -30,6 +30,7 @@ class Recurrence:
         score_product: the product that the scores are made of.
         separation: the rule by which f separates in r1.
         guarded: whether p_j is 0 where r1 is what it starts from, and not f / 0: no key counts, so that r2 is 0.
+        sink: one more score, of which only the weight counts: p_j = f(s_j, r) / (r2 + f(sink, r)), r being the larger of r1 and it.
     """
 
     scores: int
@@ -40,6 +41,7 @@ class Recurrence:
     score_product: int
     separation: Separation
     guarded: bool = False
+    sink: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,17 @@ class Separation:
         name: for `explain`.
         outer, inner: f(s, r) = outer(inner(s, r)).
         reduction: the reduction that r must be, so that f stays bounded.
+        pair: the same of two numbers.
     """
 
     name: str
     outer: Op
     inner: Op
     reduction: Op
+    pair: Op
 
 
-SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference", Op.EXP, Op.SUB, Op.AMAX),)
+SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference", Op.EXP, Op.SUB, Op.AMAX, Op.MAXIMUM),)
 """The known ways; for each, carry(old, new) = outer(inner(old, new))."""
 
 
@@ -73,16 +77,18 @@ def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
     guard, normalized = _guard(graph, _without_cast(graph, operand))
     if graph.nodes[normalized].op is not Op.DIV:
         return None
-    weights, second = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
-    if not _is_reduction(graph, second, Op.SUM) or graph.nodes[second].args[0] != weights:
-        return None
+    weights, total = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
     for separation in SEPARATIONS:
-        found = _match(graph, weights, separation)
-        if found is not None:
-            scores, first = found
+        relative = _relative(graph, weights, separation)
+        if relative is not None:
+            scores, reference = relative
+            first, sink = _reference(graph, reference, separation)
+            second = total if sink is None else _beside(graph, total, (sink, reference), separation)
+            is_first = _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores
+            is_second = _is_reduction(graph, second, Op.SUM) and graph.nodes[second].args[0] == weights
             product = _single_product(graph, scores)
-            if product is not None and guard in (None, first):
-                return Recurrence(scores, first, weights, second, values, product, separation, guard is not None)
+            if is_first and is_second and product is not None and guard in (None, first):
+                return Recurrence(scores, first, weights, second, values, product, separation, guard is not None, sink)
     return None
 
 
@@ -101,17 +107,26 @@ def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
     return (reduction, _without_cast(graph, other)) if _is_reduction(graph, reduction, Op.AMAX) else (None, position)
 
 
-def _match(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:
+def _relative(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:
+    """s and r of f(s, r)."""
     outer = graph.nodes[weights]
     if outer.op is not separation.outer:
         return None
     inner = graph.nodes[outer.args[0]]
-    if inner.op is not separation.inner:
-        return None
-    scores, first = inner.args
-    if _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores:
-        return scores, first
-    return None
+    return (inner.args[0], inner.args[1]) if inner.op is separation.inner else None
+
+
+def _reference(graph: Graph, reference: int, separation: Separation) -> tuple[int, int | None]:
+    """The reduction that weights are relative to, and the sink where it takes part."""
+    node = graph.nodes[reference]
+    return (node.args[0], node.args[1]) if node.op is separation.pair else (reference, None)
+
+
+def _beside(graph: Graph, total: int, sink: tuple[int, int], separation: Separation) -> int:
+    """The sum of the weights, where the weight of the sink is added to it; else the total itself."""
+    node = graph.nodes[total]
+    is_beside = node.op is Op.ADD and _relative(graph, node.args[1], separation) == sink
+    return node.args[0] if is_beside else total
 
 
 def _without_cast(graph: Graph, position: int) -> int:

@@ -13,7 +13,7 @@ from fusegen.errors import VerificationError
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Index, literal, product
+from fusegen.ir.symbolic import Axes, Index, literal, product, same
 from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
 from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
@@ -22,7 +22,7 @@ from fusegen.schedule.access import divisor
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import AttentionBody, Function, Kernel, LaneFunction
+from fusegen.schedule.kernel import AttentionBody, Kernel, LaneFunction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
@@ -49,7 +49,7 @@ from fusegen.schedule.terms import Evaluator, Leaf, Term
 WORDS = ("batch", "head", "query")
 """What the math calls its first coordinates."""
 
-_TAKEN = ("operands", "product", "s", "total", "mass", "out", "result", "key", "channel", *WORDS)
+_TAKEN = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 
 
@@ -65,17 +65,18 @@ def lower_attention(context: Context) -> Sequence[Step]:
     plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)
     scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
-    score, weights = _score(context, recurrence, scored, plan)
-    finish = _finish(context, root, recurrence, finished)
+    score, unit = _score(context, recurrence, scored, plan)
+    finish = _finish(context, root, recurrence, finished, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
         output_dtype=context.dtype(placement.buffer),
         score=score,
         finish=finish,
-        weights=weights,
+        weights=weight_functions(recurrence.separation, unit, context.graph.locations[recurrence.weights]),
         peak=reduction_of(context.graph, recurrence.first, lambda _: "peak", fast=False),
         mass=reduction_of(context.graph, recurrence.second, lambda _: "mass", fast=False),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
+        has_sink=recurrence.sink is not None,
         seen=seen_keys(context.graph, recurrence.scores, scored.symbols[-2]),
         plan=plan,
     )
@@ -95,8 +96,8 @@ def _kernel(context: Context, body: AttentionBody, written: int) -> Kernel:
     )
 
 
-def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, tuple[Function, ...]]:
-    """What a query and two keys score, in units that the weights know."""
+def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
+    """What a query and two keys score, and in which unit."""
     graph = context.graph
     evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
@@ -107,14 +108,13 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
-    score = lane_function(context, math, f"{context.name}_score", fast=True)
-    return score, weight_functions(recurrence.separation, unit, graph.locations[recurrence.weights])
+    return lane_function(context, math, f"{context.name}_score", fast=True), unit
 
 
-def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> LaneFunction:
+def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
     """What becomes of the weighted sum of two channels."""
     accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
-    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, guarded=recurrence.guarded)
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
     return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
@@ -123,24 +123,43 @@ def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes) -> 
 class _Normalised(Evaluator):
     """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end.
 
+    A mass of 0, where all keys are masked, gives 0 where the recurrence is guarded; the sum is 0 then, and stays it.
+
     Args:
-        guarded: whether a mass of 0, where all keys are masked, gives 0; the sum is 0 then, and stays it.
+        unit: what the peak must be multiplied by.
     """
 
-    def __init__(self, *args: Any, guarded: bool) -> None:
+    def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
         super().__init__(*args)
-        self.guarded = guarded
+        self.recurrence = recurrence
+        self.unit = unit
 
     def _anchor(self, position: int, index: Position) -> int:
         total = super()._anchor(position, index)
         dtype = self.terms.items[total].dtype
-        one = self.terms.put(Term(Leaf.CONSTANT, (), dtype, "1.0"))
-        mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
         location = self.graph.locations[position]
-        if self.guarded:
-            none = self.terms.put(Term(Op.EQ, (mass, self.terms.put(Term(Leaf.CONSTANT, (), dtype, "0.0"))), DType.BOOL))
+        mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
+        if self.recurrence.sink is not None:
+            mass = self.terms.put(Term(Op.ADD, (mass, self._weight_of(self.recurrence.sink, index, dtype)), dtype), location)
+        one = self._constant(1.0, dtype)
+        if self.recurrence.guarded:
+            none = self.terms.put(Term(Op.EQ, (mass, self._constant(0.0, dtype)), DType.BOOL))
             mass = self.terms.put(Term(Op.WHERE, (none, one, mass), dtype), location)
         return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
+
+    def _weight_of(self, sink: int, index: Position, dtype: DType) -> int:
+        """The weight of one more score relative to the peak of the others: infinite where it is far beyond them, and all of theirs
+        together nothing."""
+        separation, location = self.recurrence.separation, self.graph.locations[sink]
+        peak = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "peak"))
+        scaled = self.terms.put(Term(Op.MUL, (peak, self._constant(self.unit, dtype)), dtype), location)
+        shape = self.graph.nodes[sink].shape
+        score = self.value(sink, tuple(0 if same(extent, 1) else i for i, extent in zip(index, shape, strict=True)))
+        relative = self.terms.put(Term(separation.inner, (score, scaled), dtype), location)
+        return self.terms.put(Term(separation.outer, (relative,), dtype), location)
+
+    def _constant(self, value: float, dtype: DType) -> int:
+        return self.terms.put(Term(Leaf.CONSTANT, (), dtype, repr(value)))
 
 
 def _words(axes: Axes, lane: str) -> dict[Index, str]:

@@ -1,0 +1,117 @@
+"""Attention beside a sink: one more score that takes part in the softmax, and whose weight is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.ir.ops import Op
+from fusegen.passes.fuse.groups import GroupKind
+from tests.unit.eager import agree, randn
+
+HEADS = 4
+
+
+def of_heads(sinks: Tensor, scores: Tensor) -> Tensor:
+    """A learned score a head, for each query."""
+    return sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[-2], -1)
+
+
+def as_in_gpt_oss(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """The scores less their largest, and a softmax that does that again."""
+    scores = q @ k.mT * 0.125
+    joined = torch.cat([scores, of_heads(sinks, scores)], dim=-1)
+    joined = joined - joined.max(dim=-1, keepdim=True).values
+    return F.softmax(joined, dim=-1, dtype=joined.dtype)[..., :-1] @ v
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """Causal, and computed in float32; the first query sees nothing but the sink."""
+    scores = q @ k.mT * 0.125
+    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
+    scores = torch.where(key < query[:, None], scores, -math.inf)
+    joined = torch.cat([scores, of_heads(sinks, scores)], dim=-1)
+    return F.softmax(joined, dim=-1, dtype=torch.float32).to(q.dtype)[..., :-1] @ v
+
+
+def in_front(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """The sink before the scores, of batch and heads merged, and an epilogue."""
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    scores = torch.bmm(q, k.mT)
+    sink = sinks.repeat(scores.shape[0] // HEADS)[:, None, None].expand(-1, scores.shape[1], -1)
+    return torch.bmm(torch.softmax(torch.cat([sink, scores], -1), -1)[..., 1:], v) * 2 + 1
+
+
+def of_each_query(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """A score that is computed of the query."""
+    sink = (q * sinks[:, None, None]).sum(-1, keepdim=True)
+    return torch.softmax(torch.cat([q @ k.mT, sink], -1), -1)[..., :-1] @ v
+
+
+WAYS = (as_in_gpt_oss, masked, in_front, of_each_query)
+
+
+def inputs(queries: int, keys: int, *, level: float = 0.0) -> tuple[Tensor, ...]:
+    q, k, v = (randn(2, HEADS, length, 64) for length in (queries, keys, keys))
+    return q, k, v, randn(HEADS) + level
+
+
+@pytest.mark.parametrize("level", [-200.0, -3.0, 0.0, 3.0, 200.0, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
+def test_values(function: Callable[..., Tensor], level: float) -> None:
+    """Also of sinks that take all of the weight, or none; nothing is left of a row in which all scores are minus infinity."""
+    if function is not of_each_query or abs(level) < math.inf:
+        agree(function, inputs(5, 7, level=level))
+
+
+@pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
+def test_one_launch(function: Callable[..., Tensor]) -> None:
+    meta = (torch.empty(x.shape, dtype=torch.bfloat16, device="meta") for x in inputs(128, 192))
+    low = fg.kernel(function).lower(*meta, target="sm_90a")
+    kinds = [group.kind for group in low.groups]
+    assert kinds[-1] is GroupKind.ATTENTION and len(low.program.steps) == (2 if function is of_each_query else 1)
+
+
+def test_another_addend_is_no_sink() -> None:
+    """Weights relative to the larger of the scores and a number, and a total with another one."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT
+        sink = of_heads(sinks, scores)
+        largest = torch.maximum(scores.amax(-1, keepdim=True), sink)
+        weights = (scores - largest).exp()
+        return weights / (weights.sum(-1, keepdim=True) + (sink + 1 - largest).exp()) @ v
+
+    agree(function, inputs(5, 7))
+    meta = (torch.empty(x.shape, dtype=torch.bfloat16, device="meta") for x in inputs(128, 192))
+    low = fg.kernel(function).lower(*meta, target="sm_90a")
+    assert GroupKind.ATTENTION not in {group.kind for group in low.groups}
+
+
+def two(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(torch.cat([scores, of_heads(sinks, scores).repeat(1, 1, 1, 2)], -1), -1)[..., :-2]
+
+
+def its_own_weight(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(torch.cat([scores, of_heads(sinks, scores)], -1), -1)[..., 1:]
+
+
+def a_part(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(torch.cat([scores, of_heads(sinks, scores)], -1), -1)[..., :-2]
+
+
+@pytest.mark.parametrize("function", [two, its_own_weight, a_part])
+def test_what_is_no_sink(function: Callable[..., Tensor]) -> None:
+    q, k, _, sinks = inputs(5, 7)
+    agree(function, (q, k, sinks))
+    low = fg.kernel(function).lower(q, k, sinks, target="cpu")
+    assert Op.CONCAT in {node.op for _, node in low.graph}
