@@ -44,6 +44,8 @@ class Kernel(Generic[P, R]):
     Made by `kernel`. Called with torch tensors it returns torch tensors; called inside of another kernel it is inlined.
     """
 
+    __name__: str  # of the function, as its documentation and module are
+
     def __init__(self, function: Callable[P, R], mutates: Sequence[str] = ()) -> None:
         functools.update_wrapper(self, function)
         self.function = function

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 import pytest
 import torch
 from torch import Tensor

@@ -26,4 +26,4 @@ def check_function(kernel: Callable[..., object], eager: Callable[..., object], 
 
 
 def _tuple(value: object) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)  # type: ignore[return-value]
+    return value if isinstance(value, tuple) else (value,)

@@ -78,12 +78,12 @@ def test_empty_tensors_give_empty_results() -> None:
 def test_every_16_bit_input(dtype: torch.dtype, function: object) -> None:
     """Approximations are allowed only where no 16-bit input shows them."""
     every = torch.arange(-(1 << 15), 1 << 15, device="cuda").to(torch.int16).view(dtype)
-    check_function(fg.kernel(_named(function)), function, (every[every.isfinite()],))  # type: ignore[arg-type]
+    check_function(fg.kernel(_named(function)), function, (every[every.isfinite()],))
 
 
 def _named(function: object) -> object:
     def applied(x: Tensor) -> Tensor:
-        return function(x)  # type: ignore[operator,no-any-return]
+        return function(x)
 
     return applied
 
@@ -250,7 +250,7 @@ def test_attention(head_dim: int, sizes: tuple[int, int], dtype: torch.dtype) ->
     cases = [(attention, ()), (alibi_attention, (slopes,))] + ([(causal_attention, ())] if keys <= queries else [])
     for function, extra in cases:
         kernel = fg.kernel(function)
-        expected = function(*wide, *(t.double() for t in extra), scale)  # type: ignore[operator]
+        expected = function(*wide, *(t.double() for t in extra), scale)
         assert relative(kernel(q, k, v, *extra, scale), expected) < 4 * torch.finfo(dtype).eps
         steps = kernel.lower(q, k, v, *extra, scale).program.steps
         assert len(steps) == 1, "attention became several steps"

@@ -138,7 +138,7 @@ def test_a_failing_kernel_leaves_a_row() -> None:
         return x[x > 0]
 
     class Other(Case):
-        kernel = property(lambda self: untraceable)  # type: ignore[assignment]
+        kernel = property(lambda self: untraceable)
 
     failed = run_case(Other("gelu", (4, 32), (4, 32), case.build), HOST, quick=True)
     assert failed.error is not None and failed.fusegen_us is None and failed.eager_us is not None

@@ -64,14 +64,14 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_atomically(path, b"old")
     with pytest.raises(TypeError):
-        files.write_atomically(path, "text")  # type: ignore[arg-type]
+        files.write_atomically(path, "text")
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_library_appears_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler writes elsewhere: the library's own name is taken by a rename."""
     written: list[list[str]] = []
-    compile_now = host.run
+    compile_now = host.run  # type: ignore[attr-defined]  # where it is called
 
     def noted(command: list[str], *rest: Any, **named: Any) -> Any:
         written.append(command)

@@ -16,7 +16,7 @@ import torch
 from fusegen import FusegenError, __version__
 from fusegen.bench.cases import CASES
 from fusegen.cli import bench, demo, show
-from fusegen.cli.demo_stages import ARCHITECTURES
+from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
 from fusegen.cli.main import COMMANDS, main
 from fusegen.jit import disassemble, nvrtc
 from fusegen.specs import SPECS
@@ -384,7 +384,7 @@ def test_bench_refuses_a_place_that_cannot_be_written(run: Run, tmp_path: Path) 
 
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = [replace(f, shapes={n: (2, *s[1:]) if len(s) == 3 else s for n, s in f.shapes.items()}) for f in demo.FUSIONS]
+    small = [replace(f, shapes={n: (2, *s[1:]) if len(s) == 3 else s for n, s in f.shapes.items()}) for f in FUSIONS]
     monkeypatch.setattr(demo, "FUSIONS", tuple(small))
     result = run("demo", "--device", "cpu")
     assert result.code == 0, result.err
@@ -398,7 +398,7 @@ def test_demo_without_nvrtc_still_runs(run: Run, monkeypatch: pytest.MonkeyPatch
         raise nvrtc._missing()
 
     monkeypatch.setattr(nvrtc, "nvrtc_version", missing)
-    small = replace(demo.FUSIONS[0], shapes={"x": (2, 8, 32)})
+    small = replace(FUSIONS[0], shapes={"x": (2, 8, 32)})
     monkeypatch.setattr(demo, "FUSIONS", (small,))
     result = run("demo", "--device", "cpu")
     assert result.code == 0 and "NVRTC is not installed" in result.out and "speed-up" in result.out

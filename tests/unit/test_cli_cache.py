@@ -97,7 +97,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
     with pytest.raises(SettingsError, match="cannot be read") as caught:
-        action(path)  # type: ignore[operator]
+        action(path)
     assert caught.value.mend and path.read_text() == "precious"
 
 

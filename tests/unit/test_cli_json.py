@@ -16,7 +16,7 @@ import pytest
 from fusegen import __version__
 from fusegen.bench.cases import CASES
 from fusegen.cli import bench, demo
-from fusegen.cli.demo_stages import ARCHITECTURES
+from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
 from fusegen.cli.document import plain_value
 from fusegen.cli.main import COMMANDS, main
 from fusegen.dtypes import DType
@@ -87,7 +87,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 
 def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FUSIONS", (replace(demo.FUSIONS[0], shapes={"x": (2, 8, 32)}),))
+    monkeypatch.setattr(demo, "FUSIONS", (replace(FUSIONS[0], shapes={"x": (2, 8, 32)}),))
     (fusion,) = document(capsys, "demo", "--device", "cpu")["fusions"]
     assert fusion["kernel"] == "gelu_new" and fusion["missing"] == [] and "fg_gelu_new(" in fusion["sources"][0]
     assert [each["architecture"] for each in fusion["compiled"]] == list(ARCHITECTURES)

@@ -133,7 +133,7 @@ def random_tree(rng: random.Random, depth: int) -> Tree:
     """A random expression of product, bias, residual, a row vector and a scalar."""
     if depth == 0:
         leaf = rng.randrange(5)
-        return lambda *values: values[leaf]  # type: ignore[return-value]
+        return lambda *values: values[leaf]
     left, right = random_tree(rng, depth - 1), random_tree(rng, rng.randrange(depth))
     unary = rng.choice([torch.relu, torch.sigmoid, torch.tanh, F.silu, torch.abs, lambda x: F.gelu(x, approximate="tanh")])
     binary: Callable[..., Tensor] = rng.choice([

@@ -19,7 +19,7 @@ from fusegen.runtime.forms import Forms
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.kernel import ContractionBody
-from fusegen.schedule.plan import ContractionPlan
+from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import LibraryProduct, Program
 from fusegen.target import Target
 from tests.unit.lowering import meta
@@ -35,7 +35,7 @@ def lowered(kernel: fg.Kernel[..., Any], rows: int, target: str = "sm_90a") -> L
     return kernel.lower(meta(rows, 4096), meta(4096, 4096), target=target)
 
 
-def plan(program: Program) -> ContractionPlan | None:
+def plan(program: Program) -> ContractionPlan | MmaPlan | None:
     """Of the only product; None where the library computes it."""
     if any(isinstance(step, LibraryProduct) for step in program.steps):
         return None

@@ -30,7 +30,7 @@ def read(graph: Graph, position: int, index: tuple[int, ...], x: Tensor) -> floa
     for source in sources(graph, position, axes.symbols, axes):
         bounds = source.bounds
         if bounds is not None:
-            place, lower, upper = (formula(e)(values) for e in (bounds.index, bounds.lower or 0, bounds.upper))  # type: ignore[arg-type]
+            place, lower, upper = (formula(e)(values) for e in (bounds.index, bounds.lower or 0, bounds.upper))
             if not lower <= place < upper:
                 continue
         return read(graph, source.arg, tuple(formula(i)(values) for i in source.index), x)

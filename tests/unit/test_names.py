@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -57,11 +57,12 @@ PRODUCT = "def kernel(x, w, {name}):\n    return torch.relu(x @ w) * {name}"
 
 def of_lanes(source: str, name: str) -> str:
     """The math of a kernel on tensor cores, with its wrappers, and with an operand of a name."""
-    names: dict[str, object] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch}
     exec(source.format(name=name), names)
-    shapes = {ATTENTION: [(2, 4, 256, 64)] * 3 + [(256, 256)], PRODUCT: [(256, 256), (256, 512), (256, 512)]}[source]
+    of_attention: list[tuple[int, ...]] = [*[(2, 4, 256, 64)] * 3, (256, 256)]
+    shapes = of_attention if source is ATTENTION else [(256, 256), (256, 512), (256, 512)]
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-    return fg.kernel(names["kernel"]).lower(*tensors, target="sm_90a").sources[0].math  # type: ignore[arg-type]
+    return fg.kernel(names["kernel"]).lower(*tensors, target="sm_90a").sources[0].math
 
 
 @pytest.mark.parametrize("template", SKELETONS, ids=lambda t: f"{t.parent.name}-{t.name}")
@@ -77,7 +78,7 @@ def test_a_parameter_named_as_a_temporary(name: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({name}, y, z):\n    return ({name} * y).softmax(-1) * z", scope)  # the name is the point
     arguments = torch.randn(3, 4, 40).unbind()
-    torch.testing.assert_close(fg.kernel(scope["function"])(*arguments), scope["function"](*arguments))  # type: ignore[arg-type,operator]
+    torch.testing.assert_close(fg.kernel(scope["function"])(*arguments), scope["function"](*arguments))
 
 
 @pytest.mark.parametrize("source", [ATTENTION, PRODUCT], ids=["attention", "product"])
@@ -114,7 +115,7 @@ def of_names(names: Sequence[str], body: str) -> fg.Kernel[..., Tensor]:
     text = BODIES[body].format(tensors=names[:2], scalars=names[2:])
     space: dict[str, object] = {"torch": torch}
     exec(f"def f({', '.join(names)}):\n    return {text}", space)
-    return fg.kernel(space["f"])  # type: ignore[arg-type]
+    return fg.kernel(space["f"])
 
 
 def refusal(text: str) -> str:
@@ -158,9 +159,9 @@ def test_named_dims_meet_no_name() -> None:
 def test_a_kernel_of_any_name(name: str) -> None:
     space: dict[str, object] = {"torch": torch}
     exec(f"def {name}(x, s):\n    return torch.softmax(x * s, -1) + x.amax(-1, keepdim=True)", space)
-    kernel = fg.kernel(space[name])  # type: ignore[arg-type]
+    kernel = fg.kernel(space[name])
     assert not any(refusal(source.text) for source in kernel.lower(torch.randn(6, 40), 2.0, target="cpu").sources)
-    for source in fg.kernel(space[name]).lower(torch.randn(6, 40), 2.0, target="sm_90a").sources:  # type: ignore[arg-type]
+    for source in fg.kernel(space[name]).lower(torch.randn(6, 40), 2.0, target="sm_90a").sources:
         compile_ptx(source, "sm_90a")
 
 

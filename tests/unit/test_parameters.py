@@ -50,7 +50,7 @@ def test_annotations_of_local_names() -> None:
     Rows = Annotated[Tensor, "rows cols"]
 
     def function(x: Rows) -> Tensor:
-        assert Rows
+        assert Rows is not None
         return x
 
     assert Parameters.of(function).dim_names == {"x": ("rows", "cols")}

@@ -453,7 +453,7 @@ def test_math_is_as_it_was(own_math: dict[str, Any]) -> None:
         thread.join()
     same(seen[0], X * math.sqrt(2.0))
     with pytest.raises(TypeError):
-        fg.kernel(lambda x, s: x * math.sqrt())(X, 2.0)  # type: ignore[call-arg]
+        fg.kernel(lambda x, s: x * math.sqrt())(X, 2.0)
 
 
 def test_settings_of_functions_are_values() -> None:

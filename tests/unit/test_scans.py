@@ -76,7 +76,7 @@ def test_math_before_and_behind() -> None:
         return (x.exp() * s).cumsum(-1) / (scale + torch.arange(x.shape[-1])) - x * x.abs().cumsum(-1)
 
     agree(function, (randn(3, 40), randn(3, 1).abs() + 1, 0.5), (randn(3, 1000), randn(1000).abs() + 1, 2.5))
-    assert kinds(function, randn(3, 40), randn(3, 1), 0.5) == [GroupKind.SCAN]  # type: ignore[arg-type]
+    assert kinds(function, randn(3, 40), randn(3, 1), 0.5) == [GroupKind.SCAN]
 
 
 @pytest.mark.usefixtures("either")

@@ -273,6 +273,7 @@ def test_an_iterator_is_refused(iterator: Callable[[], Iterator[Any]]) -> None:
         fg.kernel(lambda x: x * next(values))(X)
 
 
+RNG = np.random.default_rng(0)
 DRAWS: dict[str, Callable[[], Any]] = {
     "random": random.random,
     "numpy": lambda: np.random.rand(),
@@ -280,7 +281,6 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(()),
     "torch item": lambda: torch.randn(3).sum().item(),
 }
-RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("name", DRAWS)

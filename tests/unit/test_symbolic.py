@@ -49,7 +49,7 @@ def test_sizes_are_the_same_for_all_values_or_not_at_all() -> None:
     ],
 )
 def test_exact_quotients(a: object, b: object, quotient: object) -> None:
-    assert exact_quotient(a, b) == quotient  # type: ignore[arg-type]
+    assert exact_quotient(a, b) == quotient
 
 
 def test_literals() -> None:

@@ -19,7 +19,7 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(10)
 
 def attention(**options: int | bool) -> nn.MultiheadAttention:
     torch.manual_seed(0)
-    return nn.MultiheadAttention(64, 4, **options).eval().requires_grad_(False)  # type: ignore[arg-type]
+    return nn.MultiheadAttention(64, 4, **options).eval().requires_grad_(False)
 
 
 def encoder(norm_first: bool) -> nn.TransformerEncoderLayer:

@@ -78,7 +78,7 @@ WITHOUT_VALUES: list[Callable[[Any], Any]] = [
     lambda x: list(reversed(x)),
     lambda x: complex(x.sum()),
     lambda x: f"{x.sum():.2f}",
-    lambda x: torch.utils.dlpack.to_dlpack(torch.Tensor(x)),
+    lambda x: torch.utils.dlpack.to_dlpack(torch.Tensor(x)),  # type: ignore[attr-defined]
     lambda x: torch.Tensor.as_subclass(x, torch.Tensor),
     lambda x: torch.nn.Parameter(x),
     lambda x: copy.copy([x.storage()]),
@@ -173,7 +173,7 @@ def test_a_size_of_another_trace() -> None:
 
 def test_a_name_of_a_property_stands_in_the_message() -> None:
     refused(lambda x: x.grad, X, error=UnsupportedError, says="Tensor.grad", line="x.grad")
-    refused(lambda x: torch.Tensor.grad.__get__(x), X, error=UnsupportedError, says="grad", line="__get__")  # type: ignore[attr-defined]
+    refused(lambda x: torch.Tensor.grad.__get__(x), X, error=UnsupportedError, says="grad", line="__get__")
 
 
 class Holds:

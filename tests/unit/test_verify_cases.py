@@ -151,7 +151,7 @@ def test_a_tensor_lies_as_its_layout_says(layout: Layout, strides: tuple[int, ..
     tensor = layout.tensor(lambda shape: torch.arange(float(torch.Size(shape).numel())).view(shape), CPU)
     assert (tuple(tensor.shape), tensor.stride()) == (SHAPE, strides)
     assert Layout.of(tensor) == layout == Layout.of(layout.stand_in())
-    storage = torch.empty(0).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    storage = torch.empty(0).set_(tensor.untyped_storage())
     used = len({float(x) for x in tensor.flatten()})
     assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
     assert layout.stored == storage.numel()

@@ -162,7 +162,7 @@ def test_every_spec_takes_part() -> None:
 @pytest.mark.parametrize("full", [1, 9], ids=["until-it-is-emptied", "for-good"])
 def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What earlier cases left behind must not cost a case; one that does not fit at all is skipped, not passed."""
-    calls = []
+    calls: list[None] = []
 
     def once_full(*arguments: Any) -> Arguments:
         calls.append(None)

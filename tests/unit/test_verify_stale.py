@@ -90,14 +90,14 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
     for path in (package / "ir/ops.py", folder / "cuda/rows.cu.jinja"):
         path.parent.mkdir(parents=True)
         path.write_text("one")
-    monkeypatch.setattr(emitted.fusegen, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(emitted.fusegen, "__file__", str(package / "__init__.py"))  # type: ignore[attr-defined]
     monkeypatch.setattr(emitted, "templates", lambda: folder)
     found = [digest(), digest()]
     (package / "ir/ops.py").write_text("two")
     found.append(digest())
     (folder / "cuda/rows.cu.jinja").write_text("two")
     found.append(digest())
-    monkeypatch.setattr(emitted.sympy, "__version__", "0")
+    monkeypatch.setattr(emitted.sympy, "__version__", "0")  # type: ignore[attr-defined]
     found.append(digest())
     emitted.generator.cache_clear()
     assert found[0] == found[1] and len(set(found)) == 4
@@ -178,7 +178,7 @@ def test_what_two_targets_launch_alike_is_run_once() -> None:
     class Counted(Prepared):
         def run(self, arguments: object, device: torch.device) -> tuple[torch.Tensor, ...]:
             runs.append(self.target.name)
-            return super().run(arguments, device)  # type: ignore[arg-type]
+            return super().run(arguments, device)
 
     (case,) = (case for case in cases(SHIFTED, F32) if case.name == "odd")
     found = prepare(SHIFTED, case, CPU)

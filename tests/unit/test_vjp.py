@@ -546,7 +546,7 @@ def test_around_it_torch_s_autograd() -> None:
             return y
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
             return passes.backward(ctx.saved.with_tensors(ctx.saved_tensors), grad)
 
     Norm.apply(x, weight).square().sum().backward()

@@ -366,10 +366,10 @@ def scaled_norm(x: Tensor, w: Tensor) -> Tensor:
 def test_out(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, x, w = fg.kernel(scaled_norm), randn(3, 40, dtype=dtype), randn(40, dtype=dtype)
     for out in (torch.empty_like(x), torch.empty(40, 3, dtype=dtype).T, torch.empty(5, 80, dtype=dtype)[1:4, ::2]):
-        assert kernel(x, w, out=out) is out  # type: ignore[call-arg]
+        assert kernel(x, w, out=out) is out
         torch.testing.assert_close(out, scaled_norm(x, w), rtol=1e-2, atol=1e-2)
     monkeypatch.setattr(f"{__name__}.SCALE", 3.0)
-    torch.testing.assert_close(kernel(x, w, out=out), scaled_norm(x, w), rtol=1e-2, atol=1e-2)  # type: ignore[call-arg]
+    torch.testing.assert_close(kernel(x, w, out=out), scaled_norm(x, w), rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(kernel(x, w), scaled_norm(x, w), rtol=1e-2, atol=1e-2)
     assert len(kernel.lower(x, w, out=out).program.steps) == 1
 
@@ -384,8 +384,8 @@ def test_out_that_does_not_fit() -> None:
         (x, "shares memory with 'x'"),
     ):
         with pytest.raises(ArgumentError, match=words):
-            kernel(x, w, out=out)  # type: ignore[call-arg]
+            kernel(x, w, out=out)
     with pytest.raises(ArgumentError, match="one tensor"):
-        fg.kernel(lambda x: (x, x + 1))(x, out=torch.empty(3, 40))  # type: ignore[call-arg]
+        fg.kernel(lambda x: (x, x + 1))(x, out=torch.empty(3, 40))
     named = fg.kernel(lambda x, out: x + out)
     torch.testing.assert_close(named(x, out=x), x + x)

@@ -41,7 +41,7 @@ def copies(arguments: Sequence[Any]) -> list[Any]:
     def copy(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in memo:
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
             memo[storage.data_ptr()] = whole.clone()
         return memo[storage.data_ptr()].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

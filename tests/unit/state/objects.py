@@ -253,7 +253,7 @@ def object_in_a_deque_in_a_dict() -> Case:
 @case
 def list_element() -> Case:
     values = [2.0, [3.0]]
-    return Case(lambda x: x * values[1][0], lambda: values[1].__setitem__(0, 5.0))  # type: ignore[index, union-attr]
+    return Case(lambda x: x * values[1][0], lambda: values[1].__setitem__(0, 5.0))
 
 
 @case

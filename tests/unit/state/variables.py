@@ -81,7 +81,7 @@ def function_rebound() -> Case:
 
     def change() -> None:
         nonlocal act
-        act = F.silu  # type: ignore[assignment]
+        act = F.silu
 
     return Case(lambda x: act(x - 4), change)
 
@@ -145,7 +145,7 @@ def default_argument_of_a_helper() -> Case:
     def helper(x: Tensor, settings: dict[str, float] = {"scale": 2.0}) -> Tensor:  # noqa: B006
         return x * settings["scale"]
 
-    return Case(lambda x: helper(x), lambda: helper.__defaults__[0].update(scale=3.0))  # type: ignore[index]
+    return Case(lambda x: helper(x), lambda: helper.__defaults__[0].update(scale=3.0))
 
 
 @case
@@ -162,7 +162,7 @@ def default_arguments_replaced() -> Case:
 @case
 def attribute_of_a_function() -> Case:
     def helper(x: Tensor) -> Tensor:
-        return x * helper.scale  # type: ignore[attr-defined, no-any-return]
+        return x * helper.scale  # type: ignore[attr-defined]
 
     helper.scale = 2.0  # type: ignore[attr-defined]
     return Case(lambda x: helper(x), lambda: setattr(helper, "scale", 3.0))
@@ -205,7 +205,7 @@ def module_imported_in_the_function() -> Case:
     def function(x: Tensor) -> Tensor:
         from module_of_a_user import SCALE  # type: ignore[import-not-found]
 
-        return x * SCALE  # type: ignore[no-any-return]
+        return x * SCALE
 
     return Case(function, lambda: setattr(module, "SCALE", 3.0))
 
