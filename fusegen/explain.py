@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
+from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.kernel import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.plan import MmaPlan, Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.units import human_bytes

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fusegen.emit import cpu, cuda
-from fusegen.schedule.kernel import Body, Kernel
+from fusegen.schedule.bodies import Body
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Backend, Target

@@ -10,7 +10,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.spelling import Language, Precedence, Text
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
-from fusegen.schedule.kernel import Function, Parameter
+from fusegen.schedule.math import Function, Parameter
 from fusegen.schedule.terms import Leaf, Term
 
 _WIDEST = 76  # columns that an expression may take before its parts get names

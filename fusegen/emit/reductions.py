@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.kernel import Function, Reduction
+from fusegen.schedule.math import Function, Reduction
 from fusegen.schedule.reductions import combine_function, identity_function
 
 

@@ -11,7 +11,8 @@ from fusegen.emit.offsets import Offsets
 from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, call_view, fragment
 from fusegen.schedule.access import Access
-from fusegen.schedule.kernel import ColumnSum, Function, Parameter, Phase, RowBody
+from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
+from fusegen.schedule.math import Function, Parameter
 from fusegen.schedule.plan import Persistence
 
 

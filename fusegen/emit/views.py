@@ -14,7 +14,8 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.indices import Check, has_checks
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Pointer
+from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.math import Argument, Call, Coordinate
 from fusegen.schedule.names import identifier
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusegen.schedule.kernel import Function, Parameter, Result
+from fusegen.schedule.math import Function, Parameter, Result
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 

@@ -29,7 +29,8 @@ from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.fuse import Group
-from fusegen.schedule.kernel import Body, Kernel, RowBody, ScanBody
+from fusegen.schedule.bodies import Body, RowBody, ScanBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 

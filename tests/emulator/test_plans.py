@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime import backends, dispatch
-from fusegen.schedule.kernel import RowBody
+from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.target import Target
 from tests.unit.eager import agree, ints, randn

@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import EmulationError
 from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
-from fusegen.schedule.kernel import PointwiseBody, RowBody
+from fusegen.schedule.bodies import PointwiseBody, RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
 from tests.unit.eager import agree, randn
 

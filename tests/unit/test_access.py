@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, axis_symbol, size_symbol, stride_symbol
 from fusegen.schedule.access import Access, Pattern, divisor, is_alike, merge_axes, pattern_of, size_names, vector_width
-from fusegen.schedule.kernel import PointwiseBody
+from fusegen.schedule.bodies import PointwiseBody
 
 N = size_symbol("n")
 ROW, LANE = axis_symbol("i0"), axis_symbol("i1")

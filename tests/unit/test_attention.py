@@ -15,7 +15,7 @@ from fusegen.api import Lowered
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.kernel import AttentionBody
+from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Leaf, Term, Terms

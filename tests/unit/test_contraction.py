@@ -13,8 +13,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.api import Lowered
 from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
-from fusegen.schedule.kernel import ContractionBody, LaneFunction
+from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.program import Launch, LibraryProduct
 from fusegen.target import target
 from tests.unit.lowering import kinds, lowered, meta

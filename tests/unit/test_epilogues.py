@@ -13,7 +13,7 @@ from fusegen.api import Lowered
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
-from fusegen.schedule.kernel import ContractionBody
+from fusegen.schedule.bodies import ContractionBody
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 

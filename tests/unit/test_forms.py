@@ -16,9 +16,9 @@ from fusegen.api import Lowered
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.runtime.forms import Forms
+from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
-from fusegen.schedule.kernel import ContractionBody
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import LibraryProduct, Program
 from fusegen.target import Target

@@ -23,7 +23,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.reference import RULES
 from fusegen.passes.expand import EXPANSIONS
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.kernel import AttentionBody, Body, ContractionBody
+from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
 from fusegen.schedule.lower.driver import _KINDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.cpu.spelling import CPP
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.math import function_text
-from fusegen.schedule.kernel import Function, Result
+from fusegen.schedule.math import Function, Result
 from fusegen.schedule.terms import Leaf, Term
 from fusegen.source import strip_comments
 from tests.unit.eager import agree, randn

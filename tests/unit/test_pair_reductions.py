@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.kernel import ColumnBody, RowBody
+from fusegen.schedule.bodies import ColumnBody, RowBody
 from tests.unit.eager import agree, randn
 
 BF16, F16, F32, F64, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32

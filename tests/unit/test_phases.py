@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
-from fusegen.schedule.kernel import Phase, RowBody
+from fusegen.schedule.bodies import Phase, RowBody
 from fusegen.schedule.plan import Persistence
 
 

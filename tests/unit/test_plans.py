@@ -12,11 +12,11 @@ import torch
 import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
+from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plan
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
-from fusegen.schedule.kernel import RowBody
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.target import Target, cuda_targets, target
 

@@ -16,8 +16,8 @@ from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.spelling import Language
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.schedule.kernel import Function, Parameter
-from fusegen.schedule.kernel import Result as FunctionResult
+from fusegen.schedule.math import Function, Parameter
+from fusegen.schedule.math import Result as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
 
 COMPUTING = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)

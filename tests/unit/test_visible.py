@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.kernel import AttentionBody
+from fusegen.schedule.bodies import AttentionBody
 
 QUERIES, KEYS = 96, 160
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from fusegen.emit.cpu.pointwise import emit_pointwise
 from fusegen.emit.cpu.rows import emit_columns, emit_rows
 from fusegen.emit.cpu.scan import emit_scan
-from fusegen.schedule.kernel import Body, ColumnBody, Kernel, PointwiseBody, RowBody, ScanBody
+from fusegen.schedule.bodies import Body, ColumnBody, PointwiseBody, RowBody, ScanBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target

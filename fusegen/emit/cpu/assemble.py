@@ -9,7 +9,8 @@ from fusegen.emit.cpu.spelling import CPP
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry, kernel_parameters
-from fusegen.schedule.kernel import Function, Kernel
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.math import Function
 from fusegen.schedule.names import identifier
 from fusegen.source import Source
 from fusegen.target import Target

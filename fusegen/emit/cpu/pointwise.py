@@ -10,7 +10,8 @@ from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.views import call_view, checks_view, fragment
 from fusegen.ir.symbolic import Axes
-from fusegen.schedule.kernel import Kernel, PointwiseBody
+from fusegen.schedule.bodies import PointwiseBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target

@@ -5,7 +5,7 @@ from fusegen.emit.cuda.contraction import emit_contraction
 from fusegen.emit.cuda.pointwise import emit_pointwise
 from fusegen.emit.cuda.rows import emit_columns, emit_rows
 from fusegen.emit.cuda.scan import emit_scan
-from fusegen.schedule.kernel import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
+from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 
 EMITTERS = {
     PointwiseBody: emit_pointwise,

@@ -8,7 +8,8 @@ from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import Function, Kernel
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.math import Function
 from fusegen.source import Source
 from fusegen.target import Target
 

@@ -13,7 +13,9 @@ from fusegen.emit.math import function_text
 from fusegen.emit.spelling import function
 from fusegen.emit.views import entry
 from fusegen.ir.ops import Op
-from fusegen.schedule.kernel import AttentionBody, Function, Kernel
+from fusegen.schedule.bodies import AttentionBody
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.math import Function
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source

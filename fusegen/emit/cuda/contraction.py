@@ -11,17 +11,9 @@ from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, 
 from fusegen.emit.environment import render
 from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, view
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import (
-    Accumulated,
-    ContractionBody,
-    HeadStatistic,
-    Kernel,
-    LaneFunction,
-    LaneSource,
-    PartResult,
-    Pointer,
-    ProductPart,
-)
+from fusegen.schedule.bodies import Accumulated, ContractionBody, HeadStatistic, PartResult, ProductPart
+from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.lane_math import LaneFunction, LaneSource
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source

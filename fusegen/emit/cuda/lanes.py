@@ -15,7 +15,8 @@ from fusegen.emit.views import LANE, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Kernel, LaneArgument, LaneFunction, LaneRead, LaneSource
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lane_math import LaneArgument, LaneFunction, LaneRead, LaneSource
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"

@@ -8,7 +8,8 @@ from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text
 from fusegen.emit.views import call_view, checks_view, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import Axes, product
-from fusegen.schedule.kernel import Kernel, PointwiseBody
+from fusegen.schedule.bodies import PointwiseBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target

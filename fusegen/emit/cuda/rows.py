@@ -10,7 +10,8 @@ from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_fu
 from fusegen.emit.text import c_text
 from fusegen.emit.views import checks_view, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
-from fusegen.schedule.kernel import ColumnBody, Kernel, RowBody
+from fusegen.schedule.bodies import ColumnBody, RowBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target

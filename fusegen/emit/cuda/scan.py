@@ -9,7 +9,8 @@ from fusegen.emit.reductions import kinds, reduction_functions, view
 from fusegen.emit.text import c_text
 from fusegen.emit.views import call_view, checks_view, decode, entry, fragment, kernel_parameters
 from fusegen.ir.symbolic import product
-from fusegen.schedule.kernel import Kernel, ScanBody
+from fusegen.schedule.bodies import ScanBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target

@@ -19,10 +19,13 @@ from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
 from fusegen.passes.fuse.visible import seen_keys
 from fusegen.schedule.access import divisor
+from fusegen.schedule.bodies import AttentionBody
+from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import AttentionBody, Kernel, LaneFunction
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
@@ -44,7 +47,7 @@ from fusegen.schedule.lower.weights import common_factor, weight_functions
 from fusegen.schedule.plan import AttentionPlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
-from fusegen.schedule.terms import Evaluator, Leaf, Term
+from fusegen.schedule.terms import Leaf, Term
 
 WORDS = ("batch", "head", "query")
 """What the math calls its first coordinates."""

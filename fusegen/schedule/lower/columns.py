@@ -11,8 +11,9 @@ from fusegen.calls.formula import formula_of
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
+from fusegen.schedule.bodies import ColumnBody, ColumnSum
 from fusegen.schedule.heuristics.columns import column_plan
-from fusegen.schedule.kernel import ColumnBody, ColumnSum, Kernel
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, total_bytes
 from fusegen.schedule.names import Namer

@@ -20,8 +20,9 @@ from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, read_in_part
 from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
 from fusegen.schedule.indices import loaded_buffers
-from fusegen.schedule.kernel import Parameter, Pointer
+from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
+from fusegen.schedule.math import Parameter
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Traffic

@@ -13,8 +13,10 @@ from fusegen.passes.fuse.epilogue import is_a_head, position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import OCTET
 from fusegen.passes.fuse.skeletons import skeleton_named
+from fusegen.schedule.bodies import ContractionBody, PartResult, ProductPart
+from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import ContractionBody, Kernel, PartResult, ProductPart
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.epilogue import lower_epilogue
 from fusegen.schedule.lower.lanes import (
@@ -29,7 +31,6 @@ from fusegen.schedule.lower.lanes import (
 from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.lower.products import LAYOUTS, Products
 from fusegen.schedule.program import Launch, Step
-from fusegen.schedule.terms import substitute
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ from fusegen.passes.fuse.epilogue import position_of
 from fusegen.passes.fuse.groups import Part
 from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
 from fusegen.schedule.access import merge_axes
+from fusegen.schedule.bodies import Accumulated, HeadStatistic
+from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Accumulated, HeadStatistic, LaneFunction, Reduction
+from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import PAIR, LaneMath, lane_checks, lane_function, lane_position
 from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.math import Reduction
 from fusegen.schedule.reductions import element_type, lifted, reduction_of
-from fusegen.schedule.terms import Evaluator
 
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
 """What an epilogue calls its place in the result: a column is a channel of a head, where it tells heads apart."""

@@ -9,8 +9,9 @@ import sympy
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
+from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import Check, checks_apart
-from fusegen.schedule.terms import Leaf, Read, Terms, substitute
+from fusegen.schedule.terms import Leaf, Read, Terms
 
 
 @dataclass(frozen=True)

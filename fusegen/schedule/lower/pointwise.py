@@ -6,14 +6,16 @@ from fusegen.ir.formula import ceil_div
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, merge_axes
+from fusegen.schedule.bodies import PointwiseBody
+from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.functions import cut
 from fusegen.schedule.heuristics.pointwise import pointwise_plan
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, PointwiseBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
+from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
 from fusegen.schedule.program import Launch
-from fusegen.schedule.terms import Evaluator, substitute
 
 
 def lower_pointwise(context: Context) -> Launch:

@@ -16,10 +16,10 @@ from fusegen.ir.symbolic import Dim
 from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.skeletons import MMA_SYNC, WGMMA
 from fusegen.schedule.access import divisor
+from fusegen.schedule.bodies import PartResult, ProductPart
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.heuristics.contraction import shape_of
 from fusegen.schedule.heuristics.mma import mma_plan
-from fusegen.schedule.kernel import PartResult, ProductPart
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.plan import ContractionPlan, MmaPlan

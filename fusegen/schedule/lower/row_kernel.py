@@ -11,14 +11,16 @@ from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.bodies import Phase, RowBody
 from fusegen.schedule.functions import cut
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Phase, RowBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.columns import PART, partial_offset
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
+from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of

@@ -12,6 +12,7 @@ from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
 from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
+from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
 from fusegen.schedule.lower.context import Context
@@ -22,7 +23,7 @@ from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import element_type, lifted, states_of
-from fusegen.schedule.terms import Evaluator, Leaf, Term, Terms, substitute
+from fusegen.schedule.terms import Leaf, Term, Terms
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""

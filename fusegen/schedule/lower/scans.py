@@ -13,16 +13,19 @@ from fusegen.ir.reductions import SCANS
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.bodies import ScanBody
+from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.functions import cut
 from fusegen.schedule.heuristics.scan import scan_plan
 from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Argument, Call, Coordinate, Kernel, Parameter, Reduction, ScanBody
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.rows import rows_and_columns
+from fusegen.schedule.math import Argument, Call, Coordinate, Parameter, Reduction
 from fusegen.schedule.program import Launch
-from fusegen.schedule.terms import Evaluator, Leaf, Terms, substitute
+from fusegen.schedule.terms import Leaf, Terms
 
 _SCRATCH_BYTES = 8  # of one warp's state; the widest type
 

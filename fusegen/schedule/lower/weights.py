@@ -12,7 +12,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse.recurrence import Separation
 from fusegen.schedule.functions import cut
-from fusegen.schedule.kernel import Function, Parameter
+from fusegen.schedule.math import Function, Parameter
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}

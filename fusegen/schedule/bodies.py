@@ -1,0 +1,276 @@
+"""What a kernel of each kind does: its functions, how operands are touched, and its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.ir.symbolic import Axes, Index
+from fusegen.schedule.access import Access
+from fusegen.schedule.indices import Check
+from fusegen.schedule.lane_math import LaneFunction
+from fusegen.schedule.math import Call, Coordinate, Function, Parameter, Reduction
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
+
+
+@dataclass(frozen=True)
+class PointwiseBody:
+    """One pass over an iteration space.
+
+    Attributes:
+        axes: the merged axes.
+        reads, writes: accesses along the last axis; a write is named after the function's result.
+        coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
+        call: the math.
+    """
+
+    axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
+    call: Call
+    plan: PointwisePlan
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What happens between two reductions along a row.
+
+    Attributes:
+        row_reads: accesses of one element a row that are first needed here.
+        row_call: math on the row's statistics, done once a row; None where there is nothing to do.
+        reads: fragments of the row that are loaded here, all at once.
+        late: fragments that are loaded group by group, right before they are used.
+        call: math on each element of the row; None in a phase that only works on the row's statistics.
+        reductions: results of the call that are combined along the row; named as statistics.
+        column_sums: results of the call that are combined over rows.
+        held: results of the call that are kept in registers for later phases.
+        writes: results of the call that are stored.
+        row_writes: variables of the row that are stored once.
+    """
+
+    row_reads: tuple[Access, ...]
+    row_call: Call | None
+    reads: tuple[Access, ...]
+    late: tuple[Access, ...]
+    call: Call | None
+    reductions: tuple[Reduction, ...]
+    column_sums: tuple[Reduction, ...]
+    held: tuple[Parameter, ...]
+    writes: tuple[Access, ...]
+    row_writes: tuple[tuple[Access, str], ...]
+
+
+@dataclass(frozen=True)
+class RowBody:
+    """Rows one after another, each in phases that end in reductions.
+
+    Attributes:
+        row_axes, column_axes: merged axes.
+        phases: in order.
+        coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
+        partials: for column sums: the accesses of the workspace, whose row is the number of the block.
+        stage_offsets: for a row that is staged: where in shared memory each fragment of the first phase begins, in bytes.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    phases: tuple[Phase, ...]
+    coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
+    partials: tuple[Access, ...]
+    stage_offsets: tuple[int, ...]
+    plan: RowPlan
+
+
+@dataclass(frozen=True)
+class ColumnSum:
+    """A reduction over rows whose partial states are combined.
+
+    Attributes:
+        partials: accesses of the workspace along the column axis, one a component.
+        writes: accesses of results, named after the component that goes there.
+    """
+
+    reduction: Reduction
+    partials: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
+class ColumnBody:
+    """Partial sums of columns combined, in a fixed order.
+
+    Attributes:
+        sums: what is combined.
+        column_axes: merged axes of the columns.
+        partial_rows: number of rows in the workspace.
+    """
+
+    sums: tuple[ColumnSum, ...]
+    column_axes: Axes
+    partial_rows: int
+    plan: ColumnPlan
+
+
+@dataclass(frozen=True)
+class ScanBody:
+    """Rows along which states are carried.
+
+    Attributes:
+        row_axes, column_axes: merged axes; the latter is one.
+        reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
+        coordinates: indices that the math uses.
+        checks: indices that must be in range, and which no access mentions.
+        scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
+        lift: math on each element that gives what is scanned.
+        finish: math on each element and what was scanned up to it.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    coordinates: tuple[Coordinate, ...]
+    checks: tuple[Check, ...]
+    scans: tuple[Reduction, ...]
+    lift: Call
+    finish: Call
+    plan: ScanPlan
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """Two neighbouring columns of a product, as an epilogue takes them.
+
+    Attributes:
+        name: of the array of two.
+        product: the number of the matrix, among those of the part that meet the first operand.
+        shift: how many columns they lie to the right of the epilogue's own.
+    """
+
+    name: str
+    product: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class HeadStatistic:
+    """What an epilogue takes of whole heads: a state that is combined over the columns of each, in each row.
+
+    Attributes:
+        reduction: how, and the name of the result.
+        columns: of a head.
+        accumulated: what the math takes.
+        lift: the math on two neighbouring columns whose results are combined; it may take statistics that come before.
+    """
+
+    reduction: Reduction
+    columns: int
+    accumulated: tuple[Accumulated, ...]
+    lift: LaneFunction
+
+    @property
+    def name(self) -> str:
+        """Of the only component of the state."""
+        return self.reduction.components[0].name
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """Where a result of an epilogue goes.
+
+    Attributes:
+        buffer: the key.
+        offset: of an element, over the epilogue's axes; None when whole tiles leave by a tensor map.
+        octets: whether eight neighbouring columns lie side by side, aligned.
+        head: columns of a head, where there is an element a head; 0 where there is one a column.
+    """
+
+    buffer: int
+    dtype: DType
+    offset: Index | None
+    octets: bool = True
+    head: int = 0
+
+
+@dataclass(frozen=True)
+class ProductPart:
+    """Columns of a launch's results that have an epilogue.
+
+    Attributes:
+        columns: how many.
+        head: columns of a head, by which the epilogue numbers them; all columns where it does not.
+        rows: how many of the epilogue's axes number rows; those that follow number heads, the last one pairs of columns.
+        products: matrices that meet the first operand.
+        accumulated: what the epilogue takes.
+        epilogue: math on two neighbouring columns.
+        results: one a result of the epilogue.
+        statistics: of heads, in the order in which they are found before.
+    """
+
+    columns: int
+    head: int
+    rows: int
+    products: int
+    accumulated: tuple[Accumulated, ...]
+    epilogue: LaneFunction
+    results: tuple[PartResult, ...]
+    statistics: tuple[HeadStatistic, ...] = ()
+
+    @property
+    def functions(self) -> tuple[LaneFunction, ...]:
+        """All math of the part, in the order in which it runs."""
+        return (*(s.lift for s in self.statistics), self.epilogue)
+
+
+@dataclass(frozen=True)
+class ContractionBody:
+    """Products of one first operand, each with an epilogue; the parts lie side by side.
+
+    Attributes:
+        input_dtype: the element type of the operands.
+        parts: at least one.
+        matrices: buffers of operands that are read by address: the first one's, then of each part those that meet it; empty where
+            they come by tensor maps.
+    """
+
+    input_dtype: DType
+    parts: tuple[ProductPart, ...]
+    plan: ContractionPlan | MmaPlan
+    matrices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionBody:
+    """Streaming attention: the recurrence's functions around two products.
+
+    Attributes:
+        input_dtype, output_dtype: element types.
+        score: from the product of a query with two neighbouring keys; axes are batch, head, query and pairs of keys.
+        finish: from two neighbouring channels of the weighted sum; axes end in pairs of channels.
+        weights: ``anchor``, ``weight`` and ``carry``.
+        peak, mass: the reductions of scores and of weights.
+        has_sink: whether ``finish`` also needs the peak of the scores.
+        out_offset: of a query's first channel in the output, over the axes of ``finish``.
+        seen: how many keys a query sees at most, over the axes of ``score``; None where they may be all.
+    """
+
+    input_dtype: DType
+    output_dtype: DType
+    score: LaneFunction
+    finish: LaneFunction
+    weights: tuple[Function, ...]
+    peak: Reduction
+    mass: Reduction
+    has_sink: bool
+    out_offset: Index
+    seen: Index | None
+    plan: AttentionPlan
+
+
+Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ScanBody | ContractionBody | AttentionBody

@@ -1,0 +1,291 @@
+"""From values to terms: `Evaluator` follows index maps from a value down to memory, as fusion did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from fusegen.dtypes import DType
+from fusegen.errors import VerificationError
+from fusegen.ir import infer
+from fusegen.ir.graph import Graph, Location, Node
+from fusegen.ir.index_map import Bounds, Position, index_values, sources
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.spread import check_spread
+from fusegen.ir.strided import buffer_strides, flat_offset
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+from fusegen.schedule.indices import Check, checked_index
+from fusegen.schedule.terms import Leaf, Read, Term, Terms, as_number
+
+_WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
+_COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
+_NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
+
+Context: TypeAlias = tuple[Bounds, ...]
+Element: TypeAlias = tuple[int, Position, Context]
+"""An element of a node: the node, the index, and under which conditions it is read."""
+
+LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
+
+
+class Evaluator:
+    """Turns nodes at indices into terms.
+
+    Args:
+        graph: the graph in primitives.
+        axes: the iteration space that indices are over.
+        memory: nodes that are read from buffers, with these.
+        leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
+        rounded: values that other kernels read in 16 bits, and which are the same numbers here.
+    """
+
+    def __init__(
+        self, graph: Graph, axes: Axes, memory: Mapping[int, int], leaf_of: LeafOf, rounded: Collection[int] = frozenset()
+    ) -> None:
+        self.graph = graph
+        self.axes = axes
+        self.memory = memory
+        self.leaf_of = leaf_of
+        self.rounded = rounded
+        self.terms = Terms()
+        self._memo: dict[Element, int] = {}
+        self._made_of: dict[Element, tuple[Element, ...]] = {}
+        self._checks: dict[Element, Check] = {}
+
+    def value(self, position: int, index: Position, context: Context = ()) -> int:
+        """The term of a node's element, in the node's computing type.
+
+        Raises:
+            UnsupportedError: one point needs too many elements.
+        """
+        wanted = (position, index, context)
+        stack = [(wanted, False)]
+        while stack:  # not by recursion, since chains may be long
+            element, ready = stack.pop()
+            if element in self._memo:
+                continue
+            if ready:
+                self._memo[element] = self._evaluate(element, [self._memo[e] for e in self._made_of[element]])
+                check_spread(self.graph, len(self._memo))
+            else:
+                self._made_of[element] = self._below(element)
+                stack.append((element, True))
+                stack += [(e, False) for e in reversed(self._made_of[element])]
+        return self._memo[wanted]
+
+    def checks(self) -> tuple[Check, ...]:
+        """The indices that must be in range, of all gathers that were followed."""
+        return tuple(dict.fromkeys(self._checks.values()))
+
+    def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[Check, ...]:
+        """Those of the gathers that some elements are made of, which were evaluated."""
+        found: dict[Check, None] = {}
+        stack: list[Element] = [(position, index, ()) for position, index in elements]
+        seen: set[Element] = set()
+        while stack:
+            element = stack.pop()
+            if element not in seen:
+                seen.add(element)
+                stack += self._made_of[element]
+                if element in self._checks:
+                    found[self._checks[element]] = None
+        return tuple(found)
+
+    def place(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
+        """An offset where something is written, with what the kernel reads and checks in the place of the values of gathers.
+
+        Args:
+            gathers: in the place, each with its index and where that is.
+        """
+        for gather, value, index in gathers:
+            call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
+            self._checks[gather, index, ()] = Check(call)
+        values = [self.value(self.graph.nodes[v.node].args[1], v.index) for v in index_values([offset])]
+        return self._resolved((offset,), values)[0]
+
+    def _below(self, element: Element) -> tuple[Element, ...]:
+        """The elements that an element is made of; of one that is read, the values that say where it lies."""
+        position, index, context = element
+        node = self.graph.nodes[position]
+        if position in self.memory or node.family not in (Family.VIEW, Family.POINTWISE, Family.INDEXING):
+            return tuple((self.graph.nodes[value.node].args[1], value.index, context) for value in index_values(index))
+        if node.op is Op.CONCAT:
+            return tuple(part for part, _ in self._parts(element))
+        return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
+
+    def _evaluate(self, element: Element, args: list[int]) -> int:
+        """The term of an element, of the terms of what it is made of."""
+        position, index, context = element
+        node = self.graph.nodes[position]
+        if position in self.memory:
+            return self._read(position, self._resolved(index, args), context)
+        if node.family is Family.LEAF:
+            return self._leaf(node, self._resolved(index, args))
+        if node.op is Op.CONCAT:
+            return self._concat(element, args)
+        if node.family is Family.INDEXING:
+            self._checks[element] = Check(checked_index(self.graph, position, self.terms.integer(args[1])), context)
+        if node.family in (Family.VIEW, Family.INDEXING):
+            return args[0]
+        if node.family is Family.POINTWISE:
+            return self._pointwise(position, args)
+        return self._anchor(position, index)
+
+    def _resolved(self, index: Position, args: Sequence[int]) -> Position:
+        """The index of an element of a buffer, with what the kernel reads and checks in the place of the values of gathers.
+
+        Args:
+            args: their terms.
+        """
+        found: dict[object, Index] = {}
+        for value, term in zip(index_values(index), args, strict=True):
+            found[value] = checked_index(self.graph, value.node, self.terms.integer(term))
+        return tuple(substitute(i, found) for i in index) if found else index
+
+    def _read(self, position: int, index: Position, context: Context) -> int:
+        node = self.graph.nodes[position]
+        offset = flat_offset(index, buffer_strides(self.graph, position))
+        read = Read(self.memory[position], offset, context, node.op is Op.RANDOM)
+        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
+
+    def _leaf(self, node: Node, index: Position) -> int:
+        if node.op is Op.CONSTANT:
+            constant = self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
+            return self._rounded(constant, node.dtype) if node.dtype.is_half else constant
+        if node.op is Op.SCALAR:
+            return self.terms.put(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
+        coordinate = index[0] if node.op is Op.IOTA else node.attr("size")
+        if isinstance(coordinate, int):
+            return self.terms.put(Term(Leaf.CONSTANT, (), DType.INT64, repr(coordinate)))
+        return self.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, coordinate))
+
+    def _anchor(self, position: int, index: Position) -> int:
+        payload = self.leaf_of(position, index)
+        node = self.graph.nodes[position]
+        if payload is None:
+            raise VerificationError(f"{node.op!r} is read inside a kernel that does not compute it")
+        kind = Leaf.ACCUMULATOR if node.family is Family.CONTRACTION else Leaf.STATISTIC
+        return self.terms.put(Term(kind, (), node.dtype.compute, payload))
+
+    def _pointwise(self, position: int, args: list[int]) -> int:
+        node = self.graph.nodes[position]
+        location = self.graph.locations[position]
+        if node.op is Op.CAST:
+            return self._cast(node, args[0], location)
+        args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
+        args = self._with_numbers(node, args)
+        if self._compares_narrow(node):
+            args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
+        computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+        if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
+            return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
+        return self._rounded(computed, node.dtype) if position in self.rounded else computed
+
+    def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
+        """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that
+        they are compared with."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
+        if common in _NARROW_INTEGERS:
+            convert = self._wrapped
+        elif common.is_half and node.op.row.result is Result.BOOL:
+            convert = self._rounded
+        else:
+            return args
+        joins = [o.weak or (common in _NARROW_INTEGERS and not o.shape and o.dtype is not common) for o in operands]
+        return [convert(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
+
+    def _compares_narrow(self, node: Node) -> bool:
+        """Whether integers are compared that 32 bits hold, which takes half as long as in 64."""
+        operands = [self.graph.nodes[a] for a in node.args]
+        common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
+        return node.op in _COMPARISONS and common in _NARROW_INTEGERS
+
+    def _wrapped(self, position: int, dtype: DType) -> int:
+        term = self.terms.items[position]
+        if term.dtype is not DType.INT64:
+            return position
+        if term.op is Leaf.CONSTANT:
+            wrapped = torch.tensor(int(str(term.payload))).to(dtype.torch).item()
+            return self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, repr(wrapped)))
+        return self.terms.put(Term(Op.CAST, (position,), term.dtype, dtype))
+
+    def _rounded(self, position: int, dtype: DType) -> int:
+        term = self.terms.items[position]
+        if term.op is Leaf.CONSTANT:
+            rounded = torch.tensor(float(as_number(term.payload, dtype.compute)), dtype=dtype.torch).item()
+            return self.terms.put(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
+        return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
+
+    def _cast(self, node: Node, arg: int, location: Location | None) -> int:
+        """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
+        source = self.terms.items[arg]
+        if source.op is Leaf.CONSTANT and node.dtype not in _NARROW_INTEGERS:
+            return self._rounded(arg, node.dtype) if node.dtype.is_half else self.terms.convert(arg, node.dtype.compute)
+        if source.dtype is node.dtype.compute and node.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL):
+            return arg
+        return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
+
+    def _parts(self, element: Element) -> tuple[tuple[Element, Bounds | None], ...]:
+        """The parts of a concatenation that may hold an element, the last first, with the bounds that decide; None where it is
+        known to."""
+        position, index, context = element
+        found: list[tuple[Element, Bounds | None]] = []
+        for source in reversed(sources(self.graph, position, index, self.axes)):
+            bounds = source.bounds
+            assert bounds is not None
+            holds = self._holds(bounds)
+            if holds:
+                found.append(((source.arg, source.index, context), None))
+            elif holds is None:
+                found.append(((source.arg, source.index, (*context, bounds)), bounds))
+        return tuple(found)
+
+    def _concat(self, element: Element, values: list[int]) -> int:
+        """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
+        chosen: int | None = None
+        for value, (_, bounds) in zip(values, self._parts(element), strict=True):
+            if bounds is None or chosen is None:
+                chosen = value
+            else:
+                condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
+                chosen = self.terms.put(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
+        if chosen is None:
+            raise VerificationError("an element of a concatenation lies in none of its parts")
+        return chosen
+
+    def _holds(self, bounds: Bounds) -> bool | None:
+        """Whether bounds hold for every point of the iteration space; None where it depends."""
+        index = bounds.index
+        above = bounds.lower is None or same(bounds.lower, 0) or _at_least(index, bounds.lower)
+        below = bounds.upper is None or self.axes.below(index, bounds.upper)
+        if above and below:
+            return True
+        value = literal(index)
+        lower, upper = literal(bounds.lower or 0), literal(bounds.upper) if bounds.upper is not None else None
+        if value is not None and lower is not None and upper is not None:
+            return lower <= value < upper
+        return None
+
+
+def _at_least(index: Index, lower: Dim) -> bool:
+    value, bound = literal(index), literal(lower)
+    return value is not None and bound is not None and value >= bound
+
+
+def _upper_only(bounds: Bounds) -> Bounds:
+    """Parts are tested in order, so that the lower bound is implied by the parts before."""
+    return Bounds(bounds.index, None, bounds.upper)
+
+
+def operand_types(graph: Graph, node: Node) -> list[DType]:
+    """The computing type in which each operand of a pointwise node takes part."""
+    operands = [infer.Operand(graph.nodes[a].shape, graph.nodes[a].dtype, graph.nodes[a].weak) for a in node.args]
+    return infer.operand_types(node.op, operands, node.dtype)
+
+
+def substitute(index: Index, replacements: dict[object, Index]) -> Index:
+    """An index with some symbols replaced."""
+    return index if isinstance(index, int) else simplify_dim(index.subs(replacements))

@@ -1,0 +1,101 @@
+"""The math of kernels: functions over fragments, and what a pipeline calls them with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Location
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Index
+from fusegen.schedule.terms import Term
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a math function: a name and the type in which it is computed."""
+
+    name: str
+    dtype: DType
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of a math function: a name and the term."""
+
+    name: str
+    term: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Function:
+    """A piece of the user's math: a pure function of values in registers.
+
+    Attributes:
+        name: the function's name in the emitted text.
+        parameters: what it takes.
+        terms: a DAG; leaves are constants, or stand for a parameter.
+        leaves: for each leaf that is no constant: its position in ``terms`` and the expression that stands for it.
+        results: what it gives.
+        locations: for each term, the user's line.
+        fast: whether approximate functions may be used: every result ends in 16 bits.
+        doc: one line that says what it is.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    terms: tuple[Term, ...]
+    leaves: tuple[tuple[int, str], ...]
+    results: tuple[Result, ...]
+    locations: tuple[Location | None, ...]
+    fast: bool
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """An index or a condition on one that the math takes as a value."""
+
+    name: str
+    value: Index | Bounds
+
+
+@dataclass(frozen=True)
+class Argument:
+    """How a call of a math function gets a parameter.
+
+    Attributes:
+        kind: ``read`` or ``held`` (a fragment, indexed by lane as its access says), ``scalar`` (a variable), ``coordinate``.
+        name: of the variable.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a math function in a pipeline."""
+
+    function: Function
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A state that a pipeline combines over many elements.
+
+    Attributes:
+        op: the row of the table of reductions.
+        dtype: in which elements are combined.
+        components: of the state: a variable each.
+        fast: whether approximate functions may combine.
+    """
+
+    op: Op
+    dtype: DType
+    components: tuple[Parameter, ...]
+    fast: bool = False
