@@ -112,14 +112,6 @@ Step: TypeAlias = Launch | LibraryProduct
 
 
 @dataclass(frozen=True)
-class ResultView:
-    """A result as the caller gets it: a buffer's elements in the result's shape."""
-
-    buffer: int
-    shape: tuple[Formula, ...]
-
-
-@dataclass(frozen=True)
 class Program:
     """What one call does.
 
@@ -128,14 +120,14 @@ class Program:
         target: the machine that it is for.
         buffers: all buffers.
         steps: in order.
-        results: in order.
+        results: keys of their buffers, in order.
     """
 
     graph: Graph
     target: Target
     buffers: tuple[BufferSpec, ...]
     steps: tuple[Step, ...]
-    results: tuple[ResultView, ...]
+    results: tuple[int, ...]
 
     @property
     def inputs(self) -> tuple[tuple[int, str], ...]:
@@ -156,7 +148,7 @@ class Program:
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
             steps=tuple(step.call for step in self.steps),
-            results=tuple(view.buffer for view in self.results),
+            results=self.results,
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in _counts(launch.kernel.body))),
             keys=tuple(RandomKey(b.key, self._key_source(b)) for b in self.buffers if b.role is Role.RANDOM),

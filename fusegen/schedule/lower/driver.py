@@ -51,7 +51,7 @@ def lower(graph: Graph, groups: tuple[Group, ...], target: Target, plans: Plans,
         found = _KINDS[group.kind](context)
         _check_shared(found, target)
         steps += found
-    return Program(graph, target, memory.specs, tuple(steps), memory.result_views())
+    return Program(graph, target, memory.specs, tuple(steps), tuple(memory.results))
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:

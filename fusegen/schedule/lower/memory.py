@@ -20,7 +20,7 @@ from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.passes.fuse.keep import ends_of
 from fusegen.schedule.names import Namer
-from fusegen.schedule.program import BufferSpec, ResultView
+from fusegen.schedule.program import BufferSpec
 
 _PRODUCTS = (GroupKind.LIBRARY, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
@@ -48,15 +48,16 @@ class Memory:
 
     Attributes:
         reads: for each node that lies in memory, the buffer that readers take it from.
+        results: keys of the results' buffers, in order.
     """
 
     def __init__(self, graph: Graph, groups: tuple[Group, ...]) -> None:
         self.graph = graph
         self.groups = groups
         self.reads: dict[int, int] = {}
+        self.results: list[int] = []
         self._specs: list[BufferSpec] = []
         self._writes: dict[int, list[tuple[int, int]]] = {}  # for each value, the buffers that take it, and as which node
-        self._results: list[int] = []
         self._names = Namer(reserved=False)
         for position, node in graph:
             if node.op is Op.INPUT:
@@ -97,10 +98,6 @@ class Memory:
         """
         return tuple(self._store(key, node, position, index, axes) for key, node in self._writes.get(position, ()))
 
-    def result_views(self) -> tuple[ResultView, ...]:
-        """The results as the caller gets them."""
-        return tuple(ResultView(key, self._specs[key].shape) for key in self._results)
-
     # What lies in memory.
 
     @cached_property
@@ -131,11 +128,11 @@ class Memory:
         single = len(self.graph.outputs) == 1
         for number, result in enumerate(self.graph.outputs):
             if self.graph.nodes[result].op is Op.PUT:
-                self._results.append(self.reads[result])
+                self.results.append(self.reads[result])
                 continue
             dtype = self.graph.nodes[result].dtype
-            self._results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
-            self._written(self._results[-1], result)
+            self.results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
+            self._written(self.results[-1], result)
 
     def _add_temporary(self, position: int) -> None:
         """A place from which a node is read later: one that holds the same elements in the same order, or one of its own."""

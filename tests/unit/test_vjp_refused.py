@@ -1,0 +1,113 @@
+"""What forward and backward passes refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError, FusegenError, GradientError, UnsupportedError
+from tests.unit.test_vjp import fresh, meta, rms_norm
+
+
+def test_wrong_gradients_and_saved_values() -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    passes = fg.vjp(fresh(rms_norm), x, weight)
+    y, saved = passes.forward(x, weight)
+    good = torch.ones_like(y)
+    other = fg.vjp(fresh(rms_norm), x, weight).forward(x, weight)[1]
+    for match, arguments in {
+        "needs 1 gradient, and is given 0": (saved,),
+        "needs 1 gradient, and is given 2": (saved, good, good),
+        r"'grad' has shape \(5, 16\), where \(x_dim0, 16\) is needed, with x_dim0=4": (saved, torch.ones(5, 16)),
+        r"'grad' has shape \(4, 17\)": (saved, torch.ones(4, 17)),
+        r"'grad' has shape \(16,\)": (saved, torch.ones(16)),
+        "'grad' is of torch.float64, where torch.float32 is needed": (saved, good.double()),
+        "'grad' is on meta, but 'x' is on cpu": (saved, good.to("meta")),
+        "'grad' is a float, where a tensor is needed": (saved, 1.0),
+        "not what its forward pass left": (other, good),
+        "first argument is not what its forward pass": ((x, weight), good),
+        "needs 3 saved tensors, and is given 2": (saved.with_tensors(saved.tensors[:2]), good),
+        r"'weight' has shape \(4, 16\)": (saved.with_tensors((x, x, saved.tensors[2])), good),
+        r"'saved' is of torch.bfloat16": (saved.with_tensors((x, weight, saved.tensors[2].bfloat16())), good),
+    }.items():
+        with pytest.raises(ArgumentError, match=match):
+            passes.backward(*arguments)
+    with pytest.raises(GradientError, match="'grad' requires a gradient"):
+        passes.backward(saved, good.clone().requires_grad_())
+    passes.backward(saved, good)
+
+
+def test_wrong_arguments() -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    passes = fg.vjp(fresh(rms_norm), x, weight)
+    for match, arguments in {
+        r"rms_norm: weight or bias of shape \(16,\) for an input of shape": (torch.randn(4, 17), weight),
+        r"rms_norm: weight or bias of shape \(\) for an input of shape": (x, 2.0),
+        "'x' has no elements": (x[:0], weight),
+        "missing a required argument: 'weight'": (x,),
+        "'x' is a meta tensor": (x.to("meta"), weight.to("meta")),
+    }.items():
+        with pytest.raises(FusegenError, match=match):
+            passes.forward(*arguments)
+    with pytest.raises(GradientError, match="'x' requires a gradient"):
+        passes.forward(x.clone().requires_grad_(), weight)
+    elsewhere = fg.vjp(fresh(rms_norm), meta(4, 16).float(), meta(16).float(), target="sm_90a")
+    with pytest.raises(ArgumentError, match=r"compiled for sm_90a, and its tensors are on cpu \(cpu\)"):
+        elsewhere.forward(x, weight)
+
+
+def test_what_changes_between_the_passes_is_refused() -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    passes = fg.vjp(fresh(rms_norm), x, weight)
+    y, saved = passes.forward(x, weight)
+    weight += 1
+    with pytest.raises(ArgumentError, match="'weight' was changed in place after the forward pass"):
+        passes.backward(saved, torch.ones_like(y))
+
+
+class StraightThrough(torch.autograd.Function):
+    """A step whose gradient is that of the identity."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _centered(switched: Any) -> Callable[[Tensor], Tensor]:
+    """A function whose mean counts as constant in torch."""
+
+    def centered(x: Tensor) -> Tensor:
+        with switched():
+            mean = x.mean(-1, keepdim=True)
+        return x - mean
+
+    return centered
+
+
+@pytest.mark.parametrize("called_under", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize(
+    "function", [_centered(torch.no_grad), _centered(torch.inference_mode), lambda x: x * StraightThrough.apply(x)]
+)
+def test_gradients_that_are_switched_off_inside_are_refused(function: Callable[[Tensor], Tensor], called_under: Any) -> None:
+    """What torch would not differentiate, or otherwise, though the graph could be: also where no call could tell."""
+    kernel, x = fg.kernel(function), torch.randn(4, 6)
+    with called_under():
+        torch.testing.assert_close(kernel(x), function(x))
+        with pytest.raises(UnsupportedError, match=r"computes something under torch.no_grad\(\) or in a torch.autograd.Function"):
+            fg.vjp(kernel, x)
+        fg.vjp(fg.kernel(lambda x: x - x.mean(-1, keepdim=True)), x)
+
+
+def test_nothing_to_differentiate() -> None:
+    for function in (lambda x: x > 0, lambda x: x.detach()):
+        with pytest.raises(GradientError, match="no result has a derivative by x"):
+            fg.vjp(fg.kernel(function), torch.randn(4, 6))
