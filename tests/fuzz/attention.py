@@ -27,7 +27,7 @@ class Attention:
         queries, keys: how many.
         channels, values: of a head.
         masks: what becomes of the scores, in order.
-        softmax: torch's own, in float32, or written out.
+        softmax: torch's own, in float32, written out, or relative to a peak that is bounded below.
         sink: whether one more score takes part.
         end: what follows.
     """
@@ -100,7 +100,7 @@ class Attention:
             case "a row":
                 return scores + row
             case "hidden":
-                return torch.where(some > -0.7, scores, -1e4)
+                return torch.where(some > -0.6875, scores, -1e4)
             case "causal":
                 return torch.where(key <= query[:, None], scores, -math.inf)
             case "window":
@@ -110,8 +110,9 @@ class Attention:
         return scores * 0.3
 
     def _softmax(self, scores: Tensor) -> Tensor:
-        if self.softmax == "written out":
-            powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        if self.softmax in ("written out", "bounded"):
+            peak = scores.amax(-1, keepdim=True)
+            powers = (scores - (peak.clamp(min=-2.0) if self.softmax == "bounded" else peak)).exp()
             return powers / powers.sum(-1, keepdim=True)
         wide = torch.promote_types(scores.dtype, torch.float32)
         return F.softmax(scores, -1, dtype=wide if self.softmax == "float32" else None)
@@ -149,7 +150,7 @@ def attentions(draw: st.DrawFn, *, lengths: tuple[int, ...]) -> Attention:
         channels,
         channels if form != "plain" else draw(st.sampled_from((channels, 8, 40))),
         tuple(draw(st.lists(st.sampled_from(_MASKS), max_size=3))),
-        draw(st.sampled_from(("torch", "float32", "written out"))),
+        draw(st.sampled_from(("torch", "float32", "written out", "bounded"))),
         draw(st.booleans()),
         draw(st.sampled_from(("nothing", "gate", "sum", "wide", "rows"))),
     )

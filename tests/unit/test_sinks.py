@@ -78,20 +78,51 @@ def test_one_launch(function: Callable[..., Tensor]) -> None:
     assert kinds[-1] is GroupKind.ATTENTION and len(low.program.steps) == (2 if function is of_each_query else 1)
 
 
-def test_another_addend_is_no_sink() -> None:
-    """Weights relative to the larger of the scores and a number, and a total with another one."""
-
-    def function(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
-        scores = q @ k.mT
-        sink = of_heads(sinks, scores)
-        largest = torch.maximum(scores.amax(-1, keepdim=True), sink)
-        weights = (scores - largest).exp()
-        return weights / (weights.sum(-1, keepdim=True) + (sink + 1 - largest).exp()) @ v
-
+def stays_apart(function: Callable[..., Tensor]) -> None:
+    """The values are torch's, and the attention kernel, which would give others, has no part in them."""
     agree(function, inputs(5, 7))
     meta = (torch.empty(x.shape, dtype=torch.bfloat16, device="meta") for x in inputs(128, 192))
     low = fg.kernel(function).lower(*meta, target="sm_90a")
     assert GroupKind.ATTENTION not in {group.kind for group in low.groups}
+
+
+ADDENDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "another weight": lambda sink, k: (sink, sink + 1),
+    "a number": lambda sink, k: (torch.full_like(sink, 0.5), torch.zeros_like(sink)),
+    "of each key": lambda sink, k: (k[..., None, :, 0], k[..., None, :, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ADDENDS)
+def test_another_addend_is_no_sink(name: str) -> None:
+    """Weights relative to the larger of the scores and a score, and a total with the weight of another one, or of one a key."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT
+        own, other = ADDENDS[name](of_heads(sinks, scores), k)
+        largest = torch.maximum(scores.amax(-1, keepdim=True), own)
+        weights = (scores - largest).exp()
+        return weights / (weights.sum(-1, keepdim=True) + (other - largest).exp()) @ v
+
+    stays_apart(function)
+
+
+BOUNDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a number": lambda peak, sink: peak.clamp(min=0.5),
+    "a tensor": torch.maximum,
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_only_bounds_the_peak_is_no_sink(name: str) -> None:
+    """Its own weight is not added."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.125
+        weights = (scores - BOUNDS[name](scores.amax(-1, keepdim=True), of_heads(sinks, scores))).exp()
+        return weights / weights.sum(-1, keepdim=True) @ v
+
+    stays_apart(function)
 
 
 def two(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:

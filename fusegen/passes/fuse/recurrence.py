@@ -14,6 +14,7 @@ from typing import cast
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import same
 from fusegen.passes.fuse.groups import products_below
 
 
@@ -79,17 +80,28 @@ def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
         return None
     weights, total = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
     for separation in SEPARATIONS:
-        relative = _relative(graph, weights, separation)
-        if relative is not None:
-            scores, reference = relative
-            first, sink = _reference(graph, reference, separation)
-            second = total if sink is None else _beside(graph, total, (sink, reference), separation)
-            is_first = _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores
-            is_second = _is_reduction(graph, second, Op.SUM) and graph.nodes[second].args[0] == weights
+        found = _separated(graph, weights, total, separation)
+        if found is not None:
+            scores, first, second, sink = found
             product = _single_product(graph, scores)
-            if is_first and is_second and product is not None and guard in (None, first):
+            if product is not None and guard in (None, first):
                 return Recurrence(scores, first, weights, second, values, product, separation, guard is not None, sink)
     return None
+
+
+def _separated(graph: Graph, weights: int, total: int, separation: Separation) -> tuple[int, int, int, int | None] | None:
+    """The scores, the reduction that weights are relative to, their sum, and the sink if there is one."""
+    relative = _relative(graph, weights, separation)
+    if relative is None:
+        return None
+    scores, reference = relative
+    first, sink = _reference(graph, reference, separation)
+    second = total if sink is None else _without_sink(graph, total, sink, reference, separation)
+    if second is None:
+        return None
+    is_first = _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores
+    is_second = _is_reduction(graph, second, Op.SUM) and graph.nodes[second].args[0] == weights
+    return (scores, first, second, sink) if is_first and is_second else None
 
 
 def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
@@ -122,11 +134,12 @@ def _reference(graph: Graph, reference: int, separation: Separation) -> tuple[in
     return (node.args[0], node.args[1]) if node.op is separation.pair else (reference, None)
 
 
-def _beside(graph: Graph, total: int, sink: tuple[int, int], separation: Separation) -> int:
-    """The sum of the weights, where the weight of the sink is added to it; else the total itself."""
-    node = graph.nodes[total]
-    is_beside = node.op is Op.ADD and _relative(graph, node.args[1], separation) == sink
-    return node.args[0] if is_beside else total
+def _without_sink(graph: Graph, total: int, sink: int, reference: int, separation: Separation) -> int | None:
+    """The sum to which the weight of a sink is added; None where it is not, or where the sink is no score of each row."""
+    node, shape = graph.nodes[total], graph.nodes[sink].shape
+    is_of_rows = len(shape) == len(node.shape) and same(shape[-1], 1)
+    is_added = node.op is Op.ADD and _relative(graph, node.args[1], separation) == (sink, reference)
+    return node.args[0] if is_of_rows and is_added else None
 
 
 def _without_cast(graph: Graph, position: int) -> int:
