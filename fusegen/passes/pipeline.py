@@ -26,15 +26,14 @@ class Pass:
     rewrite: Rewrite
 
 
-PASSES: tuple[Pass, ...] = (Pass("expand-compositions", expand), Pass("simplify", simplify))
+EXPAND, SIMPLIFY = Pass("expand-compositions", expand), Pass("simplify", simplify)
 
 
 def run_passes(graph: Graph) -> Graph:
     """The graph in primitives, simplified, attention in four dims, without arithmetic of numbers alone."""
-    for step in PASSES:
-        graph = apply(step, graph)
+    graph = apply(SIMPLIFY, apply(EXPAND, graph))
     apart = attention_in_four_dims(graph)
-    return hoist(graph if apart is graph else apply(PASSES[-1], apart))
+    return hoist(graph if apart is graph else apply(SIMPLIFY, apart))
 
 
 def apply(step: Pass, graph: Graph) -> Graph:

@@ -47,10 +47,7 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         raise TraceError(f"einsum {equation!r} is not supported", mend="multiply two operands at a time")
     if set(left + result) - {*string.ascii_letters, ",", "."}:
         raise TraceError(f"einsum {equation!r} is not supported", mend="name dims by letters, or ... for those in front")
-    hidden = [rank - len(letters.replace("...", "")) for letters, rank in zip(inputs, ranks, strict=True)]
-    for letters, rank, count in zip(inputs, ranks, hidden, strict=True):
-        if count < 0 or (count and "..." not in letters):
-            raise ShapeError(f"einsum: {letters!r} names {len(letters)} of {rank} dims", mend="give one letter a dim, or ...")
+    hidden = [_hidden(letters, rank) for letters, rank in zip(inputs, ranks, strict=True)]
     inputs = [letters.replace("...", _DIGITS[-count:] if count else "") for letters, count in zip(inputs, hidden, strict=True)]
     result = result.replace("...", _DIGITS[-max(hidden) :] if max(hidden) else "")
     if any(len(set(letters)) != len(letters) or "." in letters for letters in (*inputs, result)):
@@ -58,6 +55,18 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     if not set(result) <= set("".join(inputs)):
         raise ShapeError(f"einsum {equation!r}: the result has a dim of no operand", mend="name dims of operands only")
     return inputs, result
+
+
+def _hidden(letters: str, rank: int) -> int:
+    """How many dims of an operand an ellipsis stands for.
+
+    Raises:
+        ShapeError: letters and dims do not fit each other.
+    """
+    named = len(letters.replace("...", ""))
+    if named > rank or (named < rank and "..." not in letters):
+        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", mend="give one letter a dim, or ...")
+    return rank - named
 
 
 _DIGITS = "9876543210"
