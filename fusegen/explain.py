@@ -6,17 +6,10 @@ from collections.abc import Mapping
 
 from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
-from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.plan import MmaPlan, Persistence
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
+from fusegen.schedule.words import launch_words
 from fusegen.units import human_bytes
-
-_KEPT = {
-    Persistence.REGISTERS: "read once, held in registers",
-    Persistence.STAGED: "read once, staged in shared memory",
-    Persistence.LOOPED: "read again in each phase",
-}
 
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
@@ -54,7 +47,7 @@ def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
         return [f"torch.matmul (library){reason}", _traffic(step.traffic.read, step.traffic.written, sizes)]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
-    lines = [f"{step.kernel.name}: {_kind(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
+    lines = [f"{step.kernel.name}: {launch_words(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
     return lines + ([step.group.reason] if step.group.reason else [])
 
 
@@ -66,30 +59,6 @@ def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
     return [
         f"expected: {choice.ours:.1f} µs by a kernel of ours, {choice.library:.1f} µs by the library with its epilogue behind it"
     ]
-
-
-def _kind(step: Launch) -> str:
-    body, kind = step.kernel.body, step.group.kind.value
-    if isinstance(body, ColumnBody):
-        return "combination of the column sums"
-    if isinstance(body, PointwiseBody):
-        return f"{kind}, {body.plan.lanes} elements a thread at a time"
-    if isinstance(body, ScanBody):
-        return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
-    if isinstance(body, RowBody):
-        return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
-    if isinstance(body, ContractionBody):
-        return _products(kind, body)
-    return kind
-
-
-def _products(kind: str, body: ContractionBody) -> str:
-    """What a launch of products computes at once, if that is more than one."""
-    columns = " + ".join(str(part.columns) for part in body.parts)
-    results = sum(len(part.results) for part in body.parts)
-    several = {f"{columns} columns": len(body.parts), "two products at a time": body.plan.products, f"{results} results": results}
-    how = [f"{kind} by mma.sync" if isinstance(body.plan, MmaPlan) else kind]
-    return ", ".join([*how, *(words for words, count in several.items() if count > 1)])
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

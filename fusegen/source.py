@@ -48,5 +48,5 @@ class Source:
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments and without the white space that they leave."""
-    return "\n".join(line.rstrip() for line in _COMMENT.sub("", text).splitlines())
+    """The text without comments, and without the white space and the empty lines that they leave."""
+    return "\n".join(line.rstrip() for line in _COMMENT.sub("", text).splitlines() if line.strip())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jinja2
 
+from fusegen.emit.text import mentions, needed
 from fusegen.errors import VerificationError
 
 
@@ -33,13 +34,16 @@ def _is_ours(project: Path) -> bool:
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """Strict: an undefined name is an error, and nothing of the machine is visible to a template."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.tests["mentioning"] = mentions
+    made.filters["needed"] = needed
+    return made
 
 
 def render(template: str, /, **context: object) -> str:

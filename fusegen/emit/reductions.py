@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusegen.ir.reductions import REDUCTIONS
@@ -38,10 +38,10 @@ class ReductionView:
         targets, function = self.of(into), f"{self.kind}_identity"
         return f"{targets[0]} = {function}();" if self.single else f"{function}({', '.join(targets)});"
 
-    def combined(self, other: str, into: str = "{}", base: str | None = None) -> str:
-        """The statement that combines a state (``base``, or ``into`` itself) with another one."""
+    def combined(self, other: str | Sequence[str], into: str = "{}", base: str | None = None) -> str:
+        """The statement that combines a state (``base``, or ``into`` itself) with another (a pattern, or texts)."""
         targets, function = self.of(into), f"{self.kind}_combine"
-        operands = ", ".join([*self.of(base or into), *self.of(other)])
+        operands = ", ".join([*self.of(base or into), *(self.of(other) if isinstance(other, str) else other)])
         return f"{targets[0]} = {function}({operands});" if self.single else f"{function}({operands}, {', '.join(targets)});"
 
 

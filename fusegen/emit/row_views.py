@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from fusegen.emit.offsets import Offsets
 from fusegen.emit.reductions import ReductionView, view
-from fusegen.emit.views import CallView, FragmentView, call_view, fragment
+from fusegen.emit.views import CallView, FragmentView, argument_text, call_view, fragment
 from fusegen.schedule.access import Access
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
-from fusegen.schedule.math import Function, Parameter
+from fusegen.schedule.math import Argument, Function, Parameter
 from fusegen.schedule.plan import Persistence
 
 
@@ -28,8 +28,11 @@ class PhaseView:
         uses: fragments that this phase's math uses and that are held, loaded here or before.
         given: computed fragments from earlier phases, with their types.
         call: math on each element.
-        reductions, column_sums, held, writes: results of the call.
+        copies: results that are values which are there already, with their types and the values' text.
+        elements: the text of what reductions combine: of each component the value of a lane.
+        reductions, column_sums, held, writes: results of the phase.
         row_writes: a variable of the row, stored once.
+        purpose: what the phase is there for.
     """
 
     row_reads: tuple[FragmentView, ...]
@@ -39,11 +42,28 @@ class PhaseView:
     uses: tuple[FragmentView, ...]
     given: tuple[tuple[str, str], ...]
     call: CallView | None
+    copies: tuple[tuple[str, str, str], ...]
+    elements: Mapping[str, str]
     reductions: tuple[ReductionView, ...]
     column_sums: tuple[ReductionView, ...]
     held: tuple[tuple[str, str], ...]
     writes: tuple[FragmentView, ...]
     row_writes: tuple[tuple[FragmentView, str], ...]
+    purpose: str
+
+    @property
+    def results(self) -> tuple[tuple[str, str], ...]:
+        """Of the call, and copies, with their types."""
+        return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
+
+    @property
+    def works_on_elements(self) -> bool:
+        """Whether anything is done with each element, not only with the row's statistics."""
+        return bool(self.call or self.elements or self.copies)
+
+    def combined(self, reduction: ReductionView, into: str = "{}") -> str:
+        """The statement that combines the value of a lane with a state."""
+        return reduction.combined([self.elements[name] for name, _ in reduction.components], into)
 
 
 def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
@@ -62,21 +82,49 @@ def _phase(
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
-    arguments = phase.call.arguments if phase.call else ()
+    arguments = (*(phase.call.arguments if phase.call else ()), *(c.value for c in phase.copies))
+    copies = {c.name: argument_text(c.value, frozenset(), body.coordinates, offsets, lane_axis) for c in phase.copies}
+    combined = [c for r in (*phase.reductions, *phase.column_sums) for c in r.components]
+    single = {f"{r.components[0].name}_part" for r in (*phase.reductions, *phase.column_sums) if len(r.components) == 1}
+    writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
+    row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
     return PhaseView(
         row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
         row_call=call_view(phase.row_call, frozenset(), body.coordinates, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
-        uses=tuple(fragment(reads[a.name], offsets, lane_axis) for a in arguments if a.kind == "read" and a.name in reads),
-        given=tuple((a.name, held[a.name].dtype.spelling) for a in arguments if a.kind == "held"),
+        uses=tuple(fragment(reads[name], offsets, lane_axis) for name in _named(arguments, "read") if name in reads),
+        given=tuple((name, held[name].dtype.spelling) for name in _named(arguments, "held")),
         call=call_view(phase.call, frozenset(), body.coordinates, offsets, lane_axis) if phase.call else None,
+        copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in phase.copies if c.name not in single),
+        elements={c.name: copies[part] if (part := f"{c.name}_part") in single & copies.keys() else f"{part}[v]" for c in combined},
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
-        writes=tuple(fragment(a, offsets, lane_axis) for a in phase.writes),
-        row_writes=tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes),
+        writes=writes,
+        row_writes=row_writes,
+        purpose=_purpose(phase, [*(w.pointer for w in writes), *(w.pointer for w, _ in row_writes)]),
     )
+
+
+def _named(arguments: Iterable[Argument], kind: str) -> list[str]:
+    """The variables of a kind among some arguments, each once."""
+    return list(dict.fromkeys(a.name for a in arguments if a.kind == kind))
+
+
+def _purpose(phase: Phase, written: Sequence[str]) -> str:
+    """What a phase is there for."""
+    computed = [r.name for r in phase.row_call.function.results] if phase.row_call else []
+    along = [c.name for r in phase.reductions for c in r.components]
+    over = [c.name for r in phase.column_sums for c in r.components]
+    parts = {
+        "computes {}": computed,
+        "reduces each row to {}": along,
+        "adds to {} of each column": over,
+        "keeps {}": [p.name for p in phase.held],
+        "writes {}": [name.removesuffix("_ptr") for name in written],
+    }
+    return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)
 
 
 def row_accesses(body: RowBody) -> list[Access]:

@@ -1,6 +1,9 @@
-"""Indices and conditions in C."""
+"""Indices and conditions in C, and which definitions a text needs."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
@@ -20,3 +23,21 @@ def condition_text(bounds: Bounds) -> str:
     if bounds.upper is not None:
         parts.append(f"{c_text(bounds.index)} < {c_text(bounds.upper)}")
     return " && ".join(parts) or "true"
+
+
+_DEFINITION = re.compile(r"const \w+ (\w+) = ")
+
+
+def mentions(text: str, name: str) -> bool:
+    """Whether a name stands in a text."""
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def needed(lines: Sequence[str], text: str) -> list[str]:
+    """Of statements that come before a text, those that define what it, or a later one of them, mentions; and all others."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        defined = _DEFINITION.match(line)
+        if defined is None or mentions("\n".join([*kept, text]), defined[1]):
+            kept.append(line)
+    return kept[::-1]

@@ -142,21 +142,22 @@ def call_view(
         offsets: how they are written.
         lane_axis: along which lanes run.
     """
-    values = {c.name: c.value for c in coordinates}
-    arguments = [_argument(a, uniform, values, offsets, lane_axis) for a in call.arguments]
+    arguments = [argument_text(a, uniform, coordinates, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
-def _argument(
+def argument_text(
     argument: Argument,
     uniform: frozenset[str],
-    values: Mapping[str, Index | Bounds],
+    coordinates: Sequence[Coordinate],
     offsets: Offsets,
     lane_axis: sympy.Symbol | None,
 ) -> str:
+    """An argument's value for lane ``v``; what is passed is as in `call_view`."""
     if argument.kind == "coordinate":
-        return coordinate_text(values[argument.name], offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
+        value = next(c.value for c in coordinates if c.name == argument.name)
+        return coordinate_text(value, offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
     if argument.kind == "scalar" or argument.name in uniform:
         return argument.name
     return f"{argument.name}[v]"

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fusegen.emit.environment import templates
-from fusegen.emit.primitives import closure
+from fusegen.emit.primitives import body, closure, names
 from fusegen.errors import EmulationError, IndexRangeError
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder
@@ -241,10 +241,9 @@ def _host_body(name: str) -> str:
     host = templates() / "emulator" / "primitives" / f"{name}.hpp"
     if host.exists():
         return host.read_text()
-    device = templates() / "cuda" / "primitives" / f"{name}.cuh"
-    if not device.exists() or _DEVICE_ONLY.search(body := device.read_text()):
+    if name not in names("cuda") or _DEVICE_ONLY.search(device := body("cuda", name)):
         raise EmulationError(f"the primitive {name} has no host version", mend=f"write {host}")
-    return body
+    return device
 
 
 @lru_cache(maxsize=1)

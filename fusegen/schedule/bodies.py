@@ -10,7 +10,7 @@ from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
-from fusegen.schedule.math import Call, Coordinate, Function, Parameter, Reduction
+from fusegen.schedule.math import Call, Coordinate, Copy, Function, Parameter, Reduction
 from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
 
 
@@ -44,11 +44,12 @@ class Phase:
         row_call: math on the row's statistics, done once a row; None where there is nothing to do.
         reads: fragments of the row that are loaded here, all at once.
         late: fragments that are loaded group by group, right before they are used.
-        call: math on each element of the row; None in a phase that only works on the row's statistics.
-        reductions: results of the call that are combined along the row; named as statistics.
-        column_sums: results of the call that are combined over rows.
-        held: results of the call that are kept in registers for later phases.
-        writes: results of the call that are stored.
+        call: math on each element of the row; None where there is none.
+        copies: results of the phase beside those of the call.
+        reductions: results that are combined along the row; named as statistics.
+        column_sums: results that are combined over rows.
+        held: results that are kept in registers for later phases.
+        writes: results that are stored.
         row_writes: variables of the row that are stored once.
     """
 
@@ -57,6 +58,7 @@ class Phase:
     reads: tuple[Access, ...]
     late: tuple[Access, ...]
     call: Call | None
+    copies: tuple[Copy, ...]
     reductions: tuple[Reduction, ...]
     column_sums: tuple[Reduction, ...]
     held: tuple[Parameter, ...]

@@ -85,6 +85,20 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A result for which nothing is computed.
+
+    Attributes:
+        name: of the result.
+        value: what it is.
+    """
+
+    name: str
+    dtype: DType
+    value: Argument
+
+
+@dataclass(frozen=True)
 class Reduction:
     """A state that a pipeline combines over many elements.
 

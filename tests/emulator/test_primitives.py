@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.emit.primitives import closure, names
+from fusegen.emit.primitives import body, closure, names
 from fusegen.jit.host import compile_shared
 from fusegen.runtime.emulator import EmulatedSource, host_text
 
@@ -120,7 +120,7 @@ def test_compiles_for_the_device(name: str, arch: str) -> None:
         pytest.skip("clusters begin with sm_90")
     core = pytest.importorskip("cuda.core")
     text = USE % USES[name]
-    bodies = closure(text, names("cuda"), lambda used: (DEVICE / f"{used}.cuh").read_text())
+    bodies = closure(text, names("cuda"), lambda used: body("cuda", used))
     options = core.ProgramOptions(arch=arch, std="c++17")
     assert core.Program("".join(bodies.values()) + text, "c++", options).compile("cubin").code
 

@@ -15,7 +15,7 @@ from fusegen.source import Source
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes that the kernel spills, and the codes of ptxas' warnings (C7510 is a product that waits for the one before)."""
+    """Bytes that the kernel spills, and what the compilers warn of (C7510 of ptxas: a product that waits for the one before)."""
 
     spilled: int
     warnings: tuple[str, ...]
@@ -38,4 +38,5 @@ def figures(source: Source, architecture: str = "sm_90a") -> Figures:
     Program(source.text, "c++", options).compile("cubin", logs=log)
     text = log.getvalue()
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", text))
-    return Figures(spilled, tuple(re.findall(r"\((C\d+)\)", text)))
+    said = re.findall(r"\((C\d+)\)|(?:warning|remark) (#[^\n]*)", text)
+    return Figures(spilled, tuple(of_ptxas or of_front for of_ptxas, of_front in said))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusegen.emit.banner import banner
 from fusegen.emit.cpu.spelling import CPP
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
@@ -12,6 +13,7 @@ from fusegen.emit.views import entry, kernel_parameters
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
 from fusegen.schedule.names import identifier
+from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -60,13 +62,14 @@ def names_of(kernel: Kernel) -> Names:
     return Names(entry(kernel), f"{identifier(kernel.name)}_of", tuple(parameters))
 
 
-def assemble(kernel: Kernel, target: Target, kind: str, math: str, pipeline: str) -> Source:
-    """The source of a kernel; primitives are those that math and pipeline mention."""
+def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
+    """The source of a launch's kernel; primitives are those that math and pipeline mention."""
+    kernel = launch.kernel
     return Source(
         name=kernel.name,
         entry=entry(kernel),
         language="cpp",
-        banner=f"// {kernel.name}: {kind}, emitted by fusegen for {target.name}.",
+        banner=banner(launch, target),
         primitives=_section("Primitives", primitives_of(math + pipeline, "cpu")),
         math=_section("Math", math),
         pipeline=_section("Pipeline", pipeline),

@@ -17,7 +17,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 
-def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
+def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
@@ -39,4 +39,4 @@ def emit_pointwise(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
-    return assemble(kernel, target, "pointwise", math_text([body.call.function]), pipeline)
+    return assemble(launch, target, math_text([body.call.function]), pipeline)

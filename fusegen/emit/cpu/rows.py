@@ -43,10 +43,10 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     )
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
-    return assemble(kernel, target, launch.group.kind.value, math, pipeline)
+    return assemble(launch, target, math, pipeline)
 
 
-def emit_columns(kernel: Kernel, _launch: Launch, target: Target) -> Source:
+def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
@@ -61,4 +61,4 @@ def emit_columns(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))
-    return assemble(kernel, target, "combination of column sums", math, pipeline)
+    return assemble(launch, target, math, pipeline)

@@ -16,7 +16,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 
-def emit_scan(kernel: Kernel, _launch: Launch, target: Target) -> Source:
+def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
@@ -40,4 +40,4 @@ def emit_scan(kernel: Kernel, _launch: Launch, target: Target) -> Source:
         plan=body.plan,
     )
     math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])
-    return assemble(kernel, target, "scan", math, pipeline)
+    return assemble(launch, target, math, pipeline)

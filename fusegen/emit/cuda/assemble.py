@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusegen.emit.banner import banner
 from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.cuda.uses import uses_of
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry
-from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
+from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -17,14 +19,15 @@ _RULE = "// " + "-" * 117
 _INLINE = "__device__ __forceinline__"
 
 
-def assemble(kernel: Kernel, target: Target, kind: str, math: str, pipeline: str) -> Source:
-    """The source of a kernel; primitives are those that math and pipeline mention."""
+def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
+    """The source of a launch's kernel; primitives are those that math and pipeline mention, as far as these use them."""
+    kernel = launch.kernel
     return Source(
         name=kernel.name,
         entry=entry(kernel),
         language="cuda",
-        banner=f"// {kernel.name}: {kind}, emitted by fusegen for {target.name}.",
-        primitives=_section("Primitives", primitives_of(math + pipeline, "cuda")),
+        banner=banner(launch, target),
+        primitives=_section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, math, pipeline))),
         math=_section("Math", math),
         pipeline=_section("Pipeline", pipeline),
     )

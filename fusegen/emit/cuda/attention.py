@@ -49,7 +49,7 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
         is_bounded=body.seen is not None,
         has_sink=body.has_sink,
     )
-    return assemble(kernel, target, launch.group.kind.value, "\n".join(_math(kernel, body, fields)), pipeline)
+    return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
 
 
 def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:

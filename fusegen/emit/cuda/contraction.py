@@ -156,7 +156,7 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
         plan=body.plan,
         **own(kernel, body, views),
     )
-    return assemble(kernel, target, launch.group.kind.value, "\n".join(math), pipeline)
+    return assemble(launch, target, "\n".join(math), pipeline)
 
 
 def _read(body: ContractionBody) -> set[int]:

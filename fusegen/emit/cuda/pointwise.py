@@ -40,4 +40,4 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
-    return assemble(kernel, target, "pointwise", math_text([body.call.function]), pipeline)
+    return assemble(launch, target, math_text([body.call.function]), pipeline)

@@ -47,7 +47,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         plan=body.plan,
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
-    return assemble(kernel, target, launch.group.kind.value, math, pipeline)
+    return assemble(launch, target, math, pipeline)
 
 
 def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
@@ -68,4 +68,4 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))
-    return assemble(kernel, target, "combination of column sums", math, pipeline)
+    return assemble(launch, target, math, pipeline)

@@ -16,6 +16,7 @@ from fusegen.schedule.heuristics.columns import column_plan
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, total_bytes
+from fusegen.schedule.lower.row_names import statistic_name
 from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
@@ -78,7 +79,8 @@ def combine_partials(context: Context, states: Sequence[PartialState], column_ax
 
 def _column_sum(context: Context, state: PartialState, column_axes: Axes, names: Namer) -> ColumnSum:
     nodes, lane = tuple(state.stores), column_axes.symbols[-1]
-    reduction = reduction_of(context.graph, nodes[0], names.take, fast=context.fast)
+    name = statistic_name(context.graph, nodes[0], over_rows=True)
+    reduction = reduction_of(context.graph, nodes[0], names.take, fast=context.fast, name=name)
     position = partial_offset(column_axes)
     components = [c.name for c in reduction.components]
     places = [(components[component(context.graph.nodes[n])], store) for n in nodes for store in state.stores[n]]

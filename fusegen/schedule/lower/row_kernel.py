@@ -9,6 +9,7 @@ import sympy
 
 from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import Phase, RowBody
@@ -20,7 +21,8 @@ from fusegen.schedule.lower.context import Context, scalar_parameter
 from fusegen.schedule.lower.leaves import Leaves, bound_index
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
-from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
+from fusegen.schedule.lower.row_names import ValueNames, statistic_name
+from fusegen.schedule.math import Argument, Call, Coordinate, Copy, Parameter, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
@@ -79,7 +81,7 @@ class RowKernelBuilder:
         self.reads = {t: self._read(t) for t in math.leaves.reads}
         self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
         self.checks = math.leaves.checks_apart()
-        self.reductions = {node: reduction_of(context.graph, node, context.names.take, fast=context.fast) for node in math.states}
+        self.reductions = {node: self._reduction(node) for node in math.states}
         self.names = self._value_names()
         self.prefetched: set[int] = set()
 
@@ -124,6 +126,11 @@ class RowKernelBuilder:
         # The lanes of a group may share an element that differs from group to group: a fragment all the same.
         return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
 
+    def _reduction(self, node: int) -> Reduction:
+        graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
+        name = statistic_name(graph, node, over_rows=over_rows)
+        return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name)
+
     def _is_along(self, *indices: Index) -> bool:
         axes = set(self.math.column_axes.symbols)
         return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
@@ -132,6 +139,8 @@ class RowKernelBuilder:
         """A variable for every term that crosses from one function to another."""
         names = {t: a.name for t, a in self.reads.items()} | {t: c.name for t, c in self.coordinates.items()}
         statistics = self._statistic_names()
+        totals = [part for node, parts in self.math.states.items() for part in parts if self.reductions[node].op is Op.SUM]
+        words = ValueNames(self.math.terms, totals, product(self.math.column_axes.extents))
         for position, term in enumerate(self.math.terms.items):
             if term.op is Leaf.STATISTIC:
                 names[position] = statistics[term.payload]  # type: ignore[index]
@@ -140,8 +149,8 @@ class RowKernelBuilder:
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
                 if position not in names:
-                    kind = "row_value" if position in phase.row_terms else "held"
-                    names[position] = self.context.names.take(kind)
+                    wanted = words.of_row if position in phase.row_terms else words.of_element
+                    names[position] = self.context.names.take(wanted(position))
         return names
 
     def _statistic_names(self) -> dict[int, str]:
@@ -162,7 +171,7 @@ class RowKernelBuilder:
 
     def _phase(self, number: int, phase: PhaseTerms) -> Phase:
         row_call = self._row_call(number, phase)
-        call = self._element_call(number, phase)
+        call, copies = self._elements(number, phase)
         writes = [r for r in phase.roots if r.kind == "write"]
         row_writes = [r for r in phase.roots if r.kind == "row_write"]
         return Phase(
@@ -171,6 +180,7 @@ class RowKernelBuilder:
             reads=self._loads(number, phase),
             late=tuple(self.reads[t] for t in phase.reads if self._is_late(t, phase)),
             call=call,
+            copies=copies,
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
             held=tuple(self._parameter(t) for t in phase.held if t not in self.reads),
@@ -225,18 +235,21 @@ class RowKernelBuilder:
         kinds = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION)
         return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in self.names]  # others are of no use
 
-    def _element_call(self, number: int, phase: PhaseTerms) -> Call | None:
+    def _elements(self, number: int, phase: PhaseTerms) -> tuple[Call | None, tuple[Copy, ...]]:
+        """The math on each element, and the results that are there without any."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in zip(self._result_names(r), r.terms, strict=True)]
         roots += [(self.names[t], t) for t in phase.held if t not in self.reads]
-        if not roots:
-            return None
         computed_here = {t for _, t in roots}
-        given = [
-            t for t in (*phase.given, *phase.row_given, *self._row_leaves()) if t not in computed_here or self._is_given(t, phase)
-        ]
+        known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
+        given = [t for t in known if t not in computed_here or self._is_given(t, phase)]
+        computed = [(name, t) for name, t in roots if t not in given]
         name = self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
-        return self._call(name, roots, list(dict.fromkeys(given)))
+        call = self._call(name, computed, given) if computed else None
+        return call, tuple(self._copy(name, t) for name, t in roots if t in given)
+
+    def _copy(self, name: str, term: int) -> Copy:
+        return Copy(name, self.math.terms.items[term].dtype, Argument(self._kind(term), self.names[term]))
 
     def _is_given(self, term: int, phase: PhaseTerms) -> bool:
         """Whether a result is there already: a leaf, a value of the row, or one that an earlier phase holds."""

@@ -1,4 +1,6 @@
-// flash_attention_1: row reduction, emitted by fusegen for sm_80.
+// flash_attention_1: row reduction, 3 phases, rows read again in each phase, emitted by fusegen for sm_80.
+// Grid q_dim0 * q_dim1 * q_dim2, block 1024, 1024 bytes of shared memory: a row is too long for a block to keep, or may be.
+// Reads q_dim0 * q_dim1 * q_dim2 * q_dim2 * 4 bytes, writes q_dim0 * q_dim1 * q_dim2 * q_dim2 * 2.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Same bits, another type of the same size.
 template <typename To, typename From>
@@ -57,26 +56,15 @@ __device__ __forceinline__ i32 lane_id() {
 }
 
 // One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+__device__ __forceinline__ float load(const float* base, i64 i) {
+  u32 bits;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
+  return bit_cast<float>(bits);
 }
 
 // The larger of two values; NaN if either is NaN.
@@ -85,32 +73,12 @@ __device__ __forceinline__ float maximum(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a > b || a != a ? a : b;
-}
-__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
-  return a > b ? a : b;
-}
 
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -124,16 +92,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   for (i32 k = 0; k + 1 < N; k += 2) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
     memcpy(&dst[k], &pair, sizeof(pair));
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
@@ -165,19 +123,13 @@ __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
 }
 
 // One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
+__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
+  u16 bits = bit_cast<u16>(value);
+  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
+}
+__device__ __forceinline__ void store(float* base, i64 i, float value) {
+  u32 bits = bit_cast<u32>(value);
+  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
 }
 
 // Index of this thread in its block.
@@ -194,19 +146,7 @@ __device__ __forceinline__ i32 warp_id() {
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
 __device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
@@ -249,12 +189,12 @@ __device__ __forceinline__ float flash_attention_1_0(float value_4) {
     return value_4 * 0.08838834764831845f;                                            // line 6: scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
 }
 
-__device__ __forceinline__ float flash_attention_1_1(float amax_7, float value_4) {
-    return fast_exp(value_4 * 0.08838834764831845f - amax_7);                         // line 7: return torch.softmax(scores, -1) @ v
+__device__ __forceinline__ float flash_attention_1_1(float largest, float value_4) {
+    return fast_exp(value_4 * 0.08838834764831845f - largest);                        // line 7: return torch.softmax(scores, -1) @ v
 }
 
-__device__ __forceinline__ float flash_attention_1_2(float amax_7, float sum_10, float value_4) {
-    return fast_divide(fast_exp(value_4 * 0.08838834764831845f - amax_7), sum_10);    // line 7: return torch.softmax(scores, -1) @ v
+__device__ __forceinline__ float flash_attention_1_2(float largest, float total, float value_4) {
+    return fast_divide(fast_exp(value_4 * 0.08838834764831845f - largest), total);    // line 7: return torch.softmax(scores, -1) @ v
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -262,8 +202,8 @@ __device__ __forceinline__ float flash_attention_1_2(float amax_7, float sum_10,
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 1;      // neighbours that one access moves
-constexpr i32 THREADS = 1024;   // that share a row
+constexpr i32 LANES = 1;  // neighbours that one access moves
+constexpr i32 THREADS = 1024;  // that share a row
 constexpr i32 WARPS = 32;
 
 // Combines one value of every thread of a row; all of them receive the result.
@@ -296,46 +236,45 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
 fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 3.
-    float amax_7 = amax_f32_identity();
+    // Phase 1 of 3: reduces each row to largest.
+    float largest = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
-        float amax_7_part[LANES];
+        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            amax_7_part[v] = flash_attention_1_0(value_4[v]);
-            amax_7 = amax_f32_combine(amax_7, amax_7_part[v]);
+            largest_part[v] = flash_attention_1_0(value_4[v]);
+            largest = amax_f32_combine(largest, largest_part[v]);
         }
     }
-    amax_7 = row_amax_f32(amax_7, shared_array<float>(0));
+    largest = row_amax_f32(largest, shared_array<float>(0));
 
-    // Phase 2 of 3.
-    float sum_10 = sum_f32_identity();
+    // Phase 2 of 3: reduces each row to total.
+    float total = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_4_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
-        float sum_10_part[LANES];
+        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_10_part[v] = flash_attention_1_1(amax_7, value_4[v]);
-            sum_10 = sum_f32_combine(sum_10, sum_10_part[v]);
+            total_part[v] = flash_attention_1_1(largest, value_4[v]);
+            total = sum_f32_combine(total, total_part[v]);
         }
     }
-    sum_10 = row_sum_f32(sum_10, shared_array<float>(512));
+    total = row_sum_f32(total, shared_array<float>(512));
 
-    // Phase 3 of 3.
+    // Phase 3 of 3: writes value_11.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_4_raw[LANES];
@@ -345,7 +284,7 @@ fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = flash_attention_1_2(amax_7, sum_10, value_4[v]);
+            result_0[v] = flash_attention_1_2(largest, total, value_4[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

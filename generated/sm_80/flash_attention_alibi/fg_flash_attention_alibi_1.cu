@@ -1,4 +1,6 @@
-// flash_attention_alibi_1: row reduction, emitted by fusegen for sm_80.
+// flash_attention_alibi_1: row reduction, 3 phases, rows read again in each phase, emitted by fusegen for sm_80.
+// Grid q_dim0 * q_dim2 * 16, block 1024, 1024 bytes of shared memory: a row is too long for a block to keep, or may be.
+// Reads q_dim0 * q_dim2 * q_dim2 * 64 + 64 bytes, writes q_dim0 * q_dim2 * q_dim2 * 32.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Same bits, another type of the same size.
 template <typename To, typename From>
@@ -57,26 +56,15 @@ __device__ __forceinline__ i32 lane_id() {
 }
 
 // One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+__device__ __forceinline__ float load(const float* base, i64 i) {
+  u32 bits;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
+  return bit_cast<float>(bits);
 }
 
 // The larger of two values; NaN if either is NaN.
@@ -84,9 +72,6 @@ __device__ __forceinline__ float maximum(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
-}
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a > b || a != a ? a : b;
 }
 __device__ __forceinline__ i64 maximum(i64 a, i64 b) {
   return a > b ? a : b;
@@ -96,21 +81,7 @@ __device__ __forceinline__ i64 maximum(i64 a, i64 b) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -128,34 +99,12 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
 
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
 __device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // Rounds to the nearest bf16 and back.
 __device__ __forceinline__ float round_bf16(float x) {
@@ -190,19 +139,13 @@ __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
 }
 
 // One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
+__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
+  u16 bits = bit_cast<u16>(value);
+  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
+}
+__device__ __forceinline__ void store(float* base, i64 i, float value) {
+  u32 bits = bit_cast<u32>(value);
+  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
 }
 
 // Index of this thread in its block.
@@ -262,16 +205,16 @@ __device__ __forceinline__ float flash_attention_alibi_1_0(i64 coordinate_2, flo
     return coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u);        // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
 }
 
-__device__ __forceinline__ float flash_attention_alibi_1_1(i64 coordinate_2, float slopes, float amax_17, i64 coordinate, float value_7) {
+__device__ __forceinline__ float flash_attention_alibi_1_1(i64 coordinate_2, float slopes, float largest, i64 coordinate, float value_7) {
     const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
-    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - largest;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
     return fast_exp(sub_1);
 }
 
-__device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, float slopes, float amax_17, float sum_20, i64 coordinate, float value_7) {
+__device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, float slopes, float largest, float total, i64 coordinate, float value_7) {
     const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
-    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - amax_17;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
-    return round_bf16(fast_divide(fast_exp(sub_1), sum_20));
+    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - largest;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    return round_bf16(fast_divide(fast_exp(sub_1), total));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -279,8 +222,8 @@ __device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 1;      // neighbours that one access moves
-constexpr i32 THREADS = 1024;   // that share a row
+constexpr i32 LANES = 1;  // neighbours that one access moves
+constexpr i32 THREADS = 1024;  // that share a row
 constexpr i32 WARPS = 32;
 
 // Combines one value of every thread of a row; all of them receive the result.
@@ -313,7 +256,6 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
 fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf16* value_22_ptr, i64 q_dim0, i64 q_dim2) {
-    const Index row_count = q_dim0 * q_dim2 * 16;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
@@ -322,42 +264,42 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
     const Index i0 = i2_outer / 16;
     const Index i1 = i2_outer - i0 * 16;
 
-    // Phase 1 of 3.
+    // Phase 1 of 3: reduces each row to largest.
     const float slopes = widen(load(slopes_ptr, i1));
-    float amax_17 = amax_f32_identity();
+    float largest = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_7_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_7[LANES];
         widen_vec(value_7_raw, value_7);
-        float amax_17_part[LANES];
+        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            amax_17_part[v] = flash_attention_alibi_1_0(i2, slopes, column + v, value_7[v]);
-            amax_17 = amax_f32_combine(amax_17, amax_17_part[v]);
+            largest_part[v] = flash_attention_alibi_1_0(i2, slopes, column + v, value_7[v]);
+            largest = amax_f32_combine(largest, largest_part[v]);
         }
     }
-    amax_17 = row_amax_f32(amax_17, shared_array<float>(0));
+    largest = row_amax_f32(largest, shared_array<float>(0));
 
-    // Phase 2 of 3.
-    float sum_20 = sum_f32_identity();
+    // Phase 2 of 3: reduces each row to total.
+    float total = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_7_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_7_raw[v] = load(value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2 + v);
         float value_7[LANES];
         widen_vec(value_7_raw, value_7);
-        float sum_20_part[LANES];
+        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_20_part[v] = flash_attention_alibi_1_1(i2, slopes, amax_17, column + v, value_7[v]);
-            sum_20 = sum_f32_combine(sum_20, sum_20_part[v]);
+            total_part[v] = flash_attention_alibi_1_1(i2, slopes, largest, column + v, value_7[v]);
+            total = sum_f32_combine(total, total_part[v]);
         }
     }
-    sum_20 = row_sum_f32(sum_20, shared_array<float>(512));
+    total = row_sum_f32(total, shared_array<float>(512));
 
-    // Phase 3 of 3.
+    // Phase 3 of 3: writes value_22.
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         float value_7_raw[LANES];
@@ -367,7 +309,7 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = flash_attention_alibi_1_2(i2, slopes, amax_17, sum_20, column + v, value_7[v]);
+            result_0[v] = flash_attention_alibi_1_2(i2, slopes, largest, total, column + v, value_7[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -1,4 +1,6 @@
-// gelu_dropout_add: pointwise, emitted by fusegen for sm_80.
+// gelu_dropout_add: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_80.
+// Grid ((x_dim0 * 8192 + 4095) // 4096), block 256.
+// Reads x_dim0 * 32768 bytes, writes x_dim0 * 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
@@ -37,38 +36,6 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
   return result;
 }
 
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
-}
-
 // Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
 // It is also the alignment that load_vec and store_vec ask for.
 __device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
@@ -80,23 +47,14 @@ template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     const u32* from = reinterpret_cast<const u32*>(base + i);
     u32 words[bytes / 4];
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-      } else if constexpr (width == 8) {
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-      } else {
-        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
     memcpy(dst, words, bytes);
   }
 }
@@ -121,21 +79,8 @@ __device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
 __device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
 __device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -153,57 +98,56 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+__device__ __forceinline__ i16 load(const i16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<i16>(bits);
+}
+__device__ __forceinline__ i64 load(const i64* base, i64 i) {
+  u64 bits;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
 }
 
 // One element of a buffer that the kernel does not write: loads of one address may become one, and may leave a loop.
-template <typename T>
-__device__ __forceinline__ T load_once(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
+__device__ __forceinline__ i16 load_once(const i16* base, i64 i) {
+  u16 bits;
+  asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<i16>(bits);
+}
+__device__ __forceinline__ i64 load_once(const i64* base, i64 i) {
+  u64 bits;
+  asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load_once(const bf16* base, i64 i) {
+  u16 bits;
+  asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
 }
 
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
 __device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
 __device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
@@ -228,21 +172,15 @@ template <typename T, typename Wide>
 __device__ __forceinline__ void load_wide(Wide (&dst)[2], const T* base, i64 i) {
   T pair[2];
   const T* from = base + i;
+  static_assert(sizeof(T) == 2 || sizeof(T) == 8, "no other elements were expected");
   if constexpr (sizeof(T) == 8) {
     u64 bits[2];
     asm("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(bits[0]), "=l"(bits[1]) : "l"(from));
     memcpy(pair, bits, sizeof(pair));
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits[2];
-    asm("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "l"(from));
-    memcpy(pair, bits, sizeof(pair));
-  } else if constexpr (sizeof(T) == 2) {
+  }
+  if constexpr (sizeof(T) == 2) {
     u32 bits;
     asm("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    memcpy(pair, &bits, sizeof(pair));
-  } else {
-    u16 bits;
-    asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
     memcpy(pair, &bits, sizeof(pair));
   }
   widen_vec(pair, dst);
@@ -309,45 +247,20 @@ __device__ __forceinline__ void load_wide(i64 (&dst)[2], RandomBits key, i64 i) 
   dst[1] = pair[1];
 }
 
-// One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
-}
-
 // N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
 template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
   }
 }
 

@@ -1,4 +1,6 @@
-// layer_norm: row reduction, emitted by fusegen for sm_80.
+// layer_norm: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_80.
+// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads x_dim0 * 8192 + 16384 bytes, writes x_dim0 * 8192.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
@@ -40,38 +39,6 @@ __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
 }
 
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
-}
-
 // Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
 // It is also the alignment that load_vec and store_vec ask for.
 __device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
@@ -83,23 +50,14 @@ template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     const u32* from = reinterpret_cast<const u32*>(base + i);
     u32 words[bytes / 4];
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-      } else if constexpr (width == 8) {
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-      } else {
-        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
     memcpy(dst, words, bytes);
   }
 }
@@ -124,21 +82,6 @@ __device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -152,16 +95,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   for (i32 k = 0; k + 1 < N; k += 2) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
     memcpy(&dst[k], &pair, sizeof(pair));
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
@@ -192,45 +125,20 @@ __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
-// One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
-}
-
 // N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
 template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
   }
 }
 
@@ -260,23 +168,19 @@ __device__ __forceinline__ i32 warp_id() {
   return static_cast<i32>(threadIdx.x >> 5);
 }
 
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
@@ -307,24 +211,20 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_0(float x) {
-    return x;
+__device__ __forceinline__ float layer_norm_row_1(float total) {
+    return total * 0.000244140625f;                                                   // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_row_1(float sum_3) {
-    return sum_3 * 0.000244140625f;                                                   // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_1(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_1(float x, float row_value) {
-    return (x - row_value) * (x - row_value);                                         // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_row_2(float squares) {
+    return fast_rsqrt(squares * 0.000244140625f + 1e-05f);                            // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_row_2(float sum_8) {
-    return fast_rsqrt(sum_8 * 0.000244140625f + 1e-05f);                              // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-}
-
-__device__ __forceinline__ float layer_norm_2(float x, float row_value, float row_value_2, float weight, float bias) {
-    return (x - row_value) * row_value_2 * weight + bias;                             // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_2(float x, float mean, float rstd, float weight, float bias) {
+    return (x - mean) * rstd * weight + bias;                                         // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -332,10 +232,10 @@ __device__ __forceinline__ float layer_norm_2(float x, float row_value, float ro
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;      // neighbours that one access moves
-constexpr i32 THREADS = 128;   // that share a row
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 WARPS = 4;
-constexpr i32 CHUNKS = 4;    // groups of lanes that a thread holds
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Combines one value of every thread of a row; all of them receive the result.
 template <typename Scratch>
@@ -353,52 +253,46 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
-    const Index row_count = x_dim0;
-    const Index column_count = 4096;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 3.
+    // Phase 1 of 3: reduces each row to total.
     bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float sum_3 = sum_f32_identity();
+    float total = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float sum_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_3_part[v] = layer_norm_0(x[v]);
-            sum_3 = sum_f32_combine(sum_3, sum_3_part[v]);
+            total = sum_f32_combine(total, x[v]);
         }
     }
-    sum_3 = row_sum_f32(sum_3, shared_array<float>(0));
+    total = row_sum_f32(total, shared_array<float>(0));
 
-    // Phase 2 of 3.
-    const float row_value = layer_norm_row_1(sum_3);
-    float sum_8 = sum_f32_identity();
+    // Phase 2 of 3: computes mean; reduces each row to squares.
+    const float mean = layer_norm_row_1(total);
+    float squares = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float sum_8_part[LANES];
+        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sum_8_part[v] = layer_norm_1(x[v], row_value);
-            sum_8 = sum_f32_combine(sum_8, sum_8_part[v]);
+            squares_part[v] = layer_norm_1(x[v], mean);
+            squares = sum_f32_combine(squares, squares_part[v]);
         }
     }
-    sum_8 = row_sum_f32(sum_8, shared_array<float>(64));
+    squares = row_sum_f32(squares, shared_array<float>(64));
 
-    // Phase 3 of 3.
-    const float row_value_2 = layer_norm_row_2(sum_8);
+    // Phase 3 of 3: computes rstd; writes out.
+    const float rstd = layer_norm_row_2(squares);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -415,7 +309,7 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_2(x[v], row_value, row_value_2, weight[v], bias[v]);
+            result_0[v] = layer_norm_2(x[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -1,4 +1,6 @@
 // flash_attention: attention, emitted by fusegen for sm_90a.
+// Grid min((q_dim0 * q_dim1) * ((q_dim2 + 127) // 128), 132), block 384, 197632 bytes of shared memory.
+// Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,7 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
 // A TMA descriptor as the driver encodes it; passed to a kernel by value.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
@@ -80,9 +81,6 @@ __device__ __forceinline__ float maximum(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a > b || a != a ? a : b;
-}
 __device__ __forceinline__ i64 maximum(i64 a, i64 b) {
   return a > b ? a : b;
 }
@@ -138,21 +136,6 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -166,16 +149,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   for (i32 k = 0; k + 1 < N; k += 2) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
     memcpy(&dst[k], &pair, sizeof(pair));
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
@@ -223,22 +196,6 @@ __device__ __forceinline__ T* shared_array(u32 byte_offset) {
   return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
 }
 
-// One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
-}
-
 // Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
 // It is also the alignment that load_vec and store_vec ask for.
 __device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
@@ -250,24 +207,15 @@ template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
   }
 }
 

@@ -1,4 +1,6 @@
-// layer_norm_backward: row and column reduction, emitted by fusegen for sm_90a.
+// layer_norm_backward: row and column reduction, 4 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid 264, block 256, 512 bytes of shared memory: a row fits the registers of 256 threads, 16 elements each.
+// Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
@@ -40,38 +39,6 @@ __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
 }
 
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
-}
-
 // Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
 // It is also the alignment that load_vec and store_vec ask for.
 __device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
@@ -83,23 +50,22 @@ template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
-  } else {
+  static_assert(width == 8 || width == 16, "no other accesses were expected");
+  if constexpr (width == 8) {
     const u32* from = reinterpret_cast<const u32*>(base + i);
     u32 words[bytes / 4];
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-      } else if constexpr (width == 8) {
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-      } else {
-        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 2)
+      asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
     memcpy(dst, words, bytes);
   }
 }
@@ -124,21 +90,7 @@ __device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -152,16 +104,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   for (i32 k = 0; k + 1 < N; k += 2) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
     memcpy(&dst[k], &pair, sizeof(pair));
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
@@ -192,45 +134,28 @@ __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
-// One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
-}
-
 // N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
 template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
+  static_assert(width == 8 || width == 16, "no other accesses were expected");
+  if constexpr (width == 8) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 2)
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
+  }
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
   }
 }
 
@@ -260,23 +185,20 @@ __device__ __forceinline__ i32 warp_id() {
   return static_cast<i32>(threadIdx.x >> 5);
 }
 
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
 __device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
@@ -307,37 +229,35 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void layer_norm_backward_0(float x, float dy, float weight, float& sum_3_part, float& sum_15_part, float& sum_27_part) {
-    sum_3_part = x;
-    sum_15_part = dy * weight;                                                        // line 10: grad = dy * weight
-    sum_27_part = dy;
+__device__ __forceinline__ float layer_norm_backward_0(float dy, float weight) {
+    return dy * weight;                                                               // line 10: grad = dy * weight
 }
 
-__device__ __forceinline__ void layer_norm_backward_row_1(float sum_3, float sum_15, float& row_value, float& row_value_2) {
-    row_value = sum_3 * 0.000244140625f;                                              // line 7: centered = x - x.mean(-1, keepdim=True)
-    row_value_2 = sum_15 * 0.000244140625f;                                           // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+__device__ __forceinline__ void layer_norm_backward_row_1(float total, float total_2, float& mean, float& mean_2) {
+    mean = total * 0.000244140625f;                                                   // line 7: centered = x - x.mean(-1, keepdim=True)
+    mean_2 = total_2 * 0.000244140625f;                                               // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
 }
 
-__device__ __forceinline__ float layer_norm_backward_1(float x, float row_value) {
-    return (x - row_value) * (x - row_value);                                         // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+__device__ __forceinline__ float layer_norm_backward_1(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
-__device__ __forceinline__ float layer_norm_backward_row_2(float sum_8) {
-    return fast_rsqrt(sum_8 * 0.000244140625f + 1e-05f);                              // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+__device__ __forceinline__ float layer_norm_backward_row_2(float squares) {
+    return fast_rsqrt(squares * 0.000244140625f + 1e-05f);                            // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
-__device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float weight, float row_value, float row_value_3, float& sum_19_part, float& sum_25_part) {
-    const float mul_1 = (x - row_value) * row_value_3;                                // line 9: normalized = centered * rstd
-    sum_19_part = dy * weight * mul_1;                                                // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
-    sum_25_part = dy * mul_1;                                                         // line 12: return dx, (dy * normalized).sum(0), dy.sum(0)
+__device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float weight, float mean, float rstd, float& total_3_part, float& column_total_part) {
+    const float mul_1 = (x - mean) * rstd;                                            // line 9: normalized = centered * rstd
+    total_3_part = dy * weight * mul_1;                                               // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+    column_total_part = dy * mul_1;                                                   // line 12: return dx, (dy * normalized).sum(0), dy.sum(0)
 }
 
-__device__ __forceinline__ float layer_norm_backward_row_3(float sum_19) {
-    return sum_19 * 0.000244140625f;                                                  // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+__device__ __forceinline__ float layer_norm_backward_row_3(float total_3) {
+    return total_3 * 0.000244140625f;                                                 // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
 }
 
-__device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float weight, float row_value, float row_value_3, float row_value_2, float row_value_4) {
-    return row_value_3 * (dy * weight - row_value_2 - (x - row_value) * row_value_3 * row_value_4);  // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+__device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float weight, float mean, float rstd, float mean_2, float mean_3) {
+    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -345,10 +265,10 @@ __device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float 
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;      // neighbours that one access moves
-constexpr i32 THREADS = 256;   // that share a row
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 256;  // that share a row
 constexpr i32 WARPS = 8;
-constexpr i32 CHUNKS = 2;    // groups of lanes that a thread holds
+constexpr i32 CHUNKS = 2;  // groups of lanes that a thread holds
 
 // Combines one value of every thread of a row; all of them receive the result.
 template <typename Scratch>
@@ -367,21 +287,20 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0) {
     const Index row_count = x_dim0;
-    const Index column_count = 4096;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;
     const Index part = block_id();
-    float sum_27[CHUNKS][LANES];
+    float column_total_2[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
-        for (i32 v = 0; v < LANES; ++v) sum_27[c][v] = sum_f32_identity();
-    float sum_25[CHUNKS][LANES];
+        for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
+    float column_total[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
-        for (i32 v = 0; v < LANES; ++v) sum_25[c][v] = sum_f32_identity();
+        for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
     i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a reduction is enough
     for (Index row = part; row < row_count; row += PARTS) {
 
-        // Phase 1 of 4.
+        // Phase 1 of 4: reduces each row to total, total_2; adds to column_total_2 of each column.
         bf16 x_raw[CHUNKS][LANES];
         bf16 dy_raw[CHUNKS][LANES];
         bf16 weight_raw[CHUNKS][LANES];
@@ -392,75 +311,70 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             load_lanes<8>(dy_raw[c], dy_ptr, row * 4096 + column);
             load_lanes<8>(weight_raw[c], weight_ptr, column);
         }
-        float sum_3 = sum_f32_identity();
-        float sum_15 = sum_f32_identity();
+        float total = sum_f32_identity();
+        float total_2 = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
-            const Index column = (c * THREADS + thread) * LANES;
+            float dy[LANES];
+            widen_vec(dy_raw[c], dy);
+            float weight[LANES];
+            widen_vec(weight_raw[c], weight);
+            float x[LANES];
+            widen_vec(x_raw[c], x);
+            float total_2_part[LANES];
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                total_2_part[v] = layer_norm_backward_0(dy[v], weight[v]);
+                total = sum_f32_combine(total, x[v]);
+                total_2 = sum_f32_combine(total_2, total_2_part[v]);
+                column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
+            }
+        }
+        total = row_sum_f32(total, shared_array<float>(0) + turn * WARPS);
+        total_2 = row_sum_f32(total_2, shared_array<float>(128) + turn * WARPS);
+
+        // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
+        float mean;
+        float mean_2;
+        layer_norm_backward_row_1(total, total_2, mean, mean_2);
+        float squares = sum_f32_identity();
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            float x[LANES];
+            widen_vec(x_raw[c], x);
+            float squares_part[LANES];
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                squares_part[v] = layer_norm_backward_1(x[v], mean);
+                squares = sum_f32_combine(squares, squares_part[v]);
+            }
+        }
+        squares = row_sum_f32(squares, shared_array<float>(256) + turn * WARPS);
+
+        // Phase 3 of 4: computes rstd; reduces each row to total_3; adds to column_total of each column.
+        const float rstd = layer_norm_backward_row_2(squares);
+        float total_3 = sum_f32_identity();
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
             float x[LANES];
             widen_vec(x_raw[c], x);
             float dy[LANES];
             widen_vec(dy_raw[c], dy);
             float weight[LANES];
             widen_vec(weight_raw[c], weight);
-            float sum_3_part[LANES];
-            float sum_15_part[LANES];
-            float sum_27_part[LANES];
+            float total_3_part[LANES];
+            float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                layer_norm_backward_0(x[v], dy[v], weight[v], sum_3_part[v], sum_15_part[v], sum_27_part[v]);
-                sum_3 = sum_f32_combine(sum_3, sum_3_part[v]);
-                sum_15 = sum_f32_combine(sum_15, sum_15_part[v]);
-                sum_27[c][v] = sum_f32_combine(sum_27[c][v], sum_27_part[v]);
+                layer_norm_backward_2(x[v], dy[v], weight[v], mean, rstd, total_3_part[v], column_total_part[v]);
+                total_3 = sum_f32_combine(total_3, total_3_part[v]);
+                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
             }
         }
-        sum_3 = row_sum_f32(sum_3, shared_array<float>(0) + turn * WARPS);
-        sum_15 = row_sum_f32(sum_15, shared_array<float>(128) + turn * WARPS);
+        total_3 = row_sum_f32(total_3, shared_array<float>(384) + turn * WARPS);
 
-        // Phase 2 of 4.
-        float row_value;
-        float row_value_2;
-        layer_norm_backward_row_1(sum_3, sum_15, row_value, row_value_2);
-        float sum_8 = sum_f32_identity();
-#pragma unroll
-        for (i32 c = 0; c < CHUNKS; ++c) {
-            const Index column = (c * THREADS + thread) * LANES;
-            float x[LANES];
-            widen_vec(x_raw[c], x);
-            float sum_8_part[LANES];
-#pragma unroll
-            for (i32 v = 0; v < LANES; ++v) {
-                sum_8_part[v] = layer_norm_backward_1(x[v], row_value);
-                sum_8 = sum_f32_combine(sum_8, sum_8_part[v]);
-            }
-        }
-        sum_8 = row_sum_f32(sum_8, shared_array<float>(256) + turn * WARPS);
-
-        // Phase 3 of 4.
-        const float row_value_3 = layer_norm_backward_row_2(sum_8);
-        float sum_19 = sum_f32_identity();
-#pragma unroll
-        for (i32 c = 0; c < CHUNKS; ++c) {
-            const Index column = (c * THREADS + thread) * LANES;
-            float x[LANES];
-            widen_vec(x_raw[c], x);
-            float dy[LANES];
-            widen_vec(dy_raw[c], dy);
-            float weight[LANES];
-            widen_vec(weight_raw[c], weight);
-            float sum_19_part[LANES];
-            float sum_25_part[LANES];
-#pragma unroll
-            for (i32 v = 0; v < LANES; ++v) {
-                layer_norm_backward_2(x[v], dy[v], weight[v], row_value, row_value_3, sum_19_part[v], sum_25_part[v]);
-                sum_19 = sum_f32_combine(sum_19, sum_19_part[v]);
-                sum_25[c][v] = sum_f32_combine(sum_25[c][v], sum_25_part[v]);
-            }
-        }
-        sum_19 = row_sum_f32(sum_19, shared_array<float>(384) + turn * WARPS);
-
-        // Phase 4 of 4.
-        const float row_value_4 = layer_norm_backward_row_3(sum_19);
+        // Phase 4 of 4: computes mean_3; writes out_0.
+        const float mean_3 = layer_norm_backward_row_3(total_3);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -473,7 +387,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = layer_norm_backward_3(x[v], dy[v], weight[v], row_value, row_value_3, row_value_2, row_value_4);
+                result_0[v] = layer_norm_backward_3(x[v], dy[v], weight[v], mean, rstd, mean_2, mean_3);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
@@ -484,7 +398,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        store_lanes<4>(partial_25_ptr, part * 4096 + column, sum_25[c]);
-        store_lanes<4>(partial_27_ptr, part * 4096 + column, sum_27[c]);
+        store_lanes<4>(partial_25_ptr, part * 4096 + column, column_total[c]);
+        store_lanes<4>(partial_27_ptr, part * 4096 + column, column_total_2[c]);
     }
 }

@@ -1,4 +1,6 @@
-// layer_norm_backward_combine: combination of column sums, emitted by fusegen for sm_90a.
+// layer_norm_backward_combine: combination of the column sums, emitted by fusegen for sm_90a.
+// Grid 128, block 256, 4096 bytes of shared memory.
+// Reads (4 * 264) * 4096 + (4 * 264) * 4096 bytes, writes 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
@@ -38,47 +37,22 @@ __device__ __forceinline__ To bit_cast(From value) {
 }
 
 // One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+__device__ __forceinline__ float load(const float* base, i64 i) {
+  u32 bits;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
+  return bit_cast<float>(bits);
 }
 
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
 template <typename T>
@@ -100,19 +74,13 @@ __device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
 }
 
 // One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
+__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
+  u16 bits = bit_cast<u16>(value);
+  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
+}
+__device__ __forceinline__ void store(float* base, i64 i, float value) {
+  u32 bits = bit_cast<u32>(value);
+  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
 }
 
 // Index of this thread in its block.
@@ -145,26 +113,26 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
     const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
-    auto sum_25_shared = shared_array<float>(0);
-    float sum_25 = sum_f32_identity();
+    auto column_total_shared = shared_array<float>(0);
+    float column_total = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < PARTS; part += ROWS) sum_25 = sum_f32_combine(sum_25, load(partial_25_ptr, part * 4096 + column));
+        for (Index part = row; part < PARTS; part += ROWS) column_total = sum_f32_combine(column_total, load(partial_25_ptr, part * 4096 + column));
     }
-    shared_store(sum_25_shared, row * COLUMNS + lane, sum_25);
-    auto sum_27_shared = shared_array<float>(2048);
-    float sum_27 = sum_f32_identity();
+    shared_store(column_total_shared, row * COLUMNS + lane, column_total);
+    auto column_total_2_shared = shared_array<float>(2048);
+    float column_total_2 = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < PARTS; part += ROWS) sum_27 = sum_f32_combine(sum_27, load(partial_27_ptr, part * 4096 + column));
+        for (Index part = row; part < PARTS; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_27_ptr, part * 4096 + column));
     }
-    shared_store(sum_27_shared, row * COLUMNS + lane, sum_27);
+    shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
     block_sync();
     if (row > 0 || column >= column_count) return;
-    for (i32 k = 1; k < ROWS; ++k) sum_25 = sum_f32_combine(sum_25, shared_load(sum_25_shared, k * COLUMNS + lane));
-    bf16 sum_25_narrow;
-    narrow(sum_25, sum_25_narrow);
-    store(out_1_ptr, column, sum_25_narrow);
-    for (i32 k = 1; k < ROWS; ++k) sum_27 = sum_f32_combine(sum_27, shared_load(sum_27_shared, k * COLUMNS + lane));
-    bf16 sum_27_narrow;
-    narrow(sum_27, sum_27_narrow);
-    store(out_2_ptr, column, sum_27_narrow);
+    for (i32 k = 1; k < ROWS; ++k) column_total = sum_f32_combine(column_total, shared_load(column_total_shared, k * COLUMNS + lane));
+    bf16 column_total_narrow;
+    narrow(column_total, column_total_narrow);
+    store(out_1_ptr, column, column_total_narrow);
+    for (i32 k = 1; k < ROWS; ++k) column_total_2 = sum_f32_combine(column_total_2, shared_load(column_total_2_shared, k * COLUMNS + lane));
+    bf16 column_total_2_narrow;
+    narrow(column_total_2, column_total_2_narrow);
+    store(out_2_ptr, column, column_total_2_narrow);
 }

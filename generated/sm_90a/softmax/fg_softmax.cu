@@ -1,4 +1,6 @@
-// softmax: row reduction, emitted by fusegen for sm_90a.
+// softmax: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads x_dim0 * 8192 bytes, writes x_dim0 * 8192.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -14,9 +16,6 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
-
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // Same bits, another type of the same size.
 template <typename To, typename From>
@@ -56,29 +55,6 @@ __device__ __forceinline__ i32 lane_id() {
   return static_cast<i32>(threadIdx.x & 31u);
 }
 
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-template <typename T>
-__device__ __forceinline__ T load(const T* base, i64 i) {
-  const T* from = base + i;
-  if constexpr (sizeof(T) == 8) {
-    u64 bits;
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 4) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(bits);
-  } else {
-    u16 bits;
-    asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(from));
-    return bit_cast<T>(static_cast<u8>(bits));
-  }
-}
-
 // Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
 // It is also the alignment that load_vec and store_vec ask for.
 __device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
@@ -90,23 +66,14 @@ template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     const u32* from = reinterpret_cast<const u32*>(base + i);
     u32 words[bytes / 4];
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-      } else if constexpr (width == 8) {
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-      } else {
-        asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
     memcpy(dst, words, bytes);
   }
 }
@@ -133,32 +100,11 @@ __device__ __forceinline__ float maximum(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a > b || a != a ? a : b;
-}
-__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
-  return a > b ? a : b;
-}
 
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, float& out) { out = static_cast<float>(value); }
-// Through float, as torch does; the second rounding is part of its semantics.
-__device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
-__device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
-__device__ __forceinline__ void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
-__device__ __forceinline__ void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }
-__device__ __forceinline__ void narrow(i64 value, i32& out) { out = static_cast<i32>(value); }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
 template <int N, typename From, typename To>
@@ -172,16 +118,6 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   for (i32 k = 0; k + 1 < N; k += 2) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
     memcpy(&dst[k], &pair, sizeof(pair));
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
@@ -212,45 +148,20 @@ __device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
-// One element to global memory.
-template <typename T>
-__device__ __forceinline__ void store(T* base, i64 i, T value) {
-  T* to = base + i;
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.global.b64 [%0], %1;" :: "l"(to), "l"(bit_cast<u64>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("st.global.b32 [%0], %1;" :: "l"(to), "r"(bit_cast<u32>(value)) : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    asm volatile("st.global.b16 [%0], %1;" :: "l"(to), "h"(bit_cast<u16>(value)) : "memory");
-  } else {
-    u16 bits = bit_cast<u8>(value);
-    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
-  }
-}
-
 // N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
 template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  if constexpr (width < 4) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
-  } else {
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += width / 4) {
-      if constexpr (width == 16) {
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-      } else if constexpr (width == 8) {
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-      } else {
-        asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
-      }
-    }
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
   }
 }
 
@@ -284,19 +195,6 @@ __device__ __forceinline__ i32 warp_id() {
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ i64 widen(i8 x) { return x; }
-__device__ __forceinline__ i64 widen(u8 x) { return x; }
-__device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i32 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
@@ -335,18 +233,14 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float softmax_0(float x) {
-    return x;
+__device__ __forceinline__ void softmax_1(float x, float largest, float& total_part, float& exp_value) {
+    const float exp_1 = fast_exp(x - largest);                                        // line 6: return torch.softmax(x, -1)
+    total_part = exp_1;
+    exp_value = exp_1;
 }
 
-__device__ __forceinline__ void softmax_1(float x, float amax_1, float& sum_4_part, float& held) {
-    const float exp_1 = fast_exp(x - amax_1);                                         // line 6: return torch.softmax(x, -1)
-    sum_4_part = exp_1;
-    held = exp_1;
-}
-
-__device__ __forceinline__ float softmax_2(float held, float sum_4) {
-    return fast_divide(held, sum_4);                                                  // line 6: return torch.softmax(x, -1)
+__device__ __forceinline__ float softmax_2(float exp_value, float total) {
+    return fast_divide(exp_value, total);                                             // line 6: return torch.softmax(x, -1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -354,10 +248,10 @@ __device__ __forceinline__ float softmax_2(float held, float sum_4) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;      // neighbours that one access moves
-constexpr i32 THREADS = 128;   // that share a row
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 WARPS = 4;
-constexpr i32 CHUNKS = 4;    // groups of lanes that a thread holds
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Combines one value of every thread of a row; all of them receive the result.
 template <typename Scratch>
@@ -389,61 +283,55 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_softmax(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
-    const Index row_count = x_dim0;
-    const Index column_count = 4096;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 3.
+    // Phase 1 of 3: reduces each row to largest.
     bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float amax_1 = amax_f32_identity();
+    float largest = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float amax_1_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            amax_1_part[v] = softmax_0(x[v]);
-            amax_1 = amax_f32_combine(amax_1, amax_1_part[v]);
+            largest = amax_f32_combine(largest, x[v]);
         }
     }
-    amax_1 = row_amax_f32(amax_1, shared_array<float>(0));
+    largest = row_amax_f32(largest, shared_array<float>(0));
 
-    // Phase 2 of 3.
-    float held_kept[CHUNKS][LANES];
-    float sum_4 = sum_f32_identity();
+    // Phase 2 of 3: reduces each row to total; keeps exp_value.
+    float exp_value_kept[CHUNKS][LANES];
+    float total = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float sum_4_part[LANES];
-        float held[LANES];
+        float total_part[LANES];
+        float exp_value[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            softmax_1(x[v], amax_1, sum_4_part[v], held[v]);
-            sum_4 = sum_f32_combine(sum_4, sum_4_part[v]);
-            held_kept[c][v] = held[v];
+            softmax_1(x[v], largest, total_part[v], exp_value[v]);
+            total = sum_f32_combine(total, total_part[v]);
+            exp_value_kept[c][v] = exp_value[v];
         }
     }
-    sum_4 = row_sum_f32(sum_4, shared_array<float>(64));
+    total = row_sum_f32(total, shared_array<float>(64));
 
-    // Phase 3 of 3.
+    // Phase 3 of 3: writes out.
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        const float (&held)[LANES] = held_kept[c];
+        const float (&exp_value)[LANES] = exp_value_kept[c];
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = softmax_2(held[v], sum_4);
+            result_0[v] = softmax_2(exp_value[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

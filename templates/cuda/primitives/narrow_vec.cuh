@@ -4,6 +4,7 @@ __device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
   for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
 }
+//% if "bf16" in types
 template <int N>
 __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
 #pragma unroll
@@ -14,6 +15,8 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
+//% endif
+//% if "f16" in types
 template <int N>
 __device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N]) {
 #pragma unroll
@@ -24,3 +27,4 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], f16 (&dst)[N])
   }
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
+//% endif

@@ -10,6 +10,8 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
+//% if maps
 
 // A TMA descriptor as the driver encodes it; passed to a kernel by value.
 struct alignas(64) TensorMap { u64 opaque[16]; };
+//% endif

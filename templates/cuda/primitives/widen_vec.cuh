@@ -4,6 +4,7 @@ __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
   for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
 }
+//% if "bf16" in types
 template <int N>
 __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
 #pragma unroll
@@ -15,3 +16,4 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
   }
   if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
 }
+//% endif

@@ -1,0 +1,50 @@
+"""A launch in words: what it is, how it is laid out, and why so."""
+
+from __future__ import annotations
+
+from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
+from fusegen.schedule.plan import MmaPlan, Persistence, RowPlan
+from fusegen.schedule.program import Launch
+
+_KEPT = {
+    Persistence.REGISTERS: "read once, held in registers",
+    Persistence.STAGED: "read once, staged in shared memory",
+    Persistence.LOOPED: "read again in each phase",
+}
+
+
+def launch_words(launch: Launch) -> str:
+    """What it is, and how its body is laid out."""
+    body, kind = launch.kernel.body, launch.group.kind.value
+    if isinstance(body, ColumnBody):
+        return "combination of the column sums"
+    if isinstance(body, PointwiseBody):
+        return f"{kind}, {body.plan.lanes} elements a thread at a time"
+    if isinstance(body, ScanBody):
+        return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
+    if isinstance(body, RowBody):
+        return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
+    if isinstance(body, ContractionBody):
+        return _products(kind, body)
+    return kind
+
+
+def row_reason(plan: RowPlan) -> str:
+    """Why a row kernel is laid out as it is on a GPU."""
+    elements = plan.chunks * plan.lanes
+    if plan.tiled:
+        return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
+    if plan.persistence is Persistence.STAGED:
+        return "a row is too long for the registers of a block, and fits its shared memory"
+    if plan.persistence is Persistence.LOOPED:
+        return "a row is too long for a block to keep, or may be"
+    return f"a row fits the registers of {plan.threads} threads, {elements} element{'s' if elements > 1 else ''} each"
+
+
+def _products(kind: str, body: ContractionBody) -> str:
+    """What a launch of products computes at once, if that is more than one."""
+    columns = " + ".join(str(part.columns) for part in body.parts)
+    results = sum(len(part.results) for part in body.parts)
+    several = {f"{columns} columns": len(body.parts), "two products at a time": body.plan.products, f"{results} results": results}
+    how = [f"{kind} by mma.sync" if isinstance(body.plan, MmaPlan) else kind]
+    return ", ".join([*how, *(words for words, count in several.items() if count > 1)])

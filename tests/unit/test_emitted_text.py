@@ -1,0 +1,196 @@
+"""What a reader of emitted CUDA meets: names that say what a value is, phases that say what they do, nothing that is not used."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable
+from types import CodeType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.source import Source
+from fusegen.specs.registry import SPECS
+from tests.unit.eager import agree, randn
+from tests.unit.ptxas import figures
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],))
+
+
+def written_out(x: Tensor) -> Tensor:
+    average = x.mean(-1, keepdim=True)
+    spread = torch.rsqrt((x - average).square().mean(-1, keepdim=True) + 1e-5)
+    return (x - average) * spread
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    return x.logsumexp(-1), x.argmax(-1), x.var(-1), *x.max(-1), x.amin(-1)
+
+
+def columns(x: Tensor) -> tuple[Tensor, ...]:
+    return x.sum(0), x.square().sum(0)
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.softmax(-1)
+    return y, y.sum(0)
+
+
+def looked_up(x: Tensor) -> Tensor:
+    return x[x.to(torch.int32).clamp(0, 3)[:, 0].long()].softmax(-1)
+
+
+def scanned(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def turned(x: Tensor) -> Tensor:
+    return x[0].expand(x.shape).T + 1
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.1, training=True) + x.softmax(-1)
+
+
+CASES: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {
+    "a warp holds a row": (norm, (5, 70)),
+    "several warps hold a row": (norm, (5, 4096)),
+    "a row with a rest": (norm, (5, 4095)),
+    "a staged row": (norm, (5, 49152)),
+    "a row that is read again": (norm, (5, 400_000)),
+    "written out": (written_out, (5, 256)),
+    "statistics": (statistics, (5, 300)),
+    "columns": (columns, (500, 70)),
+    "rows and columns": (both, (500, 300)),
+    "indices that are data": (looked_up, (5, 256)),
+    "a scan": (scanned, (5, 300)),
+    "a pointwise kernel": (turned, (6, 33)),
+    "what is drawn": (dropped, (5, 300)),
+}
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+def sources(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Source, ...]:
+    function, shape = CASES[name]
+    return fg.kernel(function).lower(torch.empty(shape, dtype=dtype, device="meta"), target="sm_90a").sources
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_compiler_has_nothing_to_say(name: str, dtype: torch.dtype) -> None:
+    """Of a variable, say, that nothing uses."""
+    assert [w for source in sources(name, dtype) for w in figures(source).warnings] == []
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_compiler_has_nothing_to_say_of_what_is_prebuilt(name: str, architecture: str) -> None:
+    low = SPECS[name].fresh().lower(**SPECS[name].example(torch.bfloat16), target=architecture)
+    assert [w for source in low.sources for w in figures(source, architecture).warnings] == []
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"a scan", "a pointwise kernel"}))
+def test_no_function_gives_what_it_is_given(name: str) -> None:
+    for source in sources(name):
+        for _, parameters, result in re.findall(r" (\w+)\(([^)]*)\) \{\n    return (\w+);", source.math):
+            assert result not in {p.split()[-1] for p in parameters.split(",") if p}
+
+
+def test_statistics_have_the_fields_names() -> None:
+    (source,) = sources("several warps hold a row")
+    assert re.search(r"norm_1\(float x, float mean\)", source.math)
+    assert re.search(r"norm_2\(float x, float mean, float rstd\)", source.math)
+
+
+@pytest.mark.parametrize("factor", [1 / 255, 0.5, 2.0])
+def test_only_a_mean_is_called_so(factor: float) -> None:
+    (source,) = (
+        fg.kernel(lambda x: x - x.sum(-1, keepdim=True) * factor).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
+    )
+    assert "mean" not in source.text
+
+
+def test_results_that_are_there_already() -> None:
+    """Of the row itself, and of its statistics; stored, and reduced once more."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        largest = x.amax(-1, keepdim=True)
+        return x.clone(), largest.expand_as(x).clone(), x.sum(-1), x.sum(0), (x - largest).sum(-1)
+
+    agree(function, (randn(6, 70),), (randn(300, 5),))
+
+
+def test_statistics_have_the_users_names() -> None:
+    (source,) = sources("written out")
+    assert re.search(r"written_out_2\(float x, float average, float spread\)", source.math)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("a = x.sum(-1)", "a"), ("a: Tensor = x.sum(-1)", "a"), ("a=x.sum(-1)", "total"), ("a, b = x.sum(-1), 1", "total")],
+)
+def test_a_statement_with_one_name_gives_it(line: str, name: str) -> None:
+    """An argument by name has no spaces, and looks like a statement without any where it stands on a line of its own."""
+    space: dict[str, Callable[..., object]] = {}
+    exec(with_lines(f"def f(x):\n    {line}\n    return x - a[:, None]"), {"Tensor": Tensor}, space)
+    (source,) = fg.kernel(space["f"]).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
+    assert re.findall(r"float (\w+) = sum_f32_identity", source.pipeline) == [name]
+
+
+def with_lines(text: str) -> CodeType:
+    """Code whose lines can be shown."""
+    name = f"<{text}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec")
+
+
+def test_phases_say_what_they_do() -> None:
+    (source,) = sources("several warps hold a row")
+    said = re.findall(r"// Phase (\d of \d): (.*)\.\n", source.pipeline)
+    assert said == [
+        ("1 of 3", "reduces each row to total"),
+        ("2 of 3", "computes mean; reduces each row to squares"),
+        ("3 of 3", "computes rstd; writes out"),
+    ]
+
+
+def test_the_first_lines_say_how_it_is_launched_and_why() -> None:
+    (source,) = sources("several warps hold a row")
+    first, second, third = source.banner.splitlines()
+    assert first == "// norm: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a."
+    assert (
+        second
+        == "// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each."
+    )
+    assert third == "// Reads x_dim0 * 8192 bytes, writes x_dim0 * 8192."
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a warp holds a row", "a row fits the registers of 32 threads, 4 elements each"),
+        ("a staged row", "a row is too long for the registers of a block, and fits its shared memory"),
+        ("a row that is read again", "a row is too long for a block to keep, or may be"),
+        ("columns", "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"),
+    ],
+)
+def test_a_plan_has_a_reason(name: str, reason: str) -> None:
+    assert sources(name)[0].banner.splitlines()[1].endswith(f": {reason}.")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spelling"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "float")], ids=str
+)
+def test_primitives_are_those_of_the_types_and_widths_in_use(dtype: torch.dtype, spelling: str) -> None:
+    (source,) = sources("several warps hold a row", dtype)
+    assert re.findall(r" widen\((\w+) x\)", source.primitives) == [spelling]
+    assert re.findall(r" narrow\(\w+ value, (\w+)& out\)", source.primitives) in ([spelling], [])
+    assert re.findall(r"ld\.global\.(\S+) ", source.primitives) == ["v4.b32"]
+    assert re.findall(r"st\.global\.(\S+) ", source.primitives) == ["v4.b32"]
+    assert "TensorMap" not in source.primitives
