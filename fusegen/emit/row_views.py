@@ -83,19 +83,19 @@ def _phase(
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
     arguments = (*(phase.call.arguments if phase.call else ()), *(c.value for c in phase.copies))
-    copies = {c.name: argument_text(c.value, frozenset(), body.coordinates, offsets, lane_axis) for c in phase.copies}
+    copies = {c.name: argument_text(c.value, body.coordinates, offsets, lane_axis) for c in phase.copies}
     combined = [c for r in (*phase.reductions, *phase.column_sums) for c in r.components]
     single = {f"{r.components[0].name}_part" for r in (*phase.reductions, *phase.column_sums) if len(r.components) == 1}
     writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
     row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
     return PhaseView(
         row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
-        row_call=call_view(phase.row_call, frozenset(), body.coordinates, offsets, None) if phase.row_call else None,
+        row_call=call_view(phase.row_call, body.coordinates, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
         uses=tuple(fragment(reads[name], offsets, lane_axis) for name in _named(arguments, "read") if name in reads),
         given=tuple((name, held[name].dtype.spelling) for name in _named(arguments, "held")),
-        call=call_view(phase.call, frozenset(), body.coordinates, offsets, lane_axis) if phase.call else None,
+        call=call_view(phase.call, body.coordinates, offsets, lane_axis) if phase.call else None,
         copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in phase.copies if c.name not in single),
         elements={c.name: copies[part] if (part := f"{c.name}_part") in single & copies.keys() else f"{part}[v]" for c in combined},
         reductions=tuple(map(view, phase.reductions)),

@@ -131,36 +131,25 @@ class CallView:
         return len(self.results) == 1
 
 
-def call_view(
-    call: Call, uniform: frozenset[str], coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None
-) -> CallView:
+def call_view(call: Call, coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
     """The view of a call.
 
     Args:
-        uniform: names of fragments that have one element for all lanes.
         coordinates: of the kernel.
         offsets: how they are written.
         lane_axis: along which lanes run.
     """
-    arguments = [argument_text(a, uniform, coordinates, offsets, lane_axis) for a in call.arguments]
+    arguments = [argument_text(a, coordinates, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
-def argument_text(
-    argument: Argument,
-    uniform: frozenset[str],
-    coordinates: Sequence[Coordinate],
-    offsets: Offsets,
-    lane_axis: sympy.Symbol | None,
-) -> str:
+def argument_text(argument: Argument, coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
     """An argument's value for lane ``v``; what is passed is as in `call_view`."""
     if argument.kind == "coordinate":
         value = next(c.value for c in coordinates if c.name == argument.name)
         return coordinate_text(value, offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
-    if argument.kind == "scalar" or argument.name in uniform:
-        return argument.name
-    return f"{argument.name}[v]"
+    return argument.name if argument.kind == "scalar" else f"{argument.name}[v]"
 
 
 def coordinate_text(value: Index | Bounds, offsets: Offsets, replaced: Mapping[sympy.Symbol, Index]) -> str:

@@ -12,6 +12,7 @@ from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.math import Call, Coordinate, Copy, Function, Parameter, Reduction
 from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
+from fusegen.schedule.shared import SharedArrays
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class RowBody:
         coordinates: indices that the math uses.
         checks: indices that must be in range, and which no access mentions.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
-        stage_offsets: for a row that is staged: where in shared memory each fragment of the first phase begins, in bytes.
+        shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
+            fragment of the first phase that is staged.
     """
 
     row_axes: Axes
@@ -85,7 +87,7 @@ class RowBody:
     coordinates: tuple[Coordinate, ...]
     checks: tuple[Check, ...]
     partials: tuple[Access, ...]
-    stage_offsets: tuple[int, ...]
+    shared: SharedArrays
     plan: RowPlan
 
 
@@ -111,11 +113,13 @@ class ColumnBody:
         sums: what is combined.
         column_axes: merged axes of the columns.
         partial_rows: number of rows in the workspace.
+        shared: scratch of each component.
     """
 
     sums: tuple[ColumnSum, ...]
     column_axes: Axes
     partial_rows: int
+    shared: SharedArrays
     plan: ColumnPlan
 
 
@@ -131,6 +135,7 @@ class ScanBody:
         scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
         lift: math on each element that gives what is scanned.
         finish: math on each element and what was scanned up to it.
+        shared: scratch of each scan.
     """
 
     row_axes: Axes
@@ -142,6 +147,7 @@ class ScanBody:
     scans: tuple[Reduction, ...]
     lift: Call
     finish: Call
+    shared: SharedArrays
     plan: ScanPlan
 
 

@@ -68,7 +68,7 @@ class Argument:
     """How a call of a math function gets a parameter.
 
     Attributes:
-        kind: ``read`` or ``held`` (a fragment, indexed by lane as its access says), ``scalar`` (a variable), ``coordinate``.
+        kind: ``read`` or ``held`` (a fragment, indexed by lane), ``scalar`` (a variable; also what lanes share), ``coordinate``.
         name: of the variable.
     """
 

@@ -131,7 +131,7 @@ def test_a_launch_reserves_what_its_kernel_uses(columns: int) -> None:
     plan = body.plan
     scratch = sum(len(p.reductions) for p in body.phases) * plan.warps * 2 * 8 if plan.warps > 1 else 0
     staged = plan.slots * plan.span * 2
-    assert launch.shared_bytes == scratch + staged and body.stage_offsets == ((scratch,) if staged else ())
+    assert launch.shared_bytes == scratch + staged and body.shared.staged == ((scratch,) if staged else ())
     assert launch.grid(low.sizes) == (132 if staged else -(-500 // plan.rows))
 
 

@@ -24,7 +24,6 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     placed = cuda_offsets(kernel).found_first(body.writes, [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
-    uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
         "cuda/pointwise.cu.jinja",
         entry=entry(kernel),
@@ -37,7 +36,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         places=[*placed.lines.values()],
         writes=[fragment(a, placed, lane_axis) for a in body.writes],
-        call=call_view(body.call, uniform, body.coordinates, offsets, lane_axis),
+        call=call_view(body.call, body.coordinates, offsets, lane_axis),
         plan=body.plan,
     )
     return assemble(launch, target, math_text([body.call.function]), pipeline)

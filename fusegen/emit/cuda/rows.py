@@ -43,7 +43,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
-        stage_offsets=body.stage_offsets,
+        shared=body.shared,
         plan=body.plan,
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
@@ -65,6 +65,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         decode=decode(body.column_axes, "column", "Index"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
         parts=body.partial_rows,
+        shared=body.shared,
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))

@@ -24,7 +24,6 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
-    uniform = frozenset(f.name for f in reads if f.uniform)
     pipeline = render(
         "cuda/scan.cu.jinja",
         entry=entry(kernel),
@@ -38,8 +37,9 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],
         kinds=kinds(body.scans),
-        lift=call_view(body.lift, uniform, body.coordinates, offsets, lane_axis),
-        finish=call_view(body.finish, uniform, body.coordinates, offsets, lane_axis),
+        lift=call_view(body.lift, body.coordinates, offsets, lane_axis),
+        finish=call_view(body.finish, body.coordinates, offsets, lane_axis),
+        shared=body.shared,
         plan=body.plan,
     )
     math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])

@@ -21,6 +21,7 @@ from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
+from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 
 PART = axis_symbol("part")
 """The number of a part of the rows, and of the block that works on it: its row of the workspace."""
@@ -63,18 +64,19 @@ def combine_partials(context: Context, states: Sequence[PartialState], column_ax
     partials = [a for s in sums for a in s.partials]
     writes = [a for s in sums for a in s.writes]
     plan_of_columns = column_plan(context.target)
+    threads = plan_of_columns.columns * plan_of_columns.rows
+    shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
     expressions = [*(a.offset for a in (*partials, *writes)), *column_axes.extents]
     kernel = Kernel(
         name=f"{context.name}_combine",
         pointers=context.pointers((a.buffer for a in partials), (a.buffer for a in writes)),
         sizes=context.sizes(expressions, (*column_axes.symbols, PART)),
         scalars=(),
-        body=ColumnBody(sums, column_axes, plan.resident, plan_of_columns),
+        body=ColumnBody(sums, column_axes, plan.resident, shared, plan_of_columns),
         wide=context.wide,
     )
-    threads = plan_of_columns.columns * plan_of_columns.rows
     grid = ceil_div(product(column_axes.extents), plan_of_columns.columns)
-    return Launch(kernel, context.group, (), grid, threads, len(partials) * threads * 8, _traffic(states, context))
+    return Launch(kernel, context.group, (), grid, threads, shared.bytes, _traffic(states, context))
 
 
 def _column_sum(context: Context, state: PartialState, column_axes: Axes, names: Namer) -> ColumnSum:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.schedule.access import Access, merge_axes
+from fusegen.schedule.access import merge_axes
 from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.functions import cut
 from fusegen.schedule.heuristics.pointwise import pointwise_plan
-from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lower.context import Context, scalar_parameter
-from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
-from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.fragments import Fragments
+from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.program import Launch
 
 
@@ -45,44 +42,16 @@ def _launch(
     itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
     offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
     plan = pointwise_plan(axes, itemsizes, offsets, context.target, context.multiples)
-    reads = {
-        t: context.access(context.read_name(r), r.buffer, r.offset, lane_axis, plan.lanes, r.conditions)
-        for t, r in leaves.reads.items()
-    }
-    coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
-    writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
-    call = _call(context, evaluator, roots, reads, coordinates, writes)
-    checks = leaves.checks_apart([offset for _, offset in stores])
-    expressions = [*(a.offset for a in (*reads.values(), *writes)), *map(bound_index, leaves.coordinates.values()), *axes.extents]
-    expressions += [e for r in reads.values() for b in r.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
-    expressions += [e for check in checks for e in check.expressions()]
-    kernel = Kernel(
-        name=context.name,
-        pointers=context.pointers((a.buffer for a in reads.values()), (a.buffer for a in writes), expressions),
-        sizes=context.sizes(expressions, axes.symbols),
-        scalars=context.scalars(evaluator.terms, evaluator.terms.below(tuple(roots))),
-        body=PointwiseBody(axes, tuple(reads.values()), writes, tuple(coordinates.values()), checks, call, plan),
-        wide=context.wide,
-        checks=has_checks(expressions),
+    fragments = Fragments(
+        context,
+        evaluator.terms,
+        leaves,
+        lambda name, r: context.access(name, r.buffer, r.offset, lane_axis, plan.lanes, r.conditions),
+        [offset for _, offset in stores],
     )
+    writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
+    call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
+    reads, coordinates = tuple(fragments.reads.values()), tuple(fragments.coordinates.values())
+    body = PointwiseBody(axes, reads, writes, coordinates, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
-    return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic())
-
-
-def _call(
-    context: Context,
-    evaluator: Evaluator,
-    roots: list[int],
-    reads: dict[int, Access],
-    coordinates: dict[int, Coordinate],
-    writes: tuple[Access, ...],
-) -> Call:
-    terms = evaluator.terms
-    given: dict[int, Parameter] = {t: Parameter(a.name, terms.items[t].dtype) for t, a in reads.items()}
-    given |= {t: Parameter(c.name, terms.items[t].dtype) for t, c in coordinates.items()}
-    scalars = {t: terms.items[t] for t in leaves_of(terms, roots).scalars}
-    given |= {t: scalar_parameter(str(term.payload), term.dtype) for t, term in scalars.items()}
-    kinds = {t: "read" for t in reads} | {t: "coordinate" for t in coordinates} | {t: "scalar" for t in scalars}
-    named = [(w.name, root) for w, root in zip(writes, roots, strict=True)]
-    function, used = cut(terms, context.name, named, given, fast=context.fast)
-    return Call(function, tuple(Argument(kinds[t], given[t].name) for t in used))
+    return Launch(fragments.kernel(body, roots, writes, [axes]), context.group, (), grid, plan.threads, 0, context.traffic())

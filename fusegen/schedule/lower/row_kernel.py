@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import sympy
 
@@ -13,22 +14,19 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import Phase, RowBody
-from fusegen.schedule.functions import cut
-from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.columns import PART, partial_offset
-from fusegen.schedule.lower.context import Context, scalar_parameter
-from fusegen.schedule.lower.leaves import Leaves, bound_index
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.fragments import Fragments
+from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
 from fusegen.schedule.lower.row_names import ValueNames, statistic_name
-from fusegen.schedule.math import Argument, Call, Coordinate, Copy, Parameter, Reduction
+from fusegen.schedule.math import Argument, Call, Copy, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.terms import Leaf, Terms
-
-_SCRATCH_BYTES = 8  # of one warp's partial result; the widest type
+from fusegen.schedule.shared import SCRATCH_BYTES, SharedArrays, arranged
+from fusegen.schedule.terms import Leaf, Read, Terms
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,10 @@ class RowKernelBuilder:
     ) -> None:
         self.context, self.math, self.plan, self.phases, self.workspace = context, math, plan, phases, workspace
         self.lane_axis = math.column_axes.symbols[-1]
-        self.reads = {t: self._read(t) for t in math.leaves.reads}
-        self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
-        self.checks = math.leaves.checks_apart()
+        self.fragments = Fragments(context, math.terms, math.leaves, self._read)
+        self.reads = self.fragments.reads
         self.reductions = {node: self._reduction(node) for node in math.states}
-        self.names = self._value_names()
+        self.fragments.values |= self._values()
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
@@ -93,33 +90,21 @@ class RowKernelBuilder:
             row_axes=self.math.row_axes,
             column_axes=self.math.column_axes,
             phases=phases,
-            coordinates=tuple(self.coordinates.values()),
-            checks=self.checks,
+            coordinates=tuple(self.fragments.coordinates.values()),
+            checks=self.fragments.checks,
             partials=partials,
-            stage_offsets=self._stage_offsets(phases),
+            shared=self._shared(phases),
             plan=self.plan,
         )
-        wanted = tuple(t for r in self.math.roots for t in r.terms)
-        accesses = [a for p in phases for a in (*p.reads, *p.late, *p.writes, *p.row_reads, *(w for w, _ in p.row_writes))]
-        expressions = self._expressions([*accesses, *partials])
-        reads = (a.buffer for a in self.reads.values())
-        kernel = Kernel(
-            name=self.context.name,
-            pointers=self.context.pointers(reads, self._written(phases, partials), expressions),
-            sizes=self.context.sizes(expressions, self._axis_symbols()),
-            scalars=self.context.scalars(self.math.terms, self.math.terms.below(wanted)),
-            body=body,
-            wide=self.context.wide,
-            checks=has_checks(expressions),
-        )
-        shared = self._shared_bytes(phases)
-        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, shared, self.context.traffic())
+        roots = tuple(t for r in self.math.roots for t in r.terms)
+        writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
+        axes = [self.math.row_axes, self.math.column_axes]
+        kernel = self.fragments.kernel(body, roots, [*writes, *partials], axes, [PART])
+        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, body.shared.bytes, self.context.traffic())
 
     # Names and accesses.
 
-    def _read(self, term: int) -> Access:
-        read = self.math.leaves.reads[term]
-        name = self.context.read_name(read)
+    def _read(self, name: str, read: Read) -> Access:
         along = self._is_along(read.offset, *(b.index for b in read.conditions))
         axis = self.lane_axis if along else None
         access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
@@ -135,23 +120,19 @@ class RowKernelBuilder:
         axes = set(self.math.column_axes.symbols)
         return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
 
-    def _value_names(self) -> dict[int, str]:
-        """A variable for every term that crosses from one function to another."""
-        names = {t: a.name for t, a in self.reads.items()} | {t: c.name for t, c in self.coordinates.items()}
-        statistics = self._statistic_names()
+    def _values(self) -> dict[int, Argument]:
+        """A variable for every term that crosses from one function to another and is no leaf of what is read."""
+        terms, names = self.math.terms, self._statistic_names()
+        statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
+        found = {t: Argument("scalar", names[cast(int, terms.items[t].payload)]) for t in statistics}
         totals = [part for node, parts in self.math.states.items() for part in parts if self.reductions[node].op is Op.SUM]
-        words = ValueNames(self.math.terms, totals, product(self.math.column_axes.extents))
-        for position, term in enumerate(self.math.terms.items):
-            if term.op is Leaf.STATISTIC:
-                names[position] = statistics[term.payload]  # type: ignore[index]
-            elif term.op is Leaf.SCALAR:
-                names[position] = scalar_parameter(str(term.payload), term.dtype).name
+        words = ValueNames(terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
-                if position not in names:
-                    wanted = words.of_row if position in phase.row_terms else words.of_element
-                    names[position] = self.context.names.take(wanted(position))
-        return names
+                if position not in found and position not in self.fragments.values:
+                    kind, wanted = ("scalar", words.of_row) if position in phase.row_terms else ("held", words.of_element)
+                    found[position] = Argument(kind, self.context.names.take(wanted(position)))
+        return found
 
     def _statistic_names(self) -> dict[int, str]:
         """For each node that is a part of a reduction's state, the variable of its component."""
@@ -183,7 +164,7 @@ class RowKernelBuilder:
             copies=copies,
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
-            held=tuple(self._parameter(t) for t in phase.held if t not in self.reads),
+            held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
             writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name in self._result_names(r)),
             row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
         )
@@ -214,7 +195,7 @@ class RowKernelBuilder:
         return self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
 
     def _row_value(self, term: int) -> str:
-        return self.names.get(term, "")
+        return self.fragments.values[term].name
 
     def _result_names(self, root: Root) -> list[str]:
         if root.kind == "write":
@@ -229,62 +210,33 @@ class RowKernelBuilder:
             return None
         earlier = [t for p in self.phases[:number] for t in p.row_terms]
         given = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
-        return self._call(f"{self.context.name}_row_{number}", [(self.names[t], t) for t in roots], given)
+        return self.fragments.call(f"{self.context.name}_row_{number}", [(self.fragments.values[t].name, t) for t in roots], given)
 
     def _row_leaves(self) -> list[int]:
-        kinds = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION)
-        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in self.names]  # others are of no use
+        kinds, known = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION), self.fragments.values
+        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are of no use
 
     def _elements(self, number: int, phase: PhaseTerms) -> tuple[Call | None, tuple[Copy, ...]]:
         """The math on each element, and the results that are there without any."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in zip(self._result_names(r), r.terms, strict=True)]
-        roots += [(self.names[t], t) for t in phase.held if t not in self.reads]
+        roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads]
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
         given = [t for t in known if t not in computed_here or self._is_given(t, phase)]
         computed = [(name, t) for name, t in roots if t not in given]
         name = self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
-        call = self._call(name, computed, given) if computed else None
+        call = self.fragments.call(name, computed, given) if computed else None
         return call, tuple(self._copy(name, t) for name, t in roots if t in given)
 
     def _copy(self, name: str, term: int) -> Copy:
-        return Copy(name, self.math.terms.items[term].dtype, Argument(self._kind(term), self.names[term]))
+        return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
 
     def _is_given(self, term: int, phase: PhaseTerms) -> bool:
         """Whether a result is there already: a leaf, a value of the row, or one that an earlier phase holds."""
         return isinstance(self.math.terms.items[term].op, Leaf) or term in phase.row_given or term in phase.given
 
-    def _call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int]) -> Call:
-        parameters = {t: self._parameter(t) for t in given}
-        function, used = cut(self.math.terms, name, roots, parameters, fast=self.context.fast)
-        return Call(function, tuple(Argument(self._kind(t), self.names[t]) for t in used))
-
-    def _parameter(self, term: int) -> Parameter:
-        return Parameter(self.names[term], self.math.terms.items[term].dtype)
-
-    def _kind(self, term: int) -> str:
-        if term in self.coordinates:
-            return "coordinate"
-        if term in self.reads:
-            return "read" if self.reads[term].pattern is not Pattern.UNIFORM else "scalar"
-        return "held" if any(term in p.held for p in self.phases) else "scalar"
-
     # The launch.
-
-    def _written(self, phases: Sequence[Phase], partials: Sequence[Access]) -> list[int]:
-        written = [a.buffer for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
-        return [*written, *(a.buffer for a in partials)]
-
-    def _expressions(self, accesses: Sequence[Access]) -> list[Index]:
-        found: list[Index] = [a.offset for a in (*accesses, *self.reads.values())]
-        found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
-        found += [bound_index(c.value) for c in self.coordinates.values()]
-        found += [e for check in self.checks for e in check.expressions()]
-        return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]
-
-    def _axis_symbols(self) -> tuple[sympy.Symbol, ...]:
-        return (*self.math.row_axes.symbols, *self.math.column_axes.symbols, PART)
 
     def _grid(self) -> Formula:
         rows = product(self.math.row_axes.extents)
@@ -297,27 +249,13 @@ class RowKernelBuilder:
             return formula_of(self.plan.resident)
         return ceil_div(rows, self.plan.rows)
 
-    def _shared_bytes(self, phases: Sequence[Phase]) -> int:
-        """Scratch of reductions, room to combine column sums of the block's row groups, and staged rows."""
-        slots = self._slot_bytes(phases)
-        components = sum(map(len, self.workspace.values()))
-        sums = components * self.plan.span * max(1, self.plan.chunks) * _SCRATCH_BYTES if self.plan.rows > 1 else 0
-        staged = sum(self._stage_bytes(a) for p in phases for a in p.reads) if self.plan.persistence is Persistence.STAGED else 0
-        return slots + sums + staged
-
-    def _slot_bytes(self, phases: Sequence[Phase]) -> int:
-        """Two slots for every warp's part of every component that is reduced."""
-        if self.plan.warps == 1:
-            return 0
-        return sum(len(r.components) for p in phases for r in p.reductions) * self.plan.warps * 2 * _SCRATCH_BYTES
-
-    def _stage_offsets(self, phases: Sequence[Phase]) -> tuple[int, ...]:
-        """Where in shared memory each staged fragment begins; behind the scratch of reductions."""
-        if self.plan.persistence is not Persistence.STAGED:
-            return ()
-        sizes = [self._stage_bytes(a) for p in phases for a in p.reads]
-        return tuple(self._slot_bytes(phases) + sum(sizes[:k]) for k in range(len(sizes)))
-
-    def _stage_bytes(self, access: Access) -> int:
-        """All slots of all threads."""
-        return self.plan.slots * self.plan.span * self.context.dtype(access.buffer).itemsize
+    def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
+        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows."""
+        plan, components = self.plan, [c for p in phases for r in p.reductions for c in r.components]
+        partials = [key for keys in self.workspace.values() for key in keys]
+        staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
+        return arranged(
+            scratch=[plan.warps * 2 * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            sums=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1],
+            staged=[plan.slots * plan.span * size for size in staged if plan.persistence is Persistence.STAGED],
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.graph import Graph
@@ -15,19 +16,16 @@ from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import ScanBody
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.functions import cut
 from fusegen.schedule.heuristics.scan import scan_plan
-from fusegen.schedule.indices import has_checks
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lower.context import Context, scalar_parameter
-from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.fragments import Fragments
+from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.rows import rows_and_columns
-from fusegen.schedule.math import Argument, Call, Coordinate, Parameter, Reduction
+from fusegen.schedule.math import Argument, Parameter, Reduction
 from fusegen.schedule.program import Launch
+from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 from fusegen.schedule.terms import Leaf, Terms
-
-_SCRATCH_BYTES = 8  # of one warp's state; the widest type
 
 
 @dataclass(frozen=True)
@@ -84,52 +82,45 @@ class _ScanBuilder:
         buffers = [*(r.buffer for r in math.leaves.reads.values()), *(s.buffer for s in math.stores)]
         itemsizes = [context.dtype(b).itemsize for b in buffers]
         self.plan = scan_plan(math.column_axes.extents[-1], itemsizes, context.target, context.multiples)
-        self.reads = {t: self._read(t) for t in math.leaves.reads}
-        self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in math.leaves.coordinates.items()}
-        self.checks = math.leaves.checks_apart()
+        self.fragments = Fragments(
+            context, math.terms, math.leaves, lambda name, read: self._access(name, read.buffer, read.offset, read.conditions)
+        )
         self.scans = {node: self._reduction(node) for node in math.scanned}
+        states = [t for t, term in enumerate(math.terms.items) if term.op is Leaf.STATISTIC]
+        self.fragments.values |= {t: Argument("held", self._scanned(t)) for t in states}
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
         math, context = self.math, self.context
-        lift = self._call(f"{context.name}_0", [(self.scans[n].components[0].name, t) for n, t in math.scanned.items()])
-        finish = self._call(context.name, [(w.name, math.result) for w in self.writes])
+        call = self.fragments.call
         scans = tuple(self.scans.values())
         body = ScanBody(
             math.row_axes,
             math.column_axes,
-            tuple(self.reads.values()),
+            tuple(self.fragments.reads.values()),
             self.writes,
-            tuple(self.coordinates.values()),
-            self.checks,
+            tuple(self.fragments.coordinates.values()),
+            self.fragments.checks,
             scans,
-            lift,
-            finish,
+            call(f"{context.name}_0", [(self.scans[n].components[0].name, t) for n, t in math.scanned.items()]),
+            call(context.name, [(w.name, math.result) for w in self.writes]),
+            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for _ in scans if self.plan.warps > 1]),
             self.plan,
         )
-        expressions = self._expressions()
-        kernel = Kernel(
-            name=context.name,
-            pointers=context.pointers((a.buffer for a in self.reads.values()), (w.buffer for w in self.writes), expressions),
-            sizes=context.sizes(expressions, (*math.row_axes.symbols, *math.column_axes.symbols)),
-            scalars=context.scalars(math.terms, math.terms.below((*math.scanned.values(), math.result))),
-            body=body,
-            wide=context.wide,
-            checks=has_checks(expressions),
-        )
+        roots = (*math.scanned.values(), math.result)
+        kernel = self.fragments.kernel(body, roots, self.writes, [math.row_axes, math.column_axes])
         grid = ceil_div(product(math.row_axes.extents), self.plan.rows)
-        shared = len(scans) * 2 * self.plan.warps * _SCRATCH_BYTES if self.plan.warps > 1 else 0
-        return Launch(kernel, context.group, (), grid, self.plan.block, shared, context.traffic())
+        return Launch(kernel, context.group, (), grid, self.plan.block, body.shared.bytes, context.traffic())
 
     def _reduction(self, node: int) -> Reduction:
         found = self.context.graph.nodes[node]
         name = self.context.names.take(f"{found.op.row.name}_{node}")
         return Reduction(SCANS[found.op], found.dtype.compute, (Parameter(name, found.dtype.compute),))
 
-    def _read(self, term: int) -> Access:
-        read = self.math.leaves.reads[term]
-        return self._access(self.context.read_name(read), read.buffer, read.offset, read.conditions)
+    def _scanned(self, term: int) -> str:
+        """The variable of what was scanned up to an element."""
+        return self.scans[cast(int, self.math.terms.items[term].payload)].components[0].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
         """An access along the row; lanes that share an element which differs from group to group are a fragment all the same."""
@@ -137,24 +128,3 @@ class _ScanBuilder:
         indices = [offset, *(b.index for b in conditions)]
         along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)
         return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
-
-    def _call(self, name: str, roots: Sequence[tuple[str, int]]) -> Call:
-        """A call of math on elements: of what was read, of coordinates, run-time scalars, and what was scanned."""
-        terms = self.math.terms
-        kinds = {t: ("read" if a.pattern is not Pattern.UNIFORM else "scalar", a.name) for t, a in self.reads.items()}
-        kinds |= {t: ("coordinate", c.name) for t, c in self.coordinates.items()}
-        scalars = {t: terms.items[t] for t in self.math.leaves.scalars}
-        kinds |= {t: ("scalar", scalar_parameter(str(s.payload), s.dtype).name) for t, s in scalars.items()}
-        for position, term in enumerate(terms.items):
-            if term.op is Leaf.STATISTIC:
-                kinds[position] = ("held", self.scans[term.payload].components[0].name)  # type: ignore[index]
-        given = {t: Parameter(text, terms.items[t].dtype) for t, (_, text) in kinds.items()}
-        function, used = cut(terms, name, roots, given, fast=self.context.fast)
-        return Call(function, tuple(Argument(*kinds[t]) for t in used))
-
-    def _expressions(self) -> list[Index]:
-        found: list[Index] = [a.offset for a in (*self.reads.values(), *self.writes)]
-        found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
-        found += [bound_index(c.value) for c in self.coordinates.values()]
-        found += [e for check in self.checks for e in check.expressions()]
-        return [*found, *self.math.row_axes.extents, *self.math.column_axes.extents]

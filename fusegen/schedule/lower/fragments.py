@@ -1,0 +1,95 @@
+"""What the math of a kernel that works lane by lane takes: what is read and how, coordinates, run-time scalars; and the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import sympy
+
+from fusegen.ir.symbolic import Axes, Index
+from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.bodies import Body
+from fusegen.schedule.functions import cut
+from fusegen.schedule.indices import has_checks
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.leaves import Leaves, bound_index
+from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
+from fusegen.schedule.names import scalar_identifier
+from fusegen.schedule.terms import Read, Terms
+
+
+class Fragments:
+    """The leaves of a kernel's terms, each with a name, and calls of functions of these.
+
+    Args:
+        context: of the kernel.
+        terms: all of its math.
+        leaves: over merged axes.
+        access: how a read is made, whose name is the first argument.
+        stores: offsets of what is written, which check indices of their own.
+
+    Attributes:
+        reads: accesses, by term.
+        coordinates: by term.
+        checks: indices that must be in range, and which no access mentions.
+        values: how a call gets a term; a kernel adds what it computes by itself.
+    """
+
+    def __init__(
+        self, context: Context, terms: Terms, leaves: Leaves, access: Callable[[str, Read], Access], stores: Sequence[Index] = ()
+    ) -> None:
+        self.context, self.terms = context, terms
+        self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
+        self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
+        self.checks = leaves.checks_apart(stores)
+        self.values = {t: Argument("scalar" if a.pattern is Pattern.UNIFORM else "read", a.name) for t, a in self.reads.items()}
+        self.values |= {t: Argument("coordinate", c.name) for t, c in self.coordinates.items()}
+        self.values |= {t: Argument("scalar", scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
+
+    def parameter(self, term: int) -> Parameter:
+        """A term as functions take it."""
+        return Parameter(self.values[term].name, self.terms.items[term].dtype)
+
+    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> Call:
+        """A call of the function that computes some terms.
+
+        Args:
+            name: the function's.
+            roots: names and terms of its results.
+            given: terms that it may take, all that are known if there are none; the order is that of its parameters.
+        """
+        parameters = {t: self.parameter(t) for t in (self.values if given is None else given)}
+        function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
+        return Call(function, tuple(self.values[t] for t in used))
+
+    def kernel(
+        self, body: Body, roots: Sequence[int], writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()
+    ) -> Kernel:
+        """The kernel.
+
+        Args:
+            body: what it does.
+            roots: all terms that it computes.
+            writes: all that it writes to.
+            axes: which its accesses are over.
+            others: further symbols that are no sizes.
+        """
+        expressions = self._expressions(writes, axes)
+        return Kernel(
+            name=self.context.name,
+            pointers=self.context.pointers((a.buffer for a in self.reads.values()), (a.buffer for a in writes), expressions),
+            sizes=self.context.sizes(expressions, (*(symbol for a in axes for symbol in a.symbols), *others)),
+            scalars=self.context.scalars(self.terms, self.terms.below(tuple(roots))),
+            body=body,
+            wide=self.context.wide,
+            checks=has_checks(expressions),
+        )
+
+    def _expressions(self, writes: Sequence[Access], axes: Sequence[Axes]) -> list[Index]:
+        """All that the kernel computes of coordinates and sizes."""
+        found: list[Index] = [a.offset for a in (*self.reads.values(), *writes)]
+        found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
+        found += [bound_index(c.value) for c in self.coordinates.values()]
+        found += [e for check in self.checks for e in check.expressions()]
+        return [*found, *(extent for a in axes for extent in a.extents)]
