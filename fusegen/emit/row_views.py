@@ -84,8 +84,8 @@ def _phase(
 ) -> PhaseView:
     arguments = (*(phase.call.arguments if phase.call else ()), *(c.value for c in phase.copies))
     copies = {c.name: argument_text(c.value, body.coordinates, offsets, lane_axis) for c in phase.copies}
-    combined = [c for r in (*phase.reductions, *phase.column_sums) for c in r.components]
-    single = {f"{r.components[0].name}_part" for r in (*phase.reductions, *phase.column_sums) if len(r.components) == 1}
+    elements = _elements(phase, copies)
+    in_arrays = [c for c in phase.copies if elements.get(c.name.removesuffix("_part")) != copies[c.name]]
     writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
     row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
     return PhaseView(
@@ -96,8 +96,8 @@ def _phase(
         uses=tuple(fragment(reads[name], offsets, lane_axis) for name in _named(arguments, "read") if name in reads),
         given=tuple((name, held[name].dtype.spelling) for name in _named(arguments, "held")),
         call=call_view(phase.call, body.coordinates, offsets, lane_axis) if phase.call else None,
-        copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in phase.copies if c.name not in single),
-        elements={c.name: copies[part] if (part := f"{c.name}_part") in single & copies.keys() else f"{part}[v]" for c in combined},
+        copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
+        elements=elements,
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
@@ -105,6 +105,17 @@ def _phase(
         row_writes=row_writes,
         purpose=_purpose(phase, [*(w.pointer for w in writes), *(w.pointer for w, _ in row_writes)]),
     )
+
+
+def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
+    """For each component that is combined, the value of a lane: a copy itself where it is all of a state, else one of an array."""
+    found: dict[str, str] = {}
+    for reduction in (*phase.reductions, *phase.column_sums):
+        for component in reduction.components:
+            part = f"{component.name}_part"
+            is_alone = len(reduction.components) == 1
+            found[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
+    return found
 
 
 def _named(arguments: Iterable[Argument], kind: str) -> list[str]:
