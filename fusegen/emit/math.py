@@ -63,6 +63,7 @@ def _with_locations(lines: Sequence[_Line]) -> list[str]:
 
 
 def _shortened(text: str) -> str:
+    text = text.replace("??", "? ?")  # compilers warn of trigraphs, also in comments
     return text if len(text) <= _LOCATION_WIDTH else f"{text[: _LOCATION_WIDTH - 1]}…"
 
 

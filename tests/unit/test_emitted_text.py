@@ -150,6 +150,13 @@ def with_lines(text: str) -> CodeType:
     return compile(text, name, "exec")
 
 
+def test_nothing_is_said_of_the_users_line_either() -> None:
+    space: dict[str, Callable[..., object]] = {}
+    exec(with_lines("def f(x):\n    return x.sum(-1) * 2  # why??/ and \\"), space)
+    (source,) = fg.kernel(space["f"]).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
+    assert "why? ?/" in source.math and not figures(source).warnings
+
+
 def test_phases_say_what_they_do() -> None:
     (source,) = sources("several warps hold a row")
     said = re.findall(r"// Phase (\d of \d): (.*)\.\n", source.pipeline)
