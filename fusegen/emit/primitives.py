@@ -12,6 +12,7 @@ import jinja2
 
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
+from fusegen.emit.text import code_of
 
 _CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")
 
@@ -92,7 +93,7 @@ def closure(text: str, known: frozenset[str], body_of: Callable[[str], str]) -> 
     under_way: set[str] = set()
 
     def visit(mentioning: str) -> None:
-        for name in sorted(known.intersection(_CALLED.findall(mentioning)) - bodies.keys() - under_way):
+        for name in sorted(known.intersection(_CALLED.findall(code_of(mentioning))) - bodies.keys() - under_way):
             under_way.add(name)
             body = body_of(name)
             visit(body)

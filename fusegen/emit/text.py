@@ -25,7 +25,13 @@ def condition_text(bounds: Bounds) -> str:
     return " && ".join(parts) or "true"
 
 
+_NO_CODE = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
 _DEFINITION = re.compile(r"const \w+ (\w+) = ")
+
+
+def code_of(text: str) -> str:
+    """A text without its comments and strings, in which users' lines and names stand."""
+    return _NO_CODE.sub("", text)
 
 
 def mentions(text: str, name: str) -> bool:

@@ -133,12 +133,23 @@ def test_statistics_have_the_users_names() -> None:
 
 @pytest.mark.parametrize(
     ("line", "name"),
-    [("a = x.sum(-1)", "a"), ("a: Tensor = x.sum(-1)", "a"), ("a=x.sum(-1)", "total"), ("a, b = x.sum(-1), 1", "total")],
+    [
+        ("a = x.sum(-1)", "a"),
+        ("a: Tensor = x.sum(-1)", "a"),
+        ("a = torch.sum(\n        x, -1)", "a"),
+        ("a=x.sum(-1)", "total"),
+        ("a, b = x.sum(-1), 1", "total"),
+        ("y = x + 1; a = x.sum(-1)", "total"),
+        ("a = y = x.sum(-1) + 1", "total"),
+        ("if not x.requires_grad: a = x.sum(-1)", "total"),
+        ("a = torch.mul(\n        input = x.sum(-1),\n        other = 2)", "total"),
+        ("a = torch.mul(\n        other = 2,\n        input = x.sum(-1))", "total"),
+    ],
 )
 def test_a_statement_with_one_name_gives_it(line: str, name: str) -> None:
-    """An argument by name has no spaces, and looks like a statement without any where it stands on a line of its own."""
+    """To the last value of its line; an argument by name gives none."""
     space: dict[str, Callable[..., object]] = {}
-    exec(with_lines(f"def f(x):\n    {line}\n    return x - a[:, None]"), {"Tensor": Tensor}, space)
+    exec(with_lines(f"def f(x):\n    {line}\n    return x - a[:, None]"), {"Tensor": Tensor, "torch": torch}, space)
     (source,) = fg.kernel(space["f"]).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
     assert re.findall(r"float (\w+) = sum_f32_identity", source.pipeline) == [name]
 
@@ -150,11 +161,26 @@ def with_lines(text: str) -> CodeType:
     return compile(text, name, "exec")
 
 
-def test_nothing_is_said_of_the_users_line_either() -> None:
+PRIMITIVES = ("tma_load_2d", "random_bits", "load_wide", "wgmma", "round_bf16", "maximum", "load_lanes<16>", "mbarrier_wait")
+
+
+@pytest.mark.parametrize("remark", ["why??/ and \\", *(f"{name}(x)" for name in PRIMITIVES)])
+def test_the_users_line_is_no_code(remark: str) -> None:
+    """It stands beside the math: it is no trigraph, and what it mentions is not used."""
     space: dict[str, Callable[..., object]] = {}
-    exec(with_lines("def f(x):\n    return x.sum(-1) * 2  # why??/ and \\"), space)
-    (source,) = fg.kernel(space["f"]).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
-    assert "why? ?/" in source.math and not figures(source).warnings
+    exec(with_lines(f"def f(x):\n    return x.sum(-1) * 2  # {remark}"), space)
+    exec(with_lines("def f(x):\n    return x.sum(-1) * 2"), other := dict(space))
+    told, silent = (fg.kernel(s["f"]).lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources[0] for s in (space, other))
+    assert remark.replace("??", "? ?").rstrip("\\ ") in told.math and not figures(told).warnings
+    assert told.digest == silent.digest
+
+
+def test_a_value_of_a_line_whose_last_is_of_another_kernel() -> None:
+    space: dict[str, Callable[..., object]] = {}
+    exec(with_lines("def f(x, w):\n    y = x.mean(-1, keepdim=True).relu() @ w\n    return y"), space)
+    arguments = (torch.empty(s, device="meta", dtype=torch.bfloat16) for s in ((512, 256), (1, 256)))
+    low = fg.kernel(space["f"]).lower(*arguments, target="sm_90a")
+    assert re.findall(r"const float (\w+) = f_0_row_1", low.sources[0].pipeline) == ["row_value"]
 
 
 def test_phases_say_what_they_do() -> None:

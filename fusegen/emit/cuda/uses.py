@@ -6,6 +6,7 @@ import re
 
 from fusegen.dtypes import DType
 from fusegen.emit.primitives import Uses
+from fusegen.emit.text import code_of
 from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
 from fusegen.schedule.program import Launch
 
@@ -17,6 +18,7 @@ _ROUNDED = {"round_bf16(": DType.BFLOAT16, "round_f16(": DType.FLOAT16}
 
 def uses_of(launch: Launch, math: str, pipeline: str) -> Uses:
     """What the text of a launch's kernel uses."""
+    math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
     stored = _stored(launch) | {dtype for call, dtype in _ROUNDED.items() if call in math}
     return Uses(

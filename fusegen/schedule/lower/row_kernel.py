@@ -126,7 +126,7 @@ class RowKernelBuilder:
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
         found = {t: Argument("scalar", names[cast(int, terms.items[t].payload)]) for t in statistics}
         totals = [part for node, parts in self.math.states.items() for part in parts if self.reductions[node].op is Op.SUM]
-        words = ValueNames(terms, totals, product(self.math.column_axes.extents))
+        words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
                 if position not in found and position not in self.fragments.values:
