@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -12,7 +12,7 @@ from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, argument_text, call_view, fragment
 from fusegen.schedule.access import Access
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
-from fusegen.schedule.math import Argument, Function, Parameter
+from fusegen.schedule.math import Function, Origin, Parameter
 from fusegen.schedule.plan import Persistence
 
 
@@ -71,31 +71,31 @@ def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
     lane_axis = body.column_axes.symbols[-1]
     reads = {a.name: a for phase in body.phases for a in phase.reads}
     held = {p.name: p for phase in body.phases for p in phase.held}
-    return [_phase(phase, body, offsets, reads, held, lane_axis) for phase in body.phases]
+    return [_phase(phase, offsets, reads, held, lane_axis) for phase in body.phases]
 
 
 def _phase(
     phase: Phase,
-    body: RowBody,
     offsets: Offsets,
     reads: Mapping[str, Access],
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
     arguments = (*(phase.call.arguments if phase.call else ()), *(c.value for c in phase.copies))
-    copies = {c.name: argument_text(c.value, body.coordinates, offsets, lane_axis) for c in phase.copies}
+    arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
+    copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
     in_arrays = [c for c in phase.copies if elements.get(c.name.removesuffix("_part")) != copies[c.name]]
     writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
     row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
     return PhaseView(
         row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
-        row_call=call_view(phase.row_call, body.coordinates, offsets, None) if phase.row_call else None,
+        row_call=call_view(phase.row_call, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
-        uses=tuple(fragment(reads[name], offsets, lane_axis) for name in _named(arguments, "read") if name in reads),
-        given=tuple((name, held[name].dtype.spelling) for name in _named(arguments, "held")),
-        call=call_view(phase.call, body.coordinates, offsets, lane_axis) if phase.call else None,
+        uses=tuple(fragment(reads[name], offsets, lane_axis) for name in arrays if name in reads),
+        given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
+        call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
         copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
         elements=elements,
         reductions=tuple(map(view, phase.reductions)),
@@ -116,11 +116,6 @@ def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
             is_alone = len(reduction.components) == 1
             found[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
     return found
-
-
-def _named(arguments: Iterable[Argument], kind: str) -> list[str]:
-    """The variables of a kind among some arguments, each once."""
-    return list(dict.fromkeys(a.name for a in arguments if a.kind == kind))
 
 
 def _purpose(phase: Phase, written: Sequence[str]) -> str:

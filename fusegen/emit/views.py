@@ -15,7 +15,7 @@ from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.indices import Check, has_checks
 from fusegen.schedule.kernel import Kernel, Pointer
-from fusegen.schedule.math import Argument, Call, Coordinate
+from fusegen.schedule.math import Argument, Call, Origin
 from fusegen.schedule.names import identifier
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
@@ -131,25 +131,24 @@ class CallView:
         return len(self.results) == 1
 
 
-def call_view(call: Call, coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
+def call_view(call: Call, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
     """The view of a call.
 
     Args:
-        coordinates: of the kernel.
         offsets: how they are written.
         lane_axis: along which lanes run.
     """
-    arguments = [argument_text(a, coordinates, offsets, lane_axis) for a in call.arguments]
+    arguments = [argument_text(a, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
-def argument_text(argument: Argument, coordinates: Sequence[Coordinate], offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
+def argument_text(argument: Argument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
     """An argument's value for lane ``v``; what is passed is as in `call_view`."""
-    if argument.kind == "coordinate":
-        value = next(c.value for c in coordinates if c.name == argument.name)
+    if argument.origin is Origin.COORDINATE:
+        (value,) = argument.coordinates
         return coordinate_text(value, offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
-    return argument.name if argument.kind == "scalar" else f"{argument.name}[v]"
+    return f"{argument.name}[v]" if argument.origin is Origin.LANES else argument.name
 
 
 def coordinate_text(value: Index | Bounds, offsets: Offsets, replaced: Mapping[sympy.Symbol, Index]) -> str:

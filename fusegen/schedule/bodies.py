@@ -10,7 +10,7 @@ from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
-from fusegen.schedule.math import Call, Coordinate, Copy, Function, Parameter, Reduction
+from fusegen.schedule.math import Call, Copy, Function, Parameter, Reduction
 from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
 from fusegen.schedule.shared import SharedArrays
 
@@ -22,7 +22,6 @@ class PointwiseBody:
     Attributes:
         axes: the merged axes.
         reads, writes: accesses along the last axis; a write is named after the function's result.
-        coordinates: indices that the math uses.
         checks: indices that must be in range, and which no access mentions.
         call: the math.
     """
@@ -30,7 +29,6 @@ class PointwiseBody:
     axes: Axes
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    coordinates: tuple[Coordinate, ...]
     checks: tuple[Check, ...]
     call: Call
     plan: PointwisePlan
@@ -74,7 +72,6 @@ class RowBody:
     Attributes:
         row_axes, column_axes: merged axes.
         phases: in order.
-        coordinates: indices that the math uses.
         checks: indices that must be in range, and which no access mentions.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
@@ -84,7 +81,6 @@ class RowBody:
     row_axes: Axes
     column_axes: Axes
     phases: tuple[Phase, ...]
-    coordinates: tuple[Coordinate, ...]
     checks: tuple[Check, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays
@@ -130,7 +126,6 @@ class ScanBody:
     Attributes:
         row_axes, column_axes: merged axes; the latter is one.
         reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
-        coordinates: indices that the math uses.
         checks: indices that must be in range, and which no access mentions.
         scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
         lift: math on each element that gives what is scanned.
@@ -142,7 +137,6 @@ class ScanBody:
     column_axes: Axes
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    coordinates: tuple[Coordinate, ...]
     checks: tuple[Check, ...]
     scans: tuple[Reduction, ...]
     lift: Call

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.indices import Check
-from fusegen.schedule.math import Function
+from fusegen.schedule.math import Argument, Function
 
 
 @dataclass(frozen=True)
@@ -30,28 +29,6 @@ class LaneRead:
     vector: bool
 
 
-class LaneSource(Enum):
-    """Where an argument of a lane function comes from."""
-
-    LANES = "lanes"  # an array of two: of the accumulator, or of what was read
-    VALUE = "value"  # a variable
-    SCALAR = "scalar"  # a run-time scalar
-    COORDINATE = "coordinate"  # computed from the lanes' coordinates
-
-
-@dataclass(frozen=True)
-class LaneArgument:
-    """An argument of a lane function.
-
-    Attributes:
-        values: of a coordinate: one for both lanes, or one a lane.
-    """
-
-    source: LaneSource
-    name: str
-    values: tuple[Index | Bounds, ...] = ()
-
-
 @dataclass(frozen=True)
 class LaneFunction:
     """Math on two neighbouring lanes of an accumulator, and what its call reads by the lanes' coordinates.
@@ -68,7 +45,7 @@ class LaneFunction:
 
     function: Function
     lanewise: bool
-    arguments: tuple[LaneArgument, ...]
+    arguments: tuple[Argument, ...]
     reads: tuple[LaneRead, ...]
     checks: tuple[Check, ...]
     axes: Axes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
@@ -55,12 +56,13 @@ class Function:
     doc: str = ""
 
 
-@dataclass(frozen=True)
-class Coordinate:
-    """An index or a condition on one that the math takes as a value."""
+class Origin(Enum):
+    """Where an argument comes from."""
 
-    name: str
-    value: Index | Bounds
+    LANES = "lanes"  # an array of neighbours: of what was read, of an accumulator, of what an earlier function computed
+    VALUE = "value"  # a variable that lanes share
+    SCALAR = "scalar"  # a run-time scalar
+    COORDINATE = "coordinate"  # computed of coordinates
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,13 @@ class Argument:
     """How a call of a math function gets a parameter.
 
     Attributes:
-        kind: ``read`` or ``held`` (a fragment, indexed by lane), ``scalar`` (a variable; also what lanes share), ``coordinate``.
-        name: of the variable.
+        name: of the variable, or of the parameter that a coordinate is.
+        coordinates: an index, or a condition on one: of the first lane, or one a lane where these are listed.
     """
 
-    kind: str
+    origin: Origin
     name: str
+    coordinates: tuple[Index | Bounds, ...] = ()
 
 
 @dataclass(frozen=True)

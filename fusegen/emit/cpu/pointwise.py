@@ -35,7 +35,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         places=[*placed.lines.values()],
         writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],
-        call=call_view(body.call, body.coordinates, offsets, lane_axis),
+        call=call_view(body.call, offsets, lane_axis),
         plan=body.plan,
     )
     return assemble(launch, target, math_text([body.call.function]), pipeline)

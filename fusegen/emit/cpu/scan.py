@@ -34,8 +34,8 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],
-        lift=call_view(body.lift, body.coordinates, offsets, lane_axis),
-        finish=call_view(body.finish, body.coordinates, offsets, lane_axis),
+        lift=call_view(body.lift, offsets, lane_axis),
+        finish=call_view(body.finish, offsets, lane_axis),
         plan=body.plan,
     )
     math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])

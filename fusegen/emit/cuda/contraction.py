@@ -13,7 +13,8 @@ from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, v
 from fusegen.emit.views import entry
 from fusegen.schedule.bodies import Accumulated, ContractionBody, HeadStatistic, PartResult, ProductPart
 from fusegen.schedule.kernel import Kernel, Pointer
-from fusegen.schedule.lane_math import LaneFunction, LaneSource
+from fusegen.schedule.lane_math import LaneFunction
+from fusegen.schedule.math import Origin
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
@@ -215,7 +216,7 @@ def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
 
 def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
     """The statistics that some math takes."""
-    named = {a.name for a in function.arguments if a.source is LaneSource.VALUE}
+    named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
     return tuple(s.name for s in part.statistics if s.name in named)
 
 

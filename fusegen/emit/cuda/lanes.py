@@ -16,7 +16,8 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.indices import Check
 from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lane_math import LaneArgument, LaneFunction, LaneRead, LaneSource
+from fusegen.schedule.lane_math import LaneFunction, LaneRead
+from fusegen.schedule.math import Argument, Origin
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"
@@ -214,15 +215,15 @@ def _conditions(bounds: Sequence[Bounds], axes: Axes, place: Place) -> str:
     return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
 
 
-def _argument(argument: LaneArgument, function: LaneFunction, offsets: Offsets, place: Place) -> str:
-    if argument.source is LaneSource.LANES:
+def _argument(argument: Argument, function: LaneFunction, offsets: Offsets, place: Place) -> str:
+    if argument.origin is Origin.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
-    if argument.source is LaneSource.SCALAR:
+    if argument.origin is Origin.SCALAR:
         return f"operands.{argument.name}"
-    if argument.source is LaneSource.VALUE:
+    if argument.origin is Origin.VALUE:
         return argument.name
-    value = argument.values[0]
-    step = LANE if len(argument.values) > 1 else 0  # lanes of one call are neighbours
+    value = argument.coordinates[0]
+    step = LANE if len(argument.coordinates) > 1 else 0  # lanes of one call are neighbours
     if isinstance(value, Bounds):
         moved = _renamed_bounds(value, function.axes, place)
         return condition_text(Bounds(moved.index + step, moved.lower, moved.upper))

@@ -36,7 +36,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         places=[*placed.lines.values()],
         writes=[fragment(a, placed, lane_axis) for a in body.writes],
-        call=call_view(body.call, body.coordinates, offsets, lane_axis),
+        call=call_view(body.call, offsets, lane_axis),
         plan=body.plan,
     )
     return assemble(launch, target, math_text([body.call.function]), pipeline)

@@ -37,8 +37,8 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],
         kinds=kinds(body.scans),
-        lift=call_view(body.lift, body.coordinates, offsets, lane_axis),
-        finish=call_view(body.finish, body.coordinates, offsets, lane_axis),
+        lift=call_view(body.lift, offsets, lane_axis),
+        finish=call_view(body.finish, offsets, lane_axis),
         shared=body.shared,
         plan=body.plan,
     )

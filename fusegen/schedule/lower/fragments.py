@@ -14,7 +14,7 @@ from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, bound_index
-from fusegen.schedule.math import Argument, Call, Coordinate, Parameter
+from fusegen.schedule.math import Argument, Call, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import Read, Terms
 
@@ -31,7 +31,6 @@ class Fragments:
 
     Attributes:
         reads: accesses, by term.
-        coordinates: by term.
         checks: indices that must be in range, and which no access mentions.
         values: how a call gets a term; a kernel adds what it computes by itself.
     """
@@ -41,11 +40,11 @@ class Fragments:
     ) -> None:
         self.context, self.terms = context, terms
         self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
-        self.coordinates = {t: Coordinate(context.names.take("coordinate"), v) for t, v in leaves.coordinates.items()}
         self.checks = leaves.checks_apart(stores)
-        self.values = {t: Argument("scalar" if a.pattern is Pattern.UNIFORM else "read", a.name) for t, a in self.reads.items()}
-        self.values |= {t: Argument("coordinate", c.name) for t, c in self.coordinates.items()}
-        self.values |= {t: Argument("scalar", scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
+        self.values = {t: Argument(_origin(a), a.name) for t, a in self.reads.items()}
+        for t, value in leaves.coordinates.items():
+            self.values[t] = Argument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
+        self.values |= {t: Argument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
 
     def parameter(self, term: int) -> Parameter:
         """A term as functions take it."""
@@ -90,6 +89,10 @@ class Fragments:
         """All that the kernel computes of coordinates and sizes."""
         found: list[Index] = [a.offset for a in (*self.reads.values(), *writes)]
         found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
-        found += [bound_index(c.value) for c in self.coordinates.values()]
+        found += [bound_index(c) for a in self.values.values() for c in a.coordinates]
         found += [e for check in self.checks for e in check.expressions()]
         return [*found, *(extent for a in axes for extent in a.extents)]
+
+
+def _origin(access: Access) -> Origin:
+    return Origin.VALUE if access.pattern is Pattern.UNIFORM else Origin.LANES

@@ -25,11 +25,11 @@ from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.indices import Check, checks_apart
 from fusegen.schedule.kernel import Pointer
-from fusegen.schedule.lane_math import LaneArgument, LaneFunction, LaneRead, LaneSource
+from fusegen.schedule.lane_math import LaneFunction, LaneRead
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.partners import Partners
-from fusegen.schedule.math import Function, Parameter
+from fusegen.schedule.math import Argument, Function, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import Leaf, Read, Terms
 
@@ -169,9 +169,9 @@ def lane_expressions(functions: Sequence[LaneFunction]) -> list[Index]:
 def _expressions(function: LaneFunction) -> list[Index]:
     """Everything that the call computes of coordinates and sizes."""
     bounds = [b for read in function.reads for conditions in read.conditions for b in conditions]
-    bounds += [v for a in function.arguments for v in a.values if isinstance(v, Bounds)]
+    bounds += [v for a in function.arguments for v in a.coordinates if isinstance(v, Bounds)]
     found: list[Index] = [offset for read in function.reads for offset in read.offsets]
-    found += [v for a in function.arguments for v in a.values if not isinstance(v, Bounds)]
+    found += [v for a in function.arguments for v in a.coordinates if not isinstance(v, Bounds)]
     found += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
     found += [e for check in function.checks for e in check.expressions()]
     return [*found, *function.axes.extents[1:-1]]  # where a row lies is found by dividing by these
@@ -179,7 +179,7 @@ def _expressions(function: LaneFunction) -> list[Index]:
 
 def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[tuple[str, DType], ...]:
     """The run-time scalars of some functions."""
-    used = {a.name for f in functions for a in f.arguments if a.source is LaneSource.SCALAR}
+    used = {a.name for f in functions for a in f.arguments if a.origin is Origin.SCALAR}
     named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
     return tuple((name, dtype) for name, dtype in named if name in used)
 
@@ -190,7 +190,7 @@ class _Builder:
         self.leaves = leaves_of(math.terms, math.roots, math.checks).moved(math.moves)
         self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
-        self.arguments: dict[str, LaneArgument] = {name: LaneArgument(LaneSource.LANES, name) for name, _ in self.lanes.values()}
+        self.arguments: dict[str, Argument] = {name: Argument(Origin.LANES, name) for name, _ in self.lanes.values()}
         self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
         self._name_scalars()
 
@@ -206,7 +206,7 @@ class _Builder:
     def _checks(self) -> tuple[Check, ...]:
         """The checks that neither reads nor coordinates make."""
         reads = [place for r in self.reads for place in zip(r.offsets, r.conditions, strict=True)]
-        values = [(v, ()) for a in self.arguments.values() for v in a.values if not isinstance(v, Bounds)]
+        values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
         return checks_apart(self.leaves.checks, [*reads, *values])
 
     # Leaves.
@@ -234,7 +234,7 @@ class _Builder:
             self.lanes |= {t: (name, lane) for lane, t in enumerate(members)}
         else:
             self.values[members[0]] = name
-        self.arguments[name] = LaneArgument(LaneSource.LANES if both else LaneSource.VALUE, name)
+        self.arguments[name] = Argument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
         vector = both and self._are_alike(*conditions) and self._is_aligned(reads[0])
         return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
@@ -269,9 +269,9 @@ class _Builder:
         for position in self._below():
             term = self.terms.items[position]
             if term.op is Leaf.SCALAR:
-                self._name(position, LaneArgument(LaneSource.SCALAR, scalar_identifier(str(term.payload))))
+                self._name(position, Argument(Origin.SCALAR, scalar_identifier(str(term.payload))))
             elif term.op is Leaf.STATISTIC:
-                self._name(position, LaneArgument(LaneSource.VALUE, str(term.payload)))
+                self._name(position, Argument(Origin.VALUE, str(term.payload)))
 
     def _name_coordinates(self, partner: Mapping[int, int]) -> None:
         seconds = set(partner.values()) - set(partner)
@@ -279,7 +279,7 @@ class _Builder:
             if position not in seconds:
                 other = partner.get(position, position)
                 values = (value,) if other == position else (value, self.leaves.coordinates[other])
-                self._name(position, LaneArgument(LaneSource.COORDINATE, self._word(value), values))
+                self._name(position, Argument(Origin.COORDINATE, self._word(value), values))
 
     def _word(self, value: Index | Bounds) -> str:
         """What a coordinate is called; one that is needed in two types is passed twice."""
@@ -290,7 +290,7 @@ class _Builder:
             return word
         return self.context.names.take(word or (value.name if isinstance(value, sympy.Symbol) else "coordinate"))
 
-    def _name(self, position: int, argument: LaneArgument) -> None:
+    def _name(self, position: int, argument: Argument) -> None:
         self.values[position] = argument.name
         self.arguments[argument.name] = argument
 

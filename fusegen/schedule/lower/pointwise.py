@@ -51,7 +51,6 @@ def _launch(
     )
     writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
-    reads, coordinates = tuple(fragments.reads.values()), tuple(fragments.coordinates.values())
-    body = PointwiseBody(axes, reads, writes, coordinates, fragments.checks, call, plan)
+    body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
     return Launch(fragments.kernel(body, roots, writes, [axes]), context.group, (), grid, plan.threads, 0, context.traffic())

@@ -21,7 +21,7 @@ from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
 from fusegen.schedule.lower.row_names import ValueNames, statistic_name
-from fusegen.schedule.math import Argument, Call, Copy, Reduction
+from fusegen.schedule.math import Argument, Call, Copy, Origin, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
@@ -90,7 +90,6 @@ class RowKernelBuilder:
             row_axes=self.math.row_axes,
             column_axes=self.math.column_axes,
             phases=phases,
-            coordinates=tuple(self.fragments.coordinates.values()),
             checks=self.fragments.checks,
             partials=partials,
             shared=self._shared(phases),
@@ -124,14 +123,15 @@ class RowKernelBuilder:
         """A variable for every term that crosses from one function to another and is no leaf of what is read."""
         terms, names = self.math.terms, self._statistic_names()
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
-        found = {t: Argument("scalar", names[cast(int, terms.items[t].payload)]) for t in statistics}
+        found = {t: Argument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
         totals = [part for node, parts in self.math.states.items() for part in parts if self.reductions[node].op is Op.SUM]
         words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
                 if position not in found and position not in self.fragments.values:
-                    kind, wanted = ("scalar", words.of_row) if position in phase.row_terms else ("held", words.of_element)
-                    found[position] = Argument(kind, self.context.names.take(wanted(position)))
+                    is_of_row = position in phase.row_terms
+                    origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
+                    found[position] = Argument(origin, self.context.names.take(wanted(position)))
         return found
 
     def _statistic_names(self) -> dict[int, str]:

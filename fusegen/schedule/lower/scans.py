@@ -22,7 +22,7 @@ from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.rows import rows_and_columns
-from fusegen.schedule.math import Argument, Parameter, Reduction
+from fusegen.schedule.math import Argument, Origin, Parameter, Reduction
 from fusegen.schedule.program import Launch
 from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 from fusegen.schedule.terms import Leaf, Terms
@@ -87,7 +87,7 @@ class _ScanBuilder:
         )
         self.scans = {node: self._reduction(node) for node in math.scanned}
         states = [t for t, term in enumerate(math.terms.items) if term.op is Leaf.STATISTIC]
-        self.fragments.values |= {t: Argument("held", self._scanned(t)) for t in states}
+        self.fragments.values |= {t: Argument(Origin.LANES, self._scanned(t)) for t in states}
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
     def launch(self) -> Launch:
@@ -100,7 +100,6 @@ class _ScanBuilder:
             math.column_axes,
             tuple(self.fragments.reads.values()),
             self.writes,
-            tuple(self.fragments.coordinates.values()),
             self.fragments.checks,
             scans,
             call(f"{context.name}_0", [(self.scans[n].components[0].name, t) for n, t in math.scanned.items()]),
