@@ -10,7 +10,7 @@ import sympy
 
 from fusegen.emit.environment import environment
 from fusegen.emit.offsets import Offsets, cuda_offsets
-from fusegen.emit.text import c_text, condition_text
+from fusegen.emit.text import c_text, condition_text, needed
 from fusegen.emit.views import LANE, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
@@ -149,7 +149,8 @@ def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: Place, la
         last: whether it takes the lane's coordinate, too.
     """
     parameters = ["const Operands& operands", *place.parameters[: None if last else -1]]
-    lines = [*_decode(axes, place), f"return {c_text(_renamed(offset, axes, place))};"]
+    returned = f"return {c_text(_renamed(offset, axes, place))};"
+    lines = [*needed(_decode(axes, place), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
