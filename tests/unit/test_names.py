@@ -73,7 +73,7 @@ def test_what_templates_append_to_names_is_not_given_to_users(template: Path) ->
     assert not {suffix for suffix in found if identifier(f"x_{suffix}") == f"x_{suffix}"}
 
 
-@pytest.mark.parametrize("name", ["amax_4_lanes", "sum_7_lanes", "x_staged", "max_5_values_lanes", "sum_5_part"])
+@pytest.mark.parametrize("name", ["largest_lanes", "total_lanes", "x_staged", "greatest_values_lanes", "total_part"])
 def test_a_parameter_named_as_a_temporary(name: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({name}, y, z):\n    return ({name} * y).softmax(-1) * z", scope)  # the name is the point
