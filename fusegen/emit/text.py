@@ -26,7 +26,6 @@ def condition_text(bounds: Bounds) -> str:
 
 
 _NO_CODE = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
-_DEFINITION = re.compile(r"const \w+ (\w+) = ")
 
 
 def code_of(text: str) -> str:
@@ -40,10 +39,10 @@ def mentions(text: str, name: str) -> bool:
 
 
 def needed(lines: Sequence[str], text: str) -> list[str]:
-    """Of statements that come before a text, those that define what it, or a later one of them, mentions; and all others."""
+    """Of definitions (``const type name = …``) before a text, those of what it, or a later one of them, mentions."""
     kept: list[str] = []
     for line in reversed(lines):
-        defined = _DEFINITION.match(line)
-        if defined is None or mentions("\n".join([*kept, text]), defined[1]):
+        _, _, name, *_ = line.split()
+        if mentions("\n".join([*kept, text]), name):
             kept.append(line)
     return kept[::-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from fusegen.dtypes import DType
-from fusegen.emit.primitives import Uses
 from fusegen.emit.text import code_of
+from fusegen.emit.uses import Uses
 from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
 from fusegen.schedule.program import Launch
 

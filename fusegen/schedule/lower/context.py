@@ -22,7 +22,6 @@ from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, patter
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
-from fusegen.schedule.math import Parameter
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Traffic
@@ -147,8 +146,3 @@ class Context:
     def _bytes(self, positions: Sequence[int]) -> Formula:
         stored = [p for p in positions if self.graph.nodes[p].op is not Op.RANDOM]
         return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
-
-
-def scalar_parameter(name: str, dtype: DType) -> Parameter:
-    """The parameter of a run-time scalar."""
-    return Parameter(scalar_identifier(name), dtype)
