@@ -14,8 +14,9 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal
 from fusegen.passes.fuse import Group, fuse
-from fusegen.passes.fuse.contraction import leave_to_library
+from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
+from fusegen.passes.partials import reduced_by_tiles
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
@@ -31,23 +32,40 @@ Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
 
 
 @dataclass(frozen=True)
+class _Fused:
+    """What fusion makes of a graph of which some products are left to the library.
+
+    Attributes:
+        graph: the graph; its products are those of the one that it was made of, in their order.
+        groups: what runs.
+        kind: a number that graphs share whose nodes stand at the same places.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    kind: int
+
+    @cached_property
+    def products(self) -> tuple[int, ...]:
+        """All products of the graph."""
+        return products_of(self.graph)
+
+
+@dataclass(frozen=True)
 class _Decision:
     """What fusion and lowering go by.
 
     Attributes:
         by_library: products that the library computes, by choice.
-        groups: what fusion makes of the rest.
-        choices: for the launches of products among these, and for those that were left to the library before.
+        fused: what fusion makes of the rest.
+        plans: of the launches of products, by their products in the graph that was fused.
+        choices: for these products, and for those that were left to the library before.
     """
 
     by_library: frozenset[int]
-    groups: tuple[Group, ...]
-    choices: Mapping[Group, Choice]
-
-    @property
-    def plans(self) -> dict[tuple[int, ...], ContractionPlan]:
-        """Of the launches of products, by their products."""
-        return {group.anchors: self.choices[group].plan for group in _priced(self.groups)}
+    fused: _Fused
+    plans: Mapping[tuple[int, ...], ContractionPlan]
+    choices: Mapping[int, Choice]
 
     @property
     def key(self) -> Key:
@@ -86,8 +104,10 @@ class Forms:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
         self._made: dict[Key, Form] = {}
         self._by_class: dict[tuple[int, ...], Form] = {}
-        self._fused: dict[frozenset[int], tuple[Group, ...]] = {}
-        self._chosen: dict[tuple[Group, int, int], Choice] = {}
+        self._products = products_of(graph)
+        self._fused: dict[frozenset[int], _Fused] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Form:
         """The form for some sizes."""
@@ -101,30 +121,35 @@ class Forms:
         return self._expected(self._classes(sizes))
 
     def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
-        """For products that a kernel of ours could compute, what is chosen for some sizes."""
-        found = self._decision(self.expected(sizes)).choices
-        return {product: choice for group, choice in found.items() for product in group.anchors}
+        """For products that a kernel of ours could compute, by their places in the graph of the form, what is chosen for some
+        sizes."""
+        decision = self._decision(self.expected(sizes))
+        places = zip(self._products, decision.fused.products, strict=True)
+        return {place: decision.choices[product] for product, place in places if product in decision.choices}
 
     def all(self) -> Iterator[tuple[Rows, Form]]:
         """Every form that some sizes run, with the numbers of rows that do; what is above all classes counts as the last."""
         for parts in itertools.product(*self._ranges()):
             yield dict(zip(self._rows, parts, strict=True)), self._form(tuple(part[-1] for part in parts))
 
-    @cached_property
+    @property
     def products(self) -> tuple[Group, ...]:
         """Launches of products by the skeleton of which something is known to choose by."""
-        return _priced(self._groups(frozenset()))
+        return _priced(self._fuse(frozenset()).groups)
 
-    def _groups(self, by_library: frozenset[int]) -> tuple[Group, ...]:
+    def _fuse(self, by_library: frozenset[int]) -> _Fused:
         """What fusion decides where some products are left to the library."""
         if by_library not in self._fused:
-            self._fused[by_library] = fuse(leave_to_library(self.graph, by_library), self._target)
+            graph = reduced_by_tiles(leave_to_library(self.graph, by_library), self._target)
+            kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
+            self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
         return self._fused[by_library]
 
     @cached_property
     def _rows(self) -> tuple[Dim, ...]:
         """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
-        rows = dict.fromkeys(dim for group in self.products for dim in self._dims(group.anchors[0]))
+        fused = self._fuse(frozenset())
+        rows = dict.fromkeys(dim for group in _priced(fused.groups) for dim in _dims(fused.graph, group.anchors[0]))
         return tuple(dim for dim in rows if literal(dim) is None)
 
     @cached_property
@@ -157,26 +182,25 @@ class Forms:
     def _decision(self, expected: Expected) -> _Decision:
         """Leaves products to the library until fusion makes no launch any more that it is expected to be faster than."""
         by_library: frozenset[int] = frozenset()
-        choices: dict[Group, Choice] = {}
+        choices: dict[int, Choice] = {}
         while True:
-            groups = self._groups(by_library)
-            choices |= {group: self._choice(group, expected) for group in _priced(groups)}
-            left = {p for group in _priced(groups) if choices[group].takes_library for p in group.anchors}
+            fused = self._fuse(by_library)
+            place = dict(zip(fused.products, self._products, strict=True))
+            chosen = {group: self._choice(fused, group, expected) for group in _priced(fused.groups)}
+            choices |= {place[p]: choice for group, choice in chosen.items() for p in group.anchors}
+            left = {place[p] for group, choice in chosen.items() if choice.takes_library for p in group.anchors}
             if not left:
-                return _Decision(by_library, groups, choices)
+                plans = {group.anchors: choice.plan for group, choice in chosen.items()}
+                return _Decision(by_library, fused, plans, choices)
             by_library |= left
 
-    def _choice(self, group: Group, expected: Expected) -> Choice:
+    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> Choice:
         """What is chosen for a launch of products, which goes by their own rows and depth alone."""
-        rows, depth = self._dims(group.anchors[0])
-        key = (group, expected.of(rows), expected.of(depth))
+        rows, depth = _dims(fused.graph, group.anchors[0])
+        key = (fused.kind, group, expected.of(rows), expected.of(depth))
         if key not in self._chosen:
-            self._chosen[key] = self._choose(self.graph, group, self._target, expected)
+            self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
         return self._chosen[key]
-
-    def _dims(self, product: int) -> tuple[Dim, Dim]:
-        """The rows of a product, and what it sums over."""
-        return rows_of(self.graph, product), depth_of(self.graph, product)
 
     def _form(self, classes: tuple[int, ...]) -> Form:
         decision = self._decision(self._expected(classes))
@@ -185,10 +209,15 @@ class Forms:
         return self._made[decision.key]
 
     def _lowered(self, decision: _Decision) -> Form:
-        graph = leave_to_library(self.graph, decision.by_library)
-        program = lower(graph, decision.groups, self._target, decision.plans, wide=self._wide)
-        return Form(graph, decision.groups, program, tuple(emit(launch, self._target) for launch in program.launches))
+        graph, groups = decision.fused.graph, decision.fused.groups
+        program = lower(graph, groups, self._target, decision.plans, wide=self._wide)
+        return Form(graph, groups, program, tuple(emit(launch, self._target) for launch in program.launches))
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.skeleton == WGMMA.name)
+
+
+def _dims(graph: Graph, product: int) -> tuple[Dim, Dim]:
+    """The rows of a product, and what it sums over."""
+    return rows_of(graph, product), depth_of(graph, product)

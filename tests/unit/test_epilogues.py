@@ -146,6 +146,15 @@ def test_columns_that_are_wanted_together_stay_one_product() -> None:
     assert sum(len(group.anchors) for group in low.groups) == 1
 
 
+@pytest.mark.parametrize(
+    "function", [lambda y: y.softmax(-1), lambda y: F.rms_norm(y, (4096,)), lambda y: y - y.mean(-1, keepdim=True)]
+)
+def test_what_takes_a_row_again_has_its_statistics_by_itself(function: Callable[[Tensor], Tensor]) -> None:
+    low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
+    assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
+    assert [len(group.outputs) for group in low.groups] == [1, 1]
+
+
 @pytest.mark.parametrize("rows", [slice(3, 4), slice(2, 6), slice(7, None)])
 def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:

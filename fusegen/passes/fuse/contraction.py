@@ -42,6 +42,11 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
     return Group(GroupKind.LIBRARY, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
 
+def products_of(graph: Graph) -> tuple[int, ...]:
+    """All products of a graph."""
+    return tuple(position for position, node in graph if node.op is Op.MATMUL)
+
+
 def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
     """The graph, in which some products say that the library computes them, whatever a kernel of ours could."""
     nodes = list(graph.nodes)

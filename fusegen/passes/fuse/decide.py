@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.fuse.attention import attention_group, attention_operands, is_served, unserved
-from fusegen.passes.fuse.contraction import operand_base
+from fusegen.passes.fuse.contraction import operand_base, products_of
 from fusegen.passes.fuse.epilogue import ending, extended, too_wide
-from fusegen.passes.fuse.groups import Group, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.groups import Group, is_as_large, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
 from fusegen.passes.fuse.pairs import is_of_heads
 from fusegen.passes.fuse.recurrence import derive
@@ -73,14 +73,14 @@ def decide(graph: Graph, target: Target, apart: Kept = frozenset()) -> Decision:
         apart: writes that no other kernel can make.
     """
     own = held(graph, apart)
-    products = [position for position, node in graph if node.op is Op.MATMUL]
+    products = products_of(graph)
     taken = _Products(ends=set(own))
     for product in products:
         _take_attention(graph, product, target, taken)
     for product in products:
         if product not in taken.inside:
             _take_epilogue(graph, product, target, taken)
-    stored = _stored(graph, products, taken)
+    stored = _stored(graph, products, taken) | _partials(graph, _ends(products, taken))
     shared = shared_values(graph, stored, taken.ends.union(products), taken.streamed)
     beside = _beside(graph, target, products, taken, stored | shared)
     return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals, own)
@@ -130,10 +130,10 @@ def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:
     return False
 
 
-def _beside(graph: Graph, target: Target, products: list[int], taken: _Products, stored: Kept) -> dict[int, int]:
+def _beside(graph: Graph, target: Target, products: Sequence[int], taken: _Products, stored: Kept) -> dict[int, int]:
     """Values in memory that are computed point by point of what a product ends in: its epilogue gives both."""
     found: dict[int, int] = {}
-    ends = sorted(taken.epilogues.union(p for p in products if p not in taken.inside))
+    ends = _ends(products, taken)
     for end in ends:
         for value in [] if end in found else _candidates(graph, end, stored - taken.ends | taken.epilogues, taken):
             read = {p for p in _read_by(graph, value, end, stored) if found.get(p) != end}
@@ -147,6 +147,11 @@ def _beside(graph: Graph, target: Target, products: list[int], taken: _Products,
                     break
     taken.ends.update(found, found.values())
     return found
+
+
+def _ends(products: Sequence[int], taken: _Products) -> list[int]:
+    """Values in which products end, and products that end in themselves."""
+    return sorted(taken.epilogues.union(p for p in products if p not in taken.inside))
 
 
 def _candidates(graph: Graph, end: int, values: Collection[int], taken: _Products) -> list[int]:
@@ -179,6 +184,26 @@ def _made_of(graph: Graph, value: int) -> set[int]:
     return found
 
 
+def _partials(graph: Graph, ends: Collection[int]) -> Kept:
+    """Statistics of heads of what products end in that are combined in turn: of tiles, say, of which a row is made."""
+    near = {p for end in ends for p in _made_of(graph, end) if graph.nodes[p].family is Family.REDUCTION}
+    return frozenset(p for p in near if _is_combined(graph, p))
+
+
+def _is_combined(graph: Graph, statistic: int) -> bool:
+    """Whether a reduction takes a statistic, or what is made of as many of them."""
+    stack, seen = [statistic], set[int]()
+    while stack:
+        for user in graph.users[stack.pop()]:
+            node = graph.nodes[user]
+            if node.family is Family.REDUCTION:
+                return True
+            if user not in seen and node.family in (Family.POINTWISE, Family.VIEW) and is_as_large(graph, user, statistic):
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
 def _is_near(graph: Graph, position: int) -> bool:
     """Whether an epilogue may compute a node of a product."""
     return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or is_of_heads(graph, position)
@@ -199,7 +224,7 @@ def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
     return found
 
 
-def _stored(graph: Graph, products: list[int], taken: _Products) -> frozenset[int]:
+def _stored(graph: Graph, products: Sequence[int], taken: _Products) -> frozenset[int]:
     """Computed values that lie in memory in any case."""
     wanted = [*graph.outputs, *graph.puts, *taken.ends, *(p for p in products if p not in taken.inside)]
     for product in products:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, product
+from fusegen.ir.symbolic import Dim, product, same
 
 READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
@@ -102,6 +102,11 @@ def strip_views(graph: Graph, position: int) -> int:
 def is_stored_elsewhere(graph: Graph, position: int) -> bool:
     """Whether a node lies in memory already (an input) or in no memory at all (a constant)."""
     return graph.nodes[position].family is Family.LEAF
+
+
+def is_as_large(graph: Graph, one: int, other: int) -> bool:
+    """Whether two values have as many elements."""
+    return same(product(graph.nodes[one].shape), product(graph.nodes[other].shape))
 
 
 def computed(graph: Graph, group: Group) -> frozenset[int]:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import nominal, product, same
-from fusegen.passes.fuse.groups import strip_views
+from fusegen.ir.symbolic import nominal, product
+from fusegen.passes.fuse.groups import is_as_large, strip_views
 from fusegen.passes.fuse.pairs import is_of_heads
 
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are
@@ -32,7 +32,7 @@ def ends_of(graph: Graph, value: int) -> list[int]:
     position, narrowest = value, graph.nodes[value].dtype.itemsize
     while (following := graph.post_dominators[position]) < len(graph.nodes):
         is_write = graph.nodes[following].family is Family.WRITE
-        if is_write or not _only_pointwise(graph, position, following) or not _is_as_large(graph, value, following):
+        if is_write or not _only_pointwise(graph, position, following) or not is_as_large(graph, value, following):
             break
         position = following
         itemsize = graph.nodes[position].dtype.itemsize
@@ -54,10 +54,6 @@ def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
             seen.add(position)
             stack += graph.users[position]
     return True
-
-
-def _is_as_large(graph: Graph, value: int, other: int) -> bool:
-    return same(product(graph.nodes[value].shape), product(graph.nodes[other].shape))
 
 
 def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int], streamed: Collection[int]) -> frozenset[int]:

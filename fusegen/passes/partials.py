@@ -1,0 +1,269 @@
+"""Reductions of a product's rows that are wider than an accumulator: by tiles, which its epilogue holds, and then over the tiles.
+
+So the rows are not read again; and where nobody else wants them, they never lie in memory. It is done where nothing needs a
+reduction's result beside the whole row once more, as a norm does: that takes the row in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusegen.ir.graph import Graph, GraphBuilder
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import literal
+from fusegen.passes.algebra import Value
+from fusegen.passes.fuse.decide import decide
+from fusegen.passes.fuse.groups import is_as_large
+from fusegen.passes.fuse.pairs import WIDEST
+from fusegen.passes.fuse.skeletons import serving
+from fusegen.target import Target
+
+_TILES = (128, 96, 64, 32)  # columns that accumulators of every skeleton hold
+
+_Rule = Callable[["_Tiles"], Value]
+
+
+def reduced_by_tiles(graph: Graph, target: Target) -> Graph:
+    """The graph in which reductions of wide rows are those of their tiles' reductions, as far as epilogues of products compute
+    these."""
+    widths: dict[int, Sequence[int]] = {position: _TILES for position, node in graph if node.family is Family.REDUCTION}
+    while found := _wide_reductions(graph, target, widths):
+        made = _ByTiles(graph, found)
+        beside = decide(made.graph, target).beside
+        refused = {position for position, partials in made.partials.items() if not partials <= beside.keys()}
+        if not refused:
+            return made.graph
+        narrower = {position: tuple(w for w in _TILES if w < wide.tile) for position, wide in found.items()}
+        widths = {position: narrower[position] if position in refused else (wide.tile,) for position, wide in found.items()}
+    return graph
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """A reduction of wide rows.
+
+    Attributes:
+        operand: the rows.
+        tile: columns of a tile.
+        rule: what it is made of.
+        way: values as large as the rows that lie between these and the reduction, for its own sake.
+    """
+
+    operand: int
+    tile: int
+    rule: _Rule
+    way: frozenset[int] = frozenset()
+
+
+def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
+    """The reductions that can be made of tiles, as far as the graph alone says.
+
+    Args:
+        widths: for each reduction, how wide tiles may be, the widest first.
+    """
+    wide = {position: found for position, allowed in widths.items() if (found := _wide(graph, position, allowed))}
+    way = frozenset().union(*(found.way for found in wide.values()))
+    alone = {position: found for position, found in wide.items() if _leads_to_no_row(graph, position, way)}
+    return {position: found for position, found in alone.items() if _is_of_a_product(graph, found.operand, target)}
+
+
+def _wide(graph: Graph, position: int, widths: Sequence[int]) -> _Wide | None:
+    node = graph.nodes[position]
+    shape = graph.nodes[node.args[0]].shape
+    columns = literal(shape[-1]) if shape else None
+    if columns is None or columns <= WIDEST or node.attr("dims") != (len(shape) - 1,):
+        return None
+    tile = next((width for width in widths if columns % width == 0), None)
+    if tile is None:
+        return None
+    spread = _deviations(graph, position)
+    if spread is not None:
+        return _Wide(spread.operand, tile, _Tiles.squares, spread.way)
+    part = dict(node.attrs).get("part")
+    rule = _RULES.get((node.op, part))
+    return None if rule is None else _Wide(node.args[0], tile, rule)
+
+
+@dataclass(frozen=True)
+class _Deviations:
+    """A sum of the squares of rows less their mean.
+
+    Attributes:
+        operand: the rows.
+        way: the differences and their squares, of which nothing else is made.
+    """
+
+    operand: int
+    way: frozenset[int]
+
+
+def _deviations(graph: Graph, position: int) -> _Deviations | None:
+    nodes, dims = graph.nodes, graph.nodes[position].attr("dims")
+    square = nodes[position].args[0]
+    if nodes[position].op is not Op.SUM or nodes[square].op is not Op.MUL or len(set(nodes[square].args)) > 1:
+        return None
+    centered = nodes[square].args[0]
+    if nodes[centered].op is not Op.SUB:
+        return None
+    operand, mean = nodes[centered].args
+    is_alone = graph.users[centered] == (square,) and graph.users[square] == (position,)
+    if not is_alone or not {centered, square}.isdisjoint(graph.outputs) or nodes[mean].op is not Op.MUL:
+        return None
+    total, share = (nodes[a] for a in nodes[mean].args)
+    is_total = total.op is Op.SUM and total.args == (operand,) and total.attr("dims") == dims
+    is_share = share.op is Op.CONSTANT and float(share.number) * (literal(nodes[operand].shape[-1]) or 0) == 1.0
+    return _Deviations(operand, frozenset({centered, square})) if is_total and is_share else None
+
+
+def _is_of_a_product(graph: Graph, rows: int, target: Target) -> bool:
+    """Whether rows are computed point by point of those of a product that a kernel of ours may compute, and of no reduction of
+    them."""
+    stack, seen = [rows], set[int]()
+    products: set[int] = set()
+    while stack:
+        position = stack.pop()
+        node = graph.nodes[position]
+        if position in seen:
+            continue
+        seen.add(position)
+        if node.op is Op.MATMUL and serving(graph, position, position, target) is not None:
+            products.add(position)
+        elif node.family in (Family.POINTWISE, Family.VIEW):
+            stack += node.args
+        elif node.family is not Family.LEAF:
+            return False
+    return any(is_as_large(graph, p, rows) for p in products)
+
+
+def _leads_to_no_row(graph: Graph, reduction: int, way: Collection[int]) -> bool:
+    """Whether nothing as large as the rows is made of a reduction of them, but what is on the way to other reductions."""
+    (rows,) = graph.nodes[reduction].args
+    stack, seen = [reduction], set[int]()
+    while stack:
+        for user in graph.users[stack.pop()]:
+            if user in way or user in seen:
+                continue
+            if is_as_large(graph, user, rows):
+                return False
+            seen.add(user)
+            stack.append(user)
+    return True
+
+
+class _ByTiles:
+    """A graph with some reductions of rows made of those of tiles.
+
+    Attributes:
+        graph: the new one.
+        partials: for each of the reductions, those of its tiles.
+    """
+
+    def __init__(self, graph: Graph, wide: Mapping[int, _Wide]) -> None:
+        found: dict[int, list[int]] = {}
+        builder = GraphBuilder(graph.name).like(graph)
+        builder.derived = graph.derived
+        moved: list[int] = []
+        for position, node in graph:
+            if position in wide:
+                operand = Value(builder, moved[wide[position].operand], graph.locations[position])
+                tiles = _Tiles(operand, wide[position].tile)
+                moved.append(wide[position].rule(tiles).position)
+                found[position] = tiles.partials
+            else:
+                rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
+                moved.append(builder.put(rebuilt, graph.locations[position]))
+        outputs, every = [moved[o] for o in graph.outputs], [p for partials in found.values() for p in partials]
+        built = builder.build([*outputs, *every], [moved[w] for w in graph.writes])
+        self.graph = replace(built, outputs=built.outputs[: len(outputs)])
+        places = iter(built.outputs[len(outputs) :])
+        self.partials = {position: {next(places) for _ in partials} for position, partials in found.items()}
+
+
+class _Tiles:
+    """Rows in tiles, of which reductions are made.
+
+    Args:
+        rows: the rows.
+        columns: of a tile.
+
+    Attributes:
+        partials: the reductions of tiles so far.
+    """
+
+    def __init__(self, rows: Value, columns: int) -> None:
+        *outer, width = rows.node.shape
+        assert isinstance(width, int)
+        self.partials: list[int] = []
+        self._count, self._columns = width // columns, columns
+        self._outer, self._last = tuple(outer), len(outer)
+        self._elements = rows.apply(Op.RESHAPE, shape=(*outer, self._count, columns))
+
+    def sum(self) -> Value:
+        """The sum of a row."""
+        return self._alike(Op.SUM)
+
+    def prod(self) -> Value:
+        """The product of a row."""
+        return self._alike(Op.PROD)
+
+    def amax(self) -> Value:
+        """The greatest of a row."""
+        return self._alike(Op.AMAX)
+
+    def amin(self) -> Value:
+        """The least of a row."""
+        return self._alike(Op.AMIN)
+
+    def mass(self) -> Value:
+        """The sum of exp(x - amax(x)) of a row.
+
+        That of a tile is relative to the tile's own greatest element, as in Milakov and Gimelshein (arXiv 1805.02867).
+        """
+        peak = self._partial(self._elements, Op.AMAX)
+        mass = self._partial(_share(self._elements, peak), Op.SUM)
+        peaks = self._row(peak)
+        shares = _share(peaks, peaks.reduce(Op.AMAX, (self._last,)))
+        return (self._row(mass) * shares).reduce(Op.SUM, (self._last,))
+
+    def squares(self) -> Value:
+        """The sum of (x - mean(x))^2 of a row.
+
+        Tiles are combined as Chan, Golub and LeVeque do (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,
+        1979, equation 2.1): nothing cancels.
+        """
+        mean = self._partial(self._elements, Op.SUM) * (1.0 / self._columns)
+        centered = self._elements - mean
+        within = self._row(self._partial(centered * centered, Op.SUM))
+        means = self._row(mean)
+        apart = means - means.mean((self._last,))
+        return (within + apart * apart * float(self._columns)).reduce(Op.SUM, (self._last,))
+
+    def _alike(self, op: Op) -> Value:
+        return self._row(self._partial(self._elements, op)).reduce(op, (self._last,))
+
+    def _partial(self, elements: Value, op: Op) -> Value:
+        found = elements.reduce(op, (self._last + 1,))
+        self.partials.append(found.position)
+        return found
+
+    def _row(self, of_tiles: Value) -> Value:
+        """Values of tiles, one each, as a row."""
+        return of_tiles.apply(Op.RESHAPE, shape=(*self._outer, self._count))
+
+
+def _share(x: Value, peak: Value) -> Value:
+    """exp(x - peak), also where both are the same infinity."""
+    return x.apply(Op.EQ, peak).where(1.0, (x - peak).apply(Op.EXP))
+
+
+_RULES: dict[tuple[Op, object], _Rule] = {
+    (Op.SUM, None): _Tiles.sum,
+    (Op.PROD, None): _Tiles.prod,
+    (Op.AMAX, None): _Tiles.amax,
+    (Op.AMIN, None): _Tiles.amin,
+    (Op.NORMALIZER, "peak"): _Tiles.amax,
+    (Op.NORMALIZER, "mass"): _Tiles.mass,
+    (Op.MOMENTS, "m2"): _Tiles.squares,
+}
+"""For each reduction, and the part of its state, what it is made of. Others take the state of a tile as a whole."""

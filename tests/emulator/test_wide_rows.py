@@ -1,0 +1,84 @@
+"""Reductions of a product's rows that are wider than a tile: of tiles in its epilogue, and a small kernel over these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.passes.fuse import GroupKind
+from tests.emulator.tensor_cores import EVERY_TIMING, run
+from tests.emulator.test_epilogues import BF16, compare, tensor, weight
+
+
+def with_squares(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w, b)
+    return y, y.float().square().mean(-1, keepdim=True)
+
+
+def with_bounds(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = F.gelu(F.linear(x, w))
+    return y.float(), y.abs().amax(-1), y.amin(-1)
+
+
+def with_normalizer(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w, b)
+    return y, torch.logsumexp(y.float(), -1)
+
+
+def normalizer_alone(x: Tensor, w: Tensor) -> Tensor:
+    return torch.logsumexp(F.linear(x, w).float() * 3, -1)
+
+
+def masked_normalizer(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    """Tiles, and a row, of nothing but minus infinity."""
+    return torch.logsumexp(F.linear(x, w).float() + mask, -1)
+
+
+def with_moments(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """The statistics of a layer norm, far from zero."""
+    y = F.linear(x, w, b).float()
+    variance, mean = torch.var_mean(y, -1, correction=0)
+    return mean, torch.rsqrt(variance + 1e-5)
+
+
+def of_two_products(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.silu(F.linear(x, gate)) * F.linear(x, up)
+    return y, y.sum(-1) + y.float().prod(-1)
+
+
+def sums_of_a_batch(x: Tensor, w: Tensor) -> Tensor:
+    return (F.linear(x, w).relu().sum(-1) * 0.25).float() + x[..., 0]
+
+
+MASK = torch.zeros(70, 384, dtype=BF16)
+MASK[3:, :130], MASK[5] = -torch.inf, -torch.inf
+CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
+    with_squares: (tensor(130, 64), weight(384, 64), tensor(384)),
+    with_bounds: (tensor(2, 35, 64), weight(512, 64)),
+    with_normalizer: (tensor(70, 64), weight(288, 64), tensor(288)),
+    normalizer_alone: (tensor(70, 64), weight(640, 64)),
+    masked_normalizer: (tensor(70, 64), weight(384, 64), MASK),
+    with_moments: (tensor(70, 64), weight(320, 64), tensor(320) + 30),
+    of_two_products: (tensor(70, 64), weight(384, 64), weight(384, 64)),
+    sums_of_a_batch: (tensor(2, 35, 64), weight(384, 64)),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_rows_are_read_once(function: Callable[..., Any], target: str) -> None:
+    x, *others = CASES[function]
+    many = [torch.empty(4096 if len(t) == len(x) else len(t), *t.shape[1:], dtype=BF16, device="meta") for t in (x, *others)]
+    low = fg.kernel(function).lower(*many, target=target)
+    assert [group.kind for group in low.groups] == [GroupKind.CONTRACTION, GroupKind.ROW]
+    wide = low.graph.nodes[low.groups[0].anchors[0]].shape[-1]
+    assert all(low.graph.nodes[p].shape[-1] != wide for p in low.groups[1].inputs)
+    wanted = function(x.double(), *(t.double() for t in others))
+    for timing in EVERY_TIMING[1:3]:
+        compare(run(function, x, *others, target=target, timing=timing), wanted)
