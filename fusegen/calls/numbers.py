@@ -54,6 +54,7 @@ SPELLED: dict[str, str] = {
     "cos": "math.cos({0})",
     "tanh": "math.tanh({0})",
     "erf": "math.erf({0})",
+    "one_plus_erf": "math.erfc(-{0})",
 }
 """Operations as Python writes them."""
 

@@ -134,6 +134,7 @@ class Op(Enum):
     COS = _unary("cos")
     TANH = _unary("tanh")
     ERF = _unary("erf")
+    ONE_PLUS_ERF = Row("one_plus_erf", Family.POINTWISE, 1, Result.FLOAT)  # made of a sum, which would cancel
     SIGMOID = _unary("sigmoid", "expit")
     ADD = Row("add", Family.POINTWISE, 2, Result.PROMOTE)
     SUB = Row("sub", Family.POINTWISE, 2, Result.PROMOTE)

@@ -308,6 +308,7 @@ RULES: dict[Op, Rule] = {
     Op.COS: torch.cos,
     Op.TANH: torch.tanh,
     Op.ERF: torch.erf,
+    Op.ONE_PLUS_ERF: lambda x: torch.special.erfc(-x),
     Op.SIGMOID: torch.sigmoid,
     Op.ADD: torch.add,
     Op.SUB: torch.sub,

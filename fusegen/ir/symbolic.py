@@ -196,9 +196,9 @@ class Axes:
                 rest += term
             else:
                 whole += quotient
-        return (whole, rest) if whole == 0 or self._is_nonnegative(rest) else (sympy.Integer(0), sympy.expand(a))
+        return (whole, rest) if whole == 0 or self.is_nonnegative(rest) else (sympy.Integer(0), sympy.expand(a))
 
-    def _is_nonnegative(self, index: sympy.Expr) -> bool:
+    def is_nonnegative(self, index: sympy.Expr) -> bool:
         """Whether a sum is certainly not below 0."""
         least: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(index):

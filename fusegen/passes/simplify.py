@@ -57,6 +57,18 @@ def _one_plus_tanh(x: Value) -> Value | None:
     return None
 
 
+def _one_plus_erf(x: Value) -> Value | None:
+    a, b = x.arg(0), x.arg(1)
+    if b.is_constant(1.0):
+        a, b = b, a
+    return b.arg(0).apply(Op.ONE_PLUS_ERF) if a.is_constant(1.0) and b.node.op is Op.ERF else None
+
+
+def _one_minus_erf(x: Value) -> Value | None:
+    a, b = x.arg(0), x.arg(1)
+    return (-b.arg(0)).apply(Op.ONE_PLUS_ERF) if a.is_constant(1.0) and b.node.op is Op.ERF else None
+
+
 def _times_sigmoid(x: Value) -> Value | None:
     """One division instead of a reciprocal and a product: a rounding less, which a 16-bit result does not show."""
     if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
@@ -174,7 +186,11 @@ def _is_statistic_without_dims(x: Value) -> bool:
     if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE):
         return False
     dims, kept = x.node.shape, x.arg(0).node.shape
-    return 0 < len(dims) < len(kept) and dims == tuple(extent for extent in kept if not same(extent, 1))
+    return 0 < len(dims) < len(kept) and _without_ones(dims) == _without_ones(kept)
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(extent for extent in shape if not same(extent, 1))
 
 
 def _in_shape(x: Value, shape: Shape) -> Value:
@@ -197,6 +213,8 @@ RULES: tuple[Rule, ...] = (
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
     Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),
+    Rule("one-plus-erf", Op.ADD, _one_plus_erf),
+    Rule("one-minus-erf", Op.SUB, _one_minus_erf),
     Rule("times-one", Op.MUL, _times_one),
     Rule("gather-powers-of-two", Op.MUL, _gather_powers_of_two),
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import sympy
 import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
-from fusegen.ir.graph import Graph, Location, Node
+from fusegen.ir.graph import Graph, Location, Node, Shape
 from fusegen.ir.index_map import Bounds, Position, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
@@ -147,8 +148,28 @@ class Evaluator:
     def _read(self, position: int, index: Position, context: Context) -> int:
         node = self.graph.nodes[position]
         offset = flat_offset(index, buffer_strides(self.graph, position))
+        context = self._that_spare(context, index, node.shape)
         read = Read(self.memory[position], offset, context, node.op is Op.RANDOM)
         return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
+
+    def _that_spare(self, context: Context, index: Position, shape: Shape) -> Context:
+        """Those conditions of a read that spare memory, or keep the index inside of the tensor.
+
+        One on other axes than those of the index does not: the element is needed where it holds, and one read serves all points.
+        """
+        own = tuple(bounds for bounds in context if _shares_an_axis(bounds, index))
+        places = [(sympy.sympify(i), extent) for i, extent in zip(index, shape, strict=True)]
+        if any(i.has(sympy.Function) for i, _ in places):  # values of a gather among them, say, which must not be asked for
+            return context
+        above = [sympy.sympify(b.index - b.lower) for b in own if b.lower is not None]
+        below = [sympy.sympify(b.upper - 1 - b.index) for b in own if b.upper is not None]
+        is_inside = all(self._follows(i, above) and self._follows(extent - 1 - i, below) for i, extent in places)
+        return own if is_inside else context
+
+    def _follows(self, number: sympy.Expr, known: Sequence[sympy.Expr]) -> bool:
+        """Whether a number is certainly not below 0, where others are not."""
+        candidates = (number, *(number - other for other in known))
+        return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)
 
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
@@ -240,7 +261,7 @@ class Evaluator:
             if holds:
                 found.append(((source.arg, source.index, context), None))
             elif holds is None:
-                found.append(((source.arg, source.index, (*context, bounds)), bounds))
+                found.append(((source.arg, source.index, (*context, self._in_question(bounds))), bounds))
         return tuple(found)
 
     def _concat(self, element: Element, values: list[int]) -> int:
@@ -255,6 +276,11 @@ class Evaluator:
         if chosen is None:
             raise VerificationError("an element of a concatenation lies in none of its parts")
         return chosen
+
+    def _in_question(self, bounds: Bounds) -> Bounds:
+        """Bounds without an upper one that always holds."""
+        is_below = bounds.upper is not None and self.axes.below(bounds.index, bounds.upper)
+        return Bounds(bounds.index, bounds.lower, None) if is_below else bounds
 
     def _holds(self, bounds: Bounds) -> bool | None:
         """Whether bounds hold for every point of the iteration space; None where it depends."""
@@ -273,6 +299,12 @@ class Evaluator:
 def _at_least(index: Index, lower: Dim) -> bool:
     value, bound = literal(index), literal(lower)
     return value is not None and bound is not None and value >= bound
+
+
+def _shares_an_axis(bounds: Bounds, index: Position) -> bool:
+    """Whether a condition is on something that an index goes by."""
+    ends = [sympy.sympify(e).free_symbols for e in (bounds.index, bounds.lower, bounds.upper) if e is not None]
+    return any(not sympy.sympify(i).free_symbols.isdisjoint(set().union(*ends)) for i in index)
 
 
 def _upper_only(bounds: Bounds) -> Bounds:

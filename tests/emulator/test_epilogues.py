@@ -102,6 +102,13 @@ def some_columns(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)[..., 8:40].relu()
 
 
+def tokens_apart(x: Tensor, q: Tensor, v: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """All tokens but the first few are rotated, as in DINOv3."""
+    y = heads(F.linear(x, q, b))
+    first, others = y.split((y.shape[-2] - cos.shape[-2], cos.shape[-2]), dim=-2)
+    return torch.cat((first, rotated(others, cos, sin)), -2), heads(F.linear(x, v, b))
+
+
 # Statistics of heads.
 
 
@@ -198,6 +205,7 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     heads_across_tiles: (tensor(2, 33, 64), weight(288, 64), tensor(288)),
     rows_swapped: (tensor(3, 70, 64), weight(64, 64)),
     some_columns: (tensor(130, 64), weight(64, 64)),
+    tokens_apart: (tensor(2, 35, 64), weight(128, 64), weight(128, 64), tensor(128), tensor(32, 64), tensor(32, 64)),
 }
 
 

@@ -32,6 +32,7 @@ USES = {
     "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "fast_exp": "store(floats, 0, fast_exp(load(floats, 1)));",
+    "fast_one_plus_erf": "store(floats, 0, fast_one_plus_erf(load(floats, 1)));",
     "fast_reciprocal": "store(floats, 0, fast_reciprocal(load(floats, 1)));",
     "fast_rsqrt": "store(floats, 0, fast_rsqrt(load(floats, 1)));",
     "floor_divide": "store(floats, 0, floor_divide(load(floats, 1), 3.0f));"
@@ -246,6 +247,18 @@ def test_fast_functions_are_close(launch: Launch, name: str, want: Callable[[Ten
     x = torch.linspace(0.01, 20.0, 1000)
     got = run_map(launch, f"store(out, i, fast_{name}(load(x0, i)));", torch.empty_like(x), x)
     torch.testing.assert_close(got, want(x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_error_function_does_not_cancel(launch: Launch) -> None:
+    x = torch.cat((torch.linspace(-9.0, 9.0, 4001), torch.tensor([-0.0, 1e-30, torch.inf, -torch.inf, torch.nan])))
+    got = run_map(launch, "store(out, i, fast_one_plus_erf(load(x0, i)));", torch.empty_like(x), x)
+    torch.testing.assert_close(got.double(), torch.special.erfc(-x.double()), rtol=2.0**-17, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "where"), [("exp", -88.0), ("reciprocal", 2.0**127)])
+def test_what_is_subnormal_becomes_zero(launch: Launch, name: str, where: float) -> None:
+    got = run_map(launch, f"store(out, i, fast_{name}(load(x0, i)));", torch.empty(1), torch.tensor([where]))
+    assert got.item() == 0.0
 
 
 def test_vectors_of_any_length(launch: Launch) -> None:

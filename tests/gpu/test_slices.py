@@ -74,7 +74,11 @@ def test_empty_tensors_give_empty_results() -> None:
     F.mish,
     lambda x: 1.0 / x,
     torch.rsqrt,
-], ids=["gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh", "exp", "softplus", "mish", "reciprocal", "rsqrt"])  # fmt: skip
+    lambda x: 1 + torch.erf(x),
+    lambda x: 1 - torch.erf(x),
+], ids=[
+    "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh", "exp", "softplus", "mish", "reciprocal", "rsqrt", "one_plus_erf", "erfc",
+])  # fmt: skip
 def test_every_16_bit_input(dtype: torch.dtype, function: object) -> None:
     """Approximations are allowed only where no 16-bit input shows them."""
     every = torch.arange(-(1 << 15), 1 << 15, device="cuda").to(torch.int16).view(dtype)

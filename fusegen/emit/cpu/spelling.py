@@ -33,6 +33,7 @@ _FLOAT = {
     Op.EXP2: function("__builtin_exp2f"),
     Op.POW: function("pow_f32", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + exp_f32(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Form("1.0f + erf_f32({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
 }
 _DOUBLE = {
     **{op: function(f"{name}_f64") for op, name in _NAMES.items()},
@@ -40,6 +41,7 @@ _DOUBLE = {
     Op.EXP2: function("__builtin_exp2"),
     Op.POW: function("pow_f64", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp_f64(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Form("1.0 + erf_f64({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
 }
 _INTEGER = {
     Op.ABS: function("__builtin_llabs"),

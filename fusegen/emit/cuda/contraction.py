@@ -138,7 +138,7 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
     assert isinstance(body, ContractionBody)
     views = _views(kernel, body)
     by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
-    fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), "i64")
+    fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
     reductions = [s.reduction for part in body.parts for s in part.statistics]
     math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
     for part, shown in zip(body.parts, views, strict=True):
@@ -155,6 +155,7 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
         operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
         operand_arguments=values,
         plan=body.plan,
+        index_type=_index(kernel),
         **own(kernel, body, views),
     )
     return assemble(launch, target, "\n".join(math), pipeline)
@@ -243,7 +244,7 @@ def _tells_heads(part: ProductPart) -> bool:
 
 
 def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
-    place = _place(part)
+    place = _place(kernel, part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
     wrapper = Wrapper(f"epilogue{shown.suffix}", _DOC, _inputs(part, part.accumulated, shown.taken), place, outs)
@@ -269,7 +270,7 @@ def _offset_doc(result: ResultView) -> str:
 def _element_math(kernel: Kernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
     """What is combined of two neighbouring columns."""
     inputs = _inputs(part, statistic.accumulated, shown.before)
-    wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(part), (("out", shown.type),))
+    wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(kernel, part), (("out", shown.type),))
     return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
 
 
@@ -279,8 +280,13 @@ def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: S
     return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 
 
-def _place(part: ProductPart) -> Place:
+def _place(kernel: Kernel, part: ProductPart) -> Place:
     heads = len(part.epilogue.axes.symbols) - part.rows - 1
     if heads:
-        return Place((("row", part.rows), ("head", heads)), "channel", "i64")
-    return Place((("row", part.rows),), "col", "i64")
+        return Place((("row", part.rows), ("head", heads)), "channel", _index(kernel))
+    return Place((("row", part.rows),), "col", _index(kernel))
+
+
+def _index(kernel: Kernel) -> str:
+    """The type of rows, columns and offsets."""
+    return "i64" if kernel.wide else "i32"

@@ -30,11 +30,13 @@ _DOUBLE = {
     **{op: function(name) for op, name in _BUILTINS.items()},
     Op.POW: function("pow", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Form("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
 }
 _FLOAT = {
     **{op: function(f"{name}f") for op, name in _BUILTINS.items()},
     Op.POW: function("powf", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
 }
 _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
     Op.ADD: function("wrap_add", 2),
@@ -55,13 +57,15 @@ _BOOL = {
     Op.MINIMUM: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
 }
 
-# Relative errors of a few 2^-22, far below half a unit of a 16-bit result whatever they are composed with; the logarithm and
-# the hyperbolic tangent are not here, since their absolute error shows near 1 and 0.
+# Relative errors of a few 2^-22 (2^-19 of the error function), far below half a unit of a 16-bit result whatever they are composed
+# with; what lies below 2^-126 may become zero. The logarithm and the hyperbolic tangent are not here, since their absolute error
+# shows near 1 and 0.
 _FAST = {
     Op.EXP: function("fast_exp"),
     Op.RSQRT: function("fast_rsqrt"),
     Op.DIV: function("fast_divide", 2),
     Op.SIGMOID: Form("fast_reciprocal(1.0f + fast_exp(-{0}))", Precedence.ATOM, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: function("fast_one_plus_erf"),
 }
 
 CUDA = Language(

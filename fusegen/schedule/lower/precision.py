@@ -11,7 +11,9 @@ from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
 
-_APPROXIMATED = frozenset({Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID} | {op for op, m in REDUCTIONS.items() if m.approximable})
+_APPROXIMATED = frozenset(
+    {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
+)
 """Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
