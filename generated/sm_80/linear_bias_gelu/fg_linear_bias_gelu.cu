@@ -54,17 +54,17 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// e^x within about 2 + |1.2 x| units in the last place.
+// e^x within about 2 + |1.2 x| units in the last place; subnormal results become zero.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
   return result;
 }
 
-// 1 / x within one unit in the last place.
+// 1 / x within one unit in the last place, of x from 1 on; subnormal results become zero.
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
@@ -241,7 +241,7 @@ __device__ __forceinline__ float linear_bias_gelu_epilogue(float product, float 
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i64 row, i64 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
                                          bf16 (&out)[2]) {
     float bias[2];
     load_wide(bias, operands.bias_ptr, col);
@@ -252,7 +252,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 }
 
 // Of eight columns of a row in the result.
-__device__ __forceinline__ i64 offset(const Operands& operands, i64 row, i64 col) {
+__device__ __forceinline__ i64 offset(const Operands& operands, i32 row, i32 col) {
     return row * 16384 + col;
 }
 
@@ -278,6 +278,7 @@ constexpr i32 STEPS = TILE_K / DEPTH;
 static_assert(STEPS % 2 == 0, "fragments take turns, also from one stage to the next");
 constexpr i32 RESULTS = WARP_N / 2;  // of a thread in a slab, of each product
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
+using Index = i32;
 constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side; values in 16 bytes
 constexpr i32 UNIT_BYTES = 16;
 constexpr i32 STAGE_BYTES = 8192 + PRODUCTS * 8192;
@@ -478,8 +479,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
-        const i64 col = place.col + held / 4 * OCTET;
+        const Index row = tile.row + place.row + held / 2 % 2 * 8;
+        const Index col = place.col + held / 4 * OCTET;
         if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
@@ -504,8 +505,8 @@ __device__ __forceinline__ void scatter_y(bf16* out, const float (&words)[RESULT
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
-            const i64 row = tile.row + place.row + lower * 8;
-            const i64 col = first + quad_lane * OCTET;
+            const Index row = tile.row + place.row + lower * 8;
+            const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS) {
                 store_vec<OCTET>(out, offset(operands, row, tile.col + col), octet);
             }

@@ -202,7 +202,7 @@ __device__ __forceinline__ void linear_rotary_epilogue(const float (&product)[2]
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i64 row, i64 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
                                          bf16 (&out)[2]) {
     const float cos_ = widen(load_once(operands.cos_ptr, row * 2048 + (col / 2)));
     const float sin_ = widen(load_once(operands.sin_ptr, row * 2048 + (col / 2)));
@@ -212,7 +212,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 }
 
 // Of eight columns of a row in the result.
-__device__ __forceinline__ i64 offset(const Operands& operands, i64 row, i64 col) {
+__device__ __forceinline__ i64 offset(const Operands& operands, i32 row, i32 col) {
     return row * 4096 + col;
 }
 
@@ -238,6 +238,7 @@ constexpr i32 STEPS = TILE_K / DEPTH;
 static_assert(STEPS % 2 == 0, "fragments take turns, also from one stage to the next");
 constexpr i32 RESULTS = WARP_N / 2;  // of a thread in a slab, of each product
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
+using Index = i32;
 constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side; values in 16 bytes
 constexpr i32 UNIT_BYTES = 16;
 constexpr i32 STAGE_BYTES = 8192 + PRODUCTS * 8192;
@@ -438,8 +439,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
-        const i64 col = place.col + held / 4 * OCTET;
+        const Index row = tile.row + place.row + held / 2 % 2 * 8;
+        const Index col = place.col + held / 4 * OCTET;
         if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
@@ -464,8 +465,8 @@ __device__ __forceinline__ void scatter_y(bf16* out, const float (&words)[RESULT
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
-            const i64 row = tile.row + place.row + lower * 8;
-            const i64 col = first + quad_lane * OCTET;
+            const Index row = tile.row + place.row + lower * 8;
+            const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS) {
                 store_vec<OCTET>(out, offset(operands, row, tile.col + col), octet);
             }

@@ -34,17 +34,17 @@ __device__ __forceinline__ void block_sync() {
   __syncthreads();
 }
 
-// e^x within about 2 + |1.2 x| units in the last place.
+// e^x within about 2 + |1.2 x| units in the last place; subnormal results become zero.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
   return result;
 }
 
-// 1 / x within one unit in the last place.
+// 1 / x within one unit in the last place, of x from 1 on; subnormal results become zero.
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
@@ -303,7 +303,7 @@ __device__ __forceinline__ float linear_bias_gelu_epilogue(float product, float 
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i64 row, i64 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
                                          bf16 (&out)[2]) {
     float bias[2];
     load_wide(bias, operands.bias_ptr, col);
@@ -381,6 +381,7 @@ constexpr i32 WIDTH = 64;  // tiles side by side
 // Results leave through shared memory, a chunk of a warpgroup's 64 rows at a time: 128 bytes of each.
 constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
 constexpr i32 CHUNK_BUFFERS = 2;
+using Index = i32;
 constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
 
 struct SharedMemory {
@@ -553,8 +554,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
-        const i64 col = place.col + held / 4 * OCTET;
+        const Index row = tile.row + place.row + held / 2 % 2 * 8;
+        const Index col = place.col + held / 4 * OCTET;
         if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];

@@ -264,7 +264,7 @@ __device__ __forceinline__ void linear_rotary_epilogue(const float (&product)[2]
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i64 row, i64 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
                                          bf16 (&out)[2]) {
     const float cos_ = widen(load_once(operands.cos_ptr, row * 2048 + (col / 2)));
     const float sin_ = widen(load_once(operands.sin_ptr, row * 2048 + (col / 2)));
@@ -341,6 +341,7 @@ constexpr i32 WIDTH = 16;  // tiles side by side
 // Results leave through shared memory, a chunk of a warpgroup's 64 rows at a time: 128 bytes of each.
 constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
 constexpr i32 CHUNK_BUFFERS = 2;
+using Index = i32;
 constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
 
 struct SharedMemory {
@@ -513,8 +514,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const i64 row = tile.row + place.row + held / 2 % 2 * 8;
-        const i64 col = place.col + held / 4 * OCTET;
+        const Index row = tile.row + place.row + held / 2 % 2 * 8;
+        const Index col = place.col + held / 4 * OCTET;
         if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];

@@ -22,17 +22,17 @@ __device__ __forceinline__ i32 block_id() {
   return static_cast<i32>(blockIdx.x);
 }
 
-// e^x within about 2 + |1.2 x| units in the last place.
+// e^x within about 2 + |1.2 x| units in the last place; subnormal results become zero.
 __device__ __forceinline__ float fast_exp(float x) {
   float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
   return result;
 }
 
-// 1 / x within one unit in the last place.
+// 1 / x within one unit in the last place, of x from 1 on; subnormal results become zero.
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
