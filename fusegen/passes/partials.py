@@ -112,7 +112,8 @@ def _deviations(graph: Graph, position: int) -> _Deviations | None:
         return None
     total, share = (nodes[a] for a in nodes[mean].args)
     is_total = total.op is Op.SUM and total.args == (operand,) and total.attr("dims") == dims
-    is_share = share.op is Op.CONSTANT and float(share.number) * (literal(nodes[operand].shape[-1]) or 0) == 1.0
+    columns = literal(nodes[operand].shape[-1])
+    is_share = share.op is Op.CONSTANT and columns is not None and float(share.number) == 1.0 / columns
     return _Deviations(operand, frozenset({centered, square})) if is_total and is_share else None
 
 

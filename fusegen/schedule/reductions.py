@@ -14,18 +14,17 @@ from fusegen.schedule.math import Function, Parameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
-def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool, name: str | None = None) -> Reduction:
+def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool, name: str) -> Reduction:
     """The reduction that a node is, or a part of.
 
     Args:
         take: gives a name of its own for a wanted one.
         fast: whether approximate functions may be used.
-        name: the wanted one; the operation's with the node's number if there is none.
+        name: the wanted one, or what those of several components begin with.
     """
     found = graph.nodes[node]
     monoid, element = REDUCTIONS[found.op], element_type(graph, found)
-    stem = name or f"{found.op.row.name}_{node}"
-    names = [stem] if len(monoid.components) == 1 else [f"{stem}_{c.name}" for c in monoid.components]
+    names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(Parameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(found.op, element, components, fast and monoid.approximable)
 

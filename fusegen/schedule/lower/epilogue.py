@@ -21,6 +21,7 @@ from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import PAIR, LaneMath, lane_checks, lane_function, lane_position
 from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.lower.row_names import statistic_name
 from fusegen.schedule.math import Reduction
 from fusegen.schedule.reductions import element_type, lifted, reduction_of
 
@@ -200,7 +201,8 @@ class _Held:
 
     def _statistic(self, position: int, at: Position) -> object:
         if position not in self.heads:
-            reduction = reduction_of(self.context.graph, position, self.context.names.take, fast=self.context.fast)
+            graph, names = self.context.graph, self.context.names
+            reduction = reduction_of(graph, position, names.take, fast=self.context.fast, name=statistic_name(graph, position))
             self.heads[position] = _Head(reduction, at)
         return self.heads[position].reduction.components[0].name
 
