@@ -55,6 +55,7 @@ SPELLED: dict[str, str] = {
     "tanh": "math.tanh({0})",
     "erf": "math.erf({0})",
     "one_plus_erf": "math.erfc(-{0})",
+    "exp_below": "1.0 if {0} == {1} else math.exp({0} - {1})",
 }
 """Operations as Python writes them."""
 

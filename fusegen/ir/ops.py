@@ -140,6 +140,7 @@ class Op(Enum):
     SUB = Row("sub", Family.POINTWISE, 2, Result.PROMOTE)
     MUL = _binary("mul", "multiply")
     DIV = Row("div", Family.POINTWISE, 2, Result.FLOAT)
+    EXP_BELOW = Row("exp_below", Family.POINTWISE, 2, Result.FLOAT)  # e^(x - peak) of x up to the peak; 1 at it, infinite or not
     FLOOR_DIVIDE = _binary("floor_divide")
     REMAINDER = _binary("remainder")
     POW = _binary("pow")

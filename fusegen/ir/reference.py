@@ -314,6 +314,7 @@ RULES: dict[Op, Rule] = {
     Op.SUB: torch.sub,
     Op.MUL: torch.mul,
     Op.DIV: torch.div,
+    Op.EXP_BELOW: lambda x, peak: torch.where(x == peak, 1.0, torch.exp(x - peak)),
     Op.FLOOR_DIVIDE: torch.floor_divide,
     Op.REMAINDER: torch.remainder,
     Op.POW: torch.pow,

@@ -222,9 +222,9 @@ class _Tiles:
         That of a tile is relative to the tile's own greatest element, as in Milakov and Gimelshein (arXiv 1805.02867).
         """
         peak = self._partial(self._elements, Op.AMAX)
-        mass = self._partial(_share(self._elements, peak), Op.SUM)
+        mass = self._partial(self._elements.apply(Op.EXP_BELOW, peak), Op.SUM)
         peaks = self._row(peak)
-        shares = _share(peaks, peaks.reduce(Op.AMAX, (self._last,)))
+        shares = peaks.apply(Op.EXP_BELOW, peaks.reduce(Op.AMAX, (self._last,)))
         return (self._row(mass) * shares).reduce(Op.SUM, (self._last,))
 
     def squares(self) -> Value:
@@ -251,11 +251,6 @@ class _Tiles:
     def _row(self, of_tiles: Value) -> Value:
         """Values of tiles, one each, as a row."""
         return of_tiles.apply(Op.RESHAPE, shape=(*self._outer, self._count))
-
-
-def _share(x: Value, peak: Value) -> Value:
-    """exp(x - peak), also where both are the same infinity."""
-    return x.apply(Op.EQ, peak).where(1.0, (x - peak).apply(Op.EXP))
 
 
 _RULES: dict[tuple[Op, object], _Rule] = {

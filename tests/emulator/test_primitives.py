@@ -31,6 +31,7 @@ USES = {
     "cluster_sync": "cluster_sync();",
     "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
+    "exp_below": "store(floats, 0, exp_below(load(floats, 1), load(floats, 2)));",
     "fast_exp": "store(floats, 0, fast_exp(load(floats, 1)));",
     "fast_one_plus_erf": "store(floats, 0, fast_one_plus_erf(load(floats, 1)));",
     "fast_reciprocal": "store(floats, 0, fast_reciprocal(load(floats, 1)));",
@@ -253,6 +254,16 @@ def test_the_error_function_does_not_cancel(launch: Launch) -> None:
     x = torch.cat((torch.linspace(-9.0, 9.0, 4001), torch.tensor([-0.0, 1e-30, torch.inf, -torch.inf, torch.nan])))
     got = run_map(launch, "store(out, i, fast_one_plus_erf(load(x0, i)));", torch.empty_like(x), x)
     torch.testing.assert_close(got.double(), torch.special.erfc(-x.double()), rtol=2.0**-17, atol=0.0, equal_nan=True)
+
+
+def test_weights_beside_a_peak(launch: Launch) -> None:
+    """To three units in the last place of the peak's own weight, which is 1."""
+    x, peak = torch.linspace(-100.0, 3.0, 4001), torch.full((4001,), 3.0)
+    x = torch.cat((x, torch.tensor([-torch.inf, -torch.inf, torch.inf, 1.0, torch.nan])))
+    peak = torch.cat((peak, torch.tensor([-torch.inf, 0.0, torch.inf, torch.inf, torch.nan])))
+    got = run_map(launch, "store(out, i, exp_below(load(x0, i), load(x1, i)));", torch.empty_like(x), x, peak)
+    wanted = torch.where(x == peak, 1.0, (x.double() - peak.double()).exp())
+    torch.testing.assert_close(got.double(), wanted, rtol=0.0, atol=3 * 2.0**-24, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "where"), [("exp", -88.0), ("reciprocal", 2.0**127)])

@@ -33,7 +33,8 @@ VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT, Op.DETACH)
 LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER)
 OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
-MADE = (Op.MOMENTS, Op.NORMALIZER, Op.ONE_PLUS_ERF)  # by the compiler alone, of operations that are traced
+OF_STATISTICS = {Op.EXP_BELOW}  # which `test_statistics` does
+MADE = (Op.MOMENTS, Op.NORMALIZER, Op.ONE_PLUS_ERF, Op.EXP_BELOW)  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 
 

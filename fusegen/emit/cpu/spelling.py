@@ -34,6 +34,7 @@ _FLOAT = {
     Op.POW: function("pow_f32", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + exp_f32(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erf_f32({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Form("{0} == {1} ? 1.0f : exp_f32({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _DOUBLE = {
     **{op: function(f"{name}_f64") for op, name in _NAMES.items()},
@@ -42,6 +43,7 @@ _DOUBLE = {
     Op.POW: function("pow_f64", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp_f64(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0 + erf_f64({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp_f64({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _INTEGER = {
     Op.ABS: function("__builtin_llabs"),

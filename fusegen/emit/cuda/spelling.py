@@ -31,12 +31,14 @@ _DOUBLE = {
     Op.POW: function("pow", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _FLOAT = {
     **{op: function(f"{name}f") for op, name in _BUILTINS.items()},
     Op.POW: function("powf", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: function("exp_below", 2),
 }
 _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
     Op.ADD: function("wrap_add", 2),
