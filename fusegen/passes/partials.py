@@ -1,7 +1,7 @@
 """Reductions of a product's rows that are wider than an accumulator: by tiles, which its epilogue holds, and then over the tiles.
 
-So the rows are not read again; and where nobody else wants them, they never lie in memory. It is done where nothing needs a
-reduction's result beside the whole row once more, as a norm does: that takes the row in any case.
+So the rows are not read again; and where nobody else wants them, they never lie in memory. It is done where no other kernel takes
+the row in any case: because it needs a reduction's result beside the whole row once more, as a norm does, or for anything else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, nominal, product
 from fusegen.passes.algebra import Value
+from fusegen.passes.fuse import fuse
 from fusegen.passes.fuse.decide import decide
-from fusegen.passes.fuse.groups import is_as_large
+from fusegen.passes.fuse.groups import Group, is_as_large, strip_views
 from fusegen.passes.fuse.pairs import WIDEST
 from fusegen.passes.fuse.skeletons import serving
 from fusegen.target import Target
@@ -26,17 +27,47 @@ _Rule = Callable[["_Tiles"], Value]
 
 def reduced_by_tiles(graph: Graph, target: Target) -> Graph:
     """The graph in which reductions of wide rows are those of their tiles' reductions, as far as epilogues of products compute
-    these."""
-    widths: dict[int, Sequence[int]] = {position: _TILES for position, node in graph if node.family is Family.REDUCTION}
+    these, and it moves fewer bytes by no more kernels: else another kernel takes the rows in any case, as one that writes them in
+    place does."""
+    if graph.writes:
+        return graph
+    found = _taken(graph, target, {position: _TILES for position, node in graph if node.family is Family.REDUCTION})
+    of_product: dict[int, dict[int, Sequence[int]]] = {}
+    for position, wide in found.items():
+        of_product.setdefault(min(wide.products), {})[position] = (wide.tile,)
+    for allowed in of_product.values():
+        # Of one product after the other; what was made of tiles before has moved the others' places, so that all are made anew.
+        kept = _taken(graph, target, allowed)
+        if kept and _is_cheaper(_ByTiles(graph, kept).graph, graph, target):
+            continue
+        found = {position: wide for position, wide in found.items() if position not in allowed}
+    return _ByTiles(graph, found).graph if found else graph
+
+
+def _taken(graph: Graph, target: Target, widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
+    """The reductions whose tiles' reductions epilogues compute, of those that may have tiles of some widths."""
     while found := _wide_reductions(graph, target, widths):
         made = _ByTiles(graph, found)
         beside = decide(made.graph, target).beside
         refused = {position for position, partials in made.partials.items() if not partials <= beside.keys()}
         if not refused:
-            return made.graph
-        narrower = {position: tuple(w for w in _TILES if w < wide.tile) for position, wide in found.items()}
+            return found
+        narrower = {position: tuple(w for w in widths[position] if w < wide.tile) for position, wide in found.items()}
         widths = {position: narrower[position] if position in refused else (wide.tile,) for position, wide in found.items()}
-    return graph
+    return {}
+
+
+def _is_cheaper(one: Graph, other: Graph, target: Target) -> bool:
+    """Whether a graph moves fewer bytes than another, by no more kernels."""
+    (kernels, moved), (others_kernels, others_moved) = (_cost(graph, fuse(graph, target)) for graph in (one, other))
+    return kernels <= others_kernels and moved < others_moved
+
+
+def _cost(graph: Graph, groups: Sequence[Group]) -> tuple[int, int]:
+    """How many kernels there are, and the bytes of all that they read and write."""
+    lying = [strip_views(graph, p) for group in groups for p in {*group.inputs, *group.outputs}]
+    nodes = (graph.nodes[p] for p in lying)
+    return len(groups), sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -47,6 +78,7 @@ class _Wide:
         operand: the rows.
         tile: columns of a tile.
         rule: what it is made of.
+        products: that the rows are computed of.
         way: values as large as the rows that lie between these and the reduction, for its own sake.
     """
 
@@ -54,6 +86,7 @@ class _Wide:
     tile: int
     rule: _Rule
     way: frozenset[int] = frozenset()
+    products: frozenset[int] = frozenset()
 
 
 def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
@@ -65,7 +98,8 @@ def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence
     wide = {position: found for position, allowed in widths.items() if (found := _wide(graph, position, allowed))}
     way = frozenset().union(*(found.way for found in wide.values()))
     alone = {position: found for position, found in wide.items() if _leads_to_no_row(graph, position, way)}
-    return {position: found for position, found in alone.items() if _is_of_a_product(graph, found.operand, target)}
+    made = {position: replace(each, products=_products_of(graph, each.operand, target)) for position, each in alone.items()}
+    return {position: each for position, each in made.items() if each.products}
 
 
 def _wide(graph: Graph, position: int, widths: Sequence[int]) -> _Wide | None:
@@ -117,9 +151,9 @@ def _deviations(graph: Graph, position: int) -> _Deviations | None:
     return _Deviations(operand, frozenset({centered, square})) if is_total and is_share else None
 
 
-def _is_of_a_product(graph: Graph, rows: int, target: Target) -> bool:
-    """Whether rows are computed point by point of those of a product that a kernel of ours may compute, and of no reduction of
-    them."""
+def _products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:
+    """The products that rows are computed of point by point, which kernels of ours may compute; none where a reduction comes
+    between."""
     stack, seen = [rows], set[int]()
     products: set[int] = set()
     while stack:
@@ -133,8 +167,8 @@ def _is_of_a_product(graph: Graph, rows: int, target: Target) -> bool:
         elif node.family in (Family.POINTWISE, Family.VIEW):
             stack += node.args
         elif node.family is not Family.LEAF:
-            return False
-    return any(is_as_large(graph, p, rows) for p in products)
+            return frozenset()
+    return frozenset(p for p in products if is_as_large(graph, p, rows))
 
 
 def _leads_to_no_row(graph: Graph, reduction: int, way: Collection[int]) -> bool:

@@ -117,7 +117,7 @@ def test_a_float32_result_of_an_odd_number_of_columns() -> None:
 def test_epilogues(function: Callable[..., Any]) -> None:
     arguments = epilogues.CASES[function]
     assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
-    wanted = function(*(a.double() for a in arguments))
+    wanted = function(*map(epilogues.wide, arguments))
     for timing in EVERY_TIMING[1:3]:
         epilogues.compare(run(function, *arguments, target=OLD, processors=108, timing=timing), wanted)
 

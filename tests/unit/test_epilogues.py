@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fusegen as fg
 from fusegen.api import Lowered
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
@@ -165,6 +166,26 @@ def test_what_takes_a_row_again_has_its_statistics_by_itself(function: Callable[
     low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
     assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
     assert [len(group.outputs) for group in low.groups] == [1, 1]
+
+
+@pytest.mark.parametrize("function", [
+    lambda y: (y.softmax(-1), y.logsumexp(-1)), lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)),
+    lambda y: (y.amax(-1), y.argmax(-1)), lambda y: (y.sum(-1), y.sum(0)),
+])  # fmt: skip
+def test_where_a_kernel_takes_a_row_it_has_all_statistics_of_it(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
+    epilogue, *_ = low.groups
+    assert epilogue.kind is GroupKind.CONTRACTION and len(epilogue.outputs) == 1
+
+
+def test_a_row_that_is_written_in_place_has_its_statistics_there() -> None:
+    def function(x: Tensor, w: Tensor, cache: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        cache.copy_(y)
+        return y.float().logsumexp(-1)
+
+    low = fg.kernel(mutates=("cache",))(function).lower(meta(4096, 2048), meta(2048, 2048), meta(4096, 2048), target="sm_90a")
+    assert len(low.program.steps) == 2
 
 
 @pytest.mark.parametrize("rows", [slice(3, 4), slice(2, 6), slice(7, None)])

@@ -14,7 +14,7 @@ from fusegen.emit.text import c_text, condition_text, needed
 from fusegen.emit.views import LANE, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
-from fusegen.schedule.indices import Check
+from fusegen.schedule.indices import Check, Checked, Loaded
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lane_math import LaneFunction, LaneRead
 from fusegen.schedule.math import Argument, Origin
@@ -47,7 +47,11 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadView:
-    """A read as the template sees it: one access of two elements, or one value or two."""
+    """A read as the template sees it: one access of two elements, or one value or two.
+
+    Attributes:
+        indirect: whether its place is read and checked itself, which must not be done where its condition does not hold.
+    """
 
     name: str
     type: str
@@ -55,6 +59,7 @@ class ReadView:
     vector: bool
     offset: str
     condition: str
+    indirect: bool
     values: tuple[str, ...]
 
 
@@ -209,7 +214,8 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: Place) -> Re
     base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in places]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
-    return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], tuple(guarded))
+    indirect = sympy.sympify(read.offsets[0]).has(Loaded, Checked)
+    return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], indirect, tuple(guarded))
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, place: Place) -> str:

@@ -142,20 +142,24 @@ def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: It
     Args:
         inputs: what the roots read from memory.
     """
-    ends, read = set(roots), set(inputs)
-    if matmul in ends:
-        return True
-    stack, seen = [matmul], set[int]()
+    ways = {p for root in roots for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
+    between = {p for p in ways if strip_views(graph, p) not in roots}  # views of a result are read from memory
+    if any(is_of_heads(graph, root) for root in roots):
+        between &= _before(graph, matmul, roots)  # several statistics of a result are made of it in their turn
+    if between & set(inputs):
+        return False
+    return not any(p in graph.outputs or set(graph.users[p]) - ways - set(roots) for p in between)
+
+
+def _before(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
+    """A product and what is made of it before any of the roots is."""
+    stack, found = [matmul], set[int]()
     while stack:
         position = stack.pop()
-        if position in read or position in graph.outputs:
-            return False
-        seen.add(position)
-        further = [user for user in graph.users[position] if user not in ends]  # what is made of a root can read it
-        if not all(any(user in graph.ancestors[end] for end in ends) for user in further):
-            return False
-        stack += [user for user in further if user not in seen]
-    return True
+        if position not in found and position not in roots:
+            found.add(position)
+            stack += graph.users[position]
+    return found
 
 
 def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], skeleton: Skeleton) -> Group | None:
