@@ -75,6 +75,16 @@ def test_one_of_two_products_may_be_kept_beside_what_they_give() -> None:
     assert len(part.products) == len(part.outputs) == 2
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_results_that_share_a_conversion_are_of_one_epilogue(bias: bool) -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, w, b if bias else None).float()
+        return y.sigmoid(), y * b
+
+    low = lowered(function, meta(4096, 4096), meta(4096, 4096), meta(4096))
+    assert kinds(low) == [GroupKind.CONTRACTION] and len(low.groups[0].outputs) == 2
+
+
 def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
     def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first, second = x @ w, y @ w

@@ -144,8 +144,8 @@ def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: It
     """
     ways = {p for root in roots for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
     between = {p for p in ways if strip_views(graph, p) not in roots}  # views of a result are read from memory
-    if any(is_of_heads(graph, root) for root in roots):
-        between &= _before(graph, matmul, roots)  # several statistics of a result are made of it in their turn
+    if not graph.writes:  # what is stored in place is copied on its way, by a kernel that takes the rest as well
+        between &= _before(graph, matmul, roots)  # what is made of a root can read it
     if between & set(inputs):
         return False
     return not any(p in graph.outputs or set(graph.users[p]) - ways - set(roots) for p in between)
