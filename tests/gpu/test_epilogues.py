@@ -38,7 +38,7 @@ LARGE: dict[Callable[..., object], Callable[[], tuple[Tensor, ...]]] = {
 
 def check(function: Callable[..., object], arguments: tuple[Tensor, ...]) -> None:
     """Two units in the last place of what float64 gives."""
-    found, wanted = fg.kernel(function)(*arguments), function(*(a.double() for a in arguments))
+    found, wanted = fg.kernel(function)(*arguments), function(*map(small.wide, arguments))
     for got, exact in zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]:
         ulp = 2**-8 if got.dtype is torch.bfloat16 else 2**-13
         torch.testing.assert_close(got.double(), exact.double(), rtol=2 * ulp, atol=2 * ulp)

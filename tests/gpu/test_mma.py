@@ -82,7 +82,7 @@ def test_narrow_copies(left: int, right: int) -> None:
 @pytest.mark.parametrize("function", small.CASES, ids=lambda f: f.__name__)
 def test_small_epilogues(function: Callable[..., Any]) -> None:
     arguments = tuple(a.cuda() for a in small.CASES[function])
-    small.compare(by_warps(function, arguments)(), function(*(a.double() for a in arguments)))
+    small.compare(by_warps(function, arguments)(), function(*map(small.wide, arguments)))
 
 
 @pytest.mark.parametrize("function", gpu.LARGE, ids=lambda f: f.__name__)

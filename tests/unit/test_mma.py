@@ -154,6 +154,6 @@ def test_no_registers_are_spilled(name: str) -> None:
 
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_epilogues_compile(function: Callable[..., object]) -> None:
-    low = fg.kernel(function).lower(*(meta(*a.shape) for a in CASES[function]), target="sm_80")
+    low = fg.kernel(function).lower(*(a.to("meta") for a in CASES[function]), target="sm_80")
     for source in low.sources:
         assert figures(source, "sm_80").spilled <= 64
