@@ -27,10 +27,7 @@ _Rule = Callable[["_Tiles"], Value]
 
 def reduced_by_tiles(graph: Graph, target: Target) -> Graph:
     """The graph in which reductions of wide rows are those of their tiles' reductions, as far as epilogues of products compute
-    these, and it moves fewer bytes by no more kernels: else another kernel takes the rows in any case, as one that writes them in
-    place does."""
-    if graph.writes:
-        return graph
+    these, and it moves fewer bytes by no more kernels: else another kernel takes the rows in any case."""
     found = _taken(graph, target, {position: _TILES for position, node in graph if node.family is Family.REDUCTION})
     of_product: dict[int, dict[int, Sequence[int]]] = {}
     for position, wide in found.items():
