@@ -28,6 +28,11 @@ class LaneRead:
     conditions: tuple[tuple[Bounds, ...], ...]
     vector: bool
 
+    @property
+    def places(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
+        """Each offset with its conditions."""
+        return tuple(zip(self.offsets, self.conditions, strict=True))
+
 
 @dataclass(frozen=True)
 class LaneFunction:

@@ -23,7 +23,6 @@ from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
-from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.lower.context import Context
@@ -33,12 +32,9 @@ from fusegen.schedule.lower.lanes import (
     accumulator_of,
     is_in_octets,
     lane_checks,
-    lane_expressions,
     lane_function,
-    lane_pointers,
+    lane_kernel,
     lane_position,
-    lane_scalars,
-    lane_sizes,
     pair_axes,
 )
 from fusegen.schedule.lower.maps import tensor_map
@@ -83,20 +79,9 @@ def lower_attention(context: Context) -> Sequence[Step]:
         seen=seen_keys(context.graph, recurrence.scores, scored.symbols[-2]),
         plan=plan,
     )
-    return [_launch(context, _kernel(context, body, placement.buffer), operands, plan), *placement.copies]
-
-
-def _kernel(context: Context, body: AttentionBody, written: int) -> Kernel:
-    functions = (body.score, body.finish)
-    return Kernel(
-        name=context.name,
-        pointers=lane_pointers(context, functions, (written,)),
-        sizes=lane_sizes(functions, (body.out_offset, *([] if body.seen is None else [body.seen]))),
-        scalars=lane_scalars(context, functions),
-        body=body,
-        wide=context.wide,
-        checks=has_checks(lane_expressions(functions)),
-    )
+    offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
+    return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
 
@@ -13,7 +13,7 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.schedule.bodies import ColumnBody, ColumnSum
 from fusegen.schedule.heuristics.columns import column_plan
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lower.assembly import assemble, uses_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, total_bytes
 from fusegen.schedule.lower.row_names import statistic_name
@@ -66,15 +66,11 @@ def combine_partials(context: Context, states: Sequence[PartialState], column_ax
     plan_of_columns = column_plan(context.target)
     threads = plan_of_columns.columns * plan_of_columns.rows
     shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
-    expressions = [*(a.offset for a in (*partials, *writes)), *column_axes.extents]
-    kernel = Kernel(
-        name=f"{context.name}_combine",
-        pointers=context.pointers((a.buffer for a in partials), (a.buffer for a in writes)),
-        sizes=context.sizes(expressions, (*column_axes.symbols, PART)),
-        scalars=(),
-        body=ColumnBody(sums, column_axes, plan.resident, shared, plan_of_columns),
-        wide=context.wide,
-    )
+    body = ColumnBody(sums, column_axes, plan.resident, shared, plan_of_columns)
+    uses = uses_of([(a.offset, ()) for a in (*partials, *writes)], (), (), column_axes.extents)
+    pointers = context.pointers((a.buffer for a in partials), (a.buffer for a in writes))
+    kernel = assemble(context, body, [uses], pointers, axes=(*column_axes.symbols, PART))
+    kernel = replace(kernel, name=f"{context.name}_combine")
     grid = ceil_div(product(column_axes.extents), plan_of_columns.columns)
     return Launch(kernel, context.group, (), grid, threads, shared.bytes, _traffic(states, context))
 

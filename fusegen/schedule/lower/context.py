@@ -18,14 +18,14 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, read_in_part
-from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, vector_width
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.schedule.program import Traffic
-from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.schedule.terms import Read
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
@@ -124,15 +124,6 @@ class Context:
     def read_name(self, read: Read) -> str:
         """A fresh name for what is read from a buffer."""
         return self.names.take(self.memory.spec(read.buffer).name)
-
-    def sizes(self, expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
-        """Names of the size parameters."""
-        return size_names(expressions, axes)
-
-    def scalars(self, terms: Terms, used: Iterable[int]) -> tuple[tuple[str, DType], ...]:
-        """The run-time scalars among some terms."""
-        found = {str(terms.items[t].payload) for t in used if terms.items[t].op is Leaf.SCALAR}
-        return tuple((scalar_identifier(name), dtype) for name, dtype in self.graph.scalars if name in found)
 
     def traffic(self) -> Traffic:
         """The fewest bytes: every input and output once; of what is gathered from, or sliced, no more than is named."""

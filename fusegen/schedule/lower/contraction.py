@@ -15,19 +15,10 @@ from fusegen.passes.fuse.pairs import OCTET
 from fusegen.passes.fuse.skeletons import skeleton_named
 from fusegen.schedule.bodies import ContractionBody, PartResult, ProductPart
 from fusegen.schedule.evaluate import substitute
-from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.epilogue import lower_epilogue
-from fusegen.schedule.lower.lanes import (
-    is_in_octets,
-    lane_expressions,
-    lane_pointers,
-    lane_position,
-    lane_scalars,
-    lane_sizes,
-    pair_axes,
-)
+from fusegen.schedule.lower.lanes import is_in_octets, lane_kernel, lane_position, pair_axes
 from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.lower.products import LAYOUTS, Products
 from fusegen.schedule.program import Launch, Step
@@ -71,18 +62,10 @@ def _operands(context: Context, matmul: int) -> ProductOperands:
 
 
 def _kernel(context: Context, body: ContractionBody) -> Kernel:
-    written = [result.buffer for part in body.parts for result in part.results if result.offset is not None]
+    stored = [result for part in body.parts for result in part.results if result.offset is not None]
     functions = [function for part in body.parts for function in part.functions]
-    offsets = [result.offset for part in body.parts for result in part.results if result.offset is not None]
-    return Kernel(
-        name=context.name,
-        pointers=lane_pointers(context, functions, written, body.matrices),
-        sizes=lane_sizes(functions, offsets),
-        scalars=lane_scalars(context, functions),
-        body=body,
-        wide=context.wide,
-        checks=has_checks(lane_expressions(functions)),
-    )
+    offsets = [result.offset for result in stored if result.offset is not None]
+    return lane_kernel(context, body, functions, [result.buffer for result in stored], offsets, body.matrices)
 
 
 def _lower_part(context: Context, part: Part, number: int) -> _Lowered:

@@ -1,4 +1,4 @@
-"""What the math of a kernel that works lane by lane takes: what is read and how, coordinates, run-time scalars; and the kernel."""
+"""What the math of a kernel that works lane by lane takes: what is read and how, coordinates, run-time scalars."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import Body
 from fusegen.schedule.functions import cut
-from fusegen.schedule.indices import has_checks
 from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lower.assembly import assemble, uses_of
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.leaves import Leaves, bound_index
+from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.math import Argument, Call, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import Read, Terms
@@ -62,36 +62,20 @@ class Fragments:
         function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
         return Call(function, tuple(self.values[t] for t in used))
 
-    def kernel(
-        self, body: Body, roots: Sequence[int], writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()
-    ) -> Kernel:
+    def kernel(self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()) -> Kernel:
         """The kernel.
 
         Args:
             body: what it does.
-            roots: all terms that it computes.
             writes: all that it writes to.
             axes: which its accesses are over.
             others: further symbols that are no sizes.
         """
-        expressions = self._expressions(writes, axes)
-        return Kernel(
-            name=self.context.name,
-            pointers=self.context.pointers((a.buffer for a in self.reads.values()), (a.buffer for a in writes), expressions),
-            sizes=self.context.sizes(expressions, (*(symbol for a in axes for symbol in a.symbols), *others)),
-            scalars=self.context.scalars(self.terms, self.terms.below(tuple(roots))),
-            body=body,
-            wide=self.context.wide,
-            checks=has_checks(expressions),
-        )
-
-    def _expressions(self, writes: Sequence[Access], axes: Sequence[Axes]) -> list[Index]:
-        """All that the kernel computes of coordinates and sizes."""
-        found: list[Index] = [a.offset for a in (*self.reads.values(), *writes)]
-        found += [e for a in self.reads.values() for b in a.conditions for e in (b.index, b.lower or 0, b.upper or 0)]
-        found += [bound_index(c) for a in self.values.values() for c in a.coordinates]
-        found += [e for check in self.checks for e in check.expressions()]
-        return [*found, *(extent for a in axes for extent in a.extents)]
+        places = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
+        uses = uses_of(places, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
+        read, written = ([a.buffer for a in accesses] for accesses in (self.reads.values(), writes))
+        pointers = self.context.pointers(read, written, uses.expressions)
+        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *others])
 
 
 def _origin(access: Access) -> Origin:

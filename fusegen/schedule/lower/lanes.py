@@ -14,18 +14,19 @@ from typing import TypeAlias, cast
 
 import sympy
 
-from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
 from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
 from fusegen.schedule.access import divisor
+from fusegen.schedule.bodies import Body
 from fusegen.schedule.evaluate import Evaluator, LeafOf
 from fusegen.schedule.functions import cut
 from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.indices import Check, checks_apart
-from fusegen.schedule.kernel import Pointer
+from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lane_math import LaneFunction, LaneRead
+from fusegen.schedule.lower.assembly import Uses, assemble, uses_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.partners import Partners
@@ -140,48 +141,33 @@ def lane_function(context: Context, math: LaneMath, name: str, *, fast: bool) ->
     return _Builder(context, math).build(name, fast=fast)
 
 
-def lane_sizes(functions: Sequence[LaneFunction], others: Iterable[Index] = ()) -> tuple[str, ...]:
-    """Names of the sizes and strides that the calls of some functions need, sorted.
+def lane_kernel(
+    context: Context,
+    body: Body,
+    functions: Sequence[LaneFunction],
+    written: Sequence[int],
+    offsets: Iterable[Index],
+    matrices: Sequence[int] = (),
+) -> Kernel:
+    """The kernel that calls some functions.
 
     Args:
-        others: further expressions over the functions' axes.
+        body: what it does.
+        written: buffers that it stores to.
+        offsets: what it computes beside the calls, over the functions' axes.
+        matrices: buffers that it reads by itself.
     """
-    axes = {symbol for f in functions for symbol in f.axes.symbols}
-    expressions = [*others, *lane_expressions(functions)]
-    symbols = set().union(*(sympy.sympify(e).free_symbols for e in expressions)) - axes
-    return tuple(sorted(symbol.name for symbol in symbols))
-
-
-def lane_pointers(
-    context: Context, functions: Sequence[LaneFunction], writes: Sequence[int], matrices: Sequence[int] = ()
-) -> tuple[Pointer, ...]:
-    """The pointer parameters of a kernel that calls some functions: what it writes, its matrices, then what they read."""
+    uses = [_uses(function) for function in functions]
     read = dict.fromkeys(read.buffer for function in functions for read in function.reads)
     reads = [*(matrix for matrix in matrices if matrix not in read), *read]
-    return (*context.pointers((), writes), *context.pointers(reads, (), lane_expressions(functions)))
+    expressions = [e for used in uses for e in used.expressions]
+    pointers = (*context.pointers((), written), *context.pointers(reads, (), expressions))
+    return assemble(context, body, uses, pointers, offsets, {symbol for f in functions for symbol in f.axes.symbols})
 
 
-def lane_expressions(functions: Sequence[LaneFunction]) -> list[Index]:
-    """Everything that the calls of some functions compute of coordinates and sizes."""
-    return [e for f in functions for e in _expressions(f)]
-
-
-def _expressions(function: LaneFunction) -> list[Index]:
-    """Everything that the call computes of coordinates and sizes."""
-    bounds = [b for read in function.reads for conditions in read.conditions for b in conditions]
-    bounds += [v for a in function.arguments for v in a.coordinates if isinstance(v, Bounds)]
-    found: list[Index] = [offset for read in function.reads for offset in read.offsets]
-    found += [v for a in function.arguments for v in a.coordinates if not isinstance(v, Bounds)]
-    found += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
-    found += [e for check in function.checks for e in check.expressions()]
-    return [*found, *function.axes.extents[1:-1]]  # where a row lies is found by dividing by these
-
-
-def lane_scalars(context: Context, functions: Sequence[LaneFunction]) -> tuple[tuple[str, DType], ...]:
-    """The run-time scalars of some functions."""
-    used = {a.name for f in functions for a in f.arguments if a.origin is Origin.SCALAR}
-    named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
-    return tuple((name, dtype) for name, dtype in named if name in used)
+def _uses(function: LaneFunction) -> Uses:
+    places = [place for read in function.reads for place in read.places]
+    return uses_of(places, function.arguments, function.checks, function.axes.extents[1:-1])  # by which a row is found
 
 
 class _Builder:
@@ -205,7 +191,7 @@ class _Builder:
 
     def _checks(self) -> tuple[Check, ...]:
         """The checks that neither reads nor coordinates make."""
-        reads = [place for r in self.reads for place in zip(r.offsets, r.conditions, strict=True)]
+        reads = [place for read in self.reads for place in read.places]
         values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
         return checks_apart(self.leaves.checks, [*reads, *values])
 

@@ -53,4 +53,4 @@ def _launch(
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
     body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
-    return Launch(fragments.kernel(body, roots, writes, [axes]), context.group, (), grid, plan.threads, 0, context.traffic())
+    return Launch(fragments.kernel(body, writes, [axes]), context.group, (), grid, plan.threads, 0, context.traffic())

@@ -95,10 +95,9 @@ class RowKernelBuilder:
             shared=self._shared(phases),
             plan=self.plan,
         )
-        roots = tuple(t for r in self.math.roots for t in r.terms)
         writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
         axes = [self.math.row_axes, self.math.column_axes]
-        kernel = self.fragments.kernel(body, roots, [*writes, *partials], axes, [PART])
+        kernel = self.fragments.kernel(body, [*writes, *partials], axes, [PART])
         return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, body.shared.bytes, self.context.traffic())
 
     # Names and accesses.

@@ -107,8 +107,7 @@ class _ScanBuilder:
             arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for _ in scans if self.plan.warps > 1]),
             self.plan,
         )
-        roots = (*math.scanned.values(), math.result)
-        kernel = self.fragments.kernel(body, roots, self.writes, [math.row_axes, math.column_axes])
+        kernel = self.fragments.kernel(body, self.writes, [math.row_axes, math.column_axes])
         grid = ceil_div(product(math.row_axes.extents), self.plan.rows)
         return Launch(kernel, context.group, (), grid, self.plan.block, body.shared.bytes, context.traffic())
 
