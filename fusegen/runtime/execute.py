@@ -31,6 +31,7 @@ from fusegen.calls.call import (
 from fusegen.calls.workspace import arrange
 from fusegen.errors import ArgumentError, IndexRangeError
 from fusegen.runtime import cuda
+from fusegen.runtime.host_memory import fresh
 from fusegen.runtime.library import multiply
 from fusegen.runtime.written import check_apart, count_writes
 
@@ -68,6 +69,7 @@ class BoundProgram:
         kernels: Sequence[Any],
     ) -> None:
         self.device = device
+        self.empty = fresh if device.type == "cpu" else partial(torch.empty, device=device)
         self.inputs = [key for key, _ in call.inputs]
         self.names = [name for _, name in call.inputs]
         self.written = call.written
@@ -114,7 +116,7 @@ class BoundProgram:
         return self.put_together([buffers[key] for key in self.results])
 
     def _allocation(self, spec: Buffer, sizes: Mapping[str, int]) -> Callable[[], Tensor]:
-        return partial(torch.empty, _shape(spec, sizes), dtype=spec.dtype.torch, device=self.device)
+        return partial(self.empty, _shape(spec, sizes), dtype=spec.dtype.torch)
 
     def _make_keys(self, buffers: Buffers, scalars: Scalars) -> None:
         """Gives kernels the keys of their random bits, one drawn for all that have none of their own."""
@@ -127,7 +129,7 @@ class BoundProgram:
                 buffers[buffer] = drawn
 
     def _place_temporaries(self, buffers: Buffers) -> None:
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
+        workspace = self.empty((self.workspace_bytes,), dtype=torch.uint8)
         for slot, dtype in self.slots:
             part = workspace[slot.offset : slot.offset + slot.size]
             buffers[slot.key] = part.view(dtype).view(slot.shape)
