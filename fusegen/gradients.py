@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_unflatten
 from fusegen.api import Kernel, Lowered, Method
 from fusegen.errors import ArgumentError
 from fusegen.runtime.differentiate import Calls, Found, Passes
-from fusegen.runtime.execute import drawn_key
 from fusegen.runtime.graph_kernel import GraphKernel, Number
 from fusegen.runtime.signature import ITSELF
+from fusegen.runtime.straight import drawn_key
 
 
 def vjp(

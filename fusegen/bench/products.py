@@ -22,8 +22,8 @@ import fusegen as fg
 from fusegen.bench.record import environment
 from fusegen.jit.files import write_atomically
 from fusegen.runtime.backends import machine_of
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.forms import Choose, Forms
+from fusegen.runtime.straight import Run
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.heuristics.contraction import candidates, shape_of
 from fusegen.schedule.plan import ContractionPlan
@@ -83,7 +83,7 @@ def measure(device: torch.device) -> Iterator[Measured]:
                     yield Measured(rows, columns, depth, products, chosen[0], chosen[1], time)
 
 
-def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, BoundProgram]]:
+def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Run]]:
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
     machine = machine_of(device)

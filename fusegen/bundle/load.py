@@ -24,9 +24,9 @@ from fusegen.lang.running import is_tracing
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import check
 from fusegen.runtime.bound import NOTHING, Bound, Facts, unfollowed
-from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, HostBackend
-from fusegen.runtime.host_kernel import HostKernel, instruction_set
-from fusegen.runtime.keys import Values, part, tensor_part
+from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_call
+from fusegen.runtime.host_kernel import host_kernel, instruction_set
+from fusegen.runtime.keys import Values, key_function
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -95,7 +95,7 @@ class BuiltFunction:
         self._given = tuple(parameter.name for parameter in kernel.parameters)
         self._plain = tuple(parameter.plain for parameter in kernel.parameters)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
-        self._static = tuple(_is_static(kernel, place) for place in range(len(self._given)))
+        self._key_of = key_function([_is_static(kernel, place) for place in range(len(self._given))])
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
         self._bound: dict[tuple[object, ...], list[Bound]] = {}
         self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
@@ -151,10 +151,8 @@ class BuiltFunction:
 
     def _key(self, values: Values) -> tuple[object, ...]:
         """What the choice of a bound program depends on."""
-        statics = zip(values, self._static, strict=True)
-        parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
         different = len({id(value) for value in values if isinstance(value, Tensor)}) if self._distinct else 0
-        return (*parts, torch.get_default_dtype(), different)
+        return (*self._key_of(values), different)
 
     def _first_call(self, values: Values) -> Any:
         if is_tracing():
@@ -172,7 +170,7 @@ class BuiltFunction:
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, variant, sizes = self._variant(values, device)
         backend, kernels = self._kernels(number, variant, device)
-        program = BoundProgram(variant.call, builder(variant.structure), sizes, device, backend, kernels)
+        program = bound_call(variant.call, builder(variant.structure), sizes, device, backend, kernels)
         facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
         return Bound(program, facts, self._uncomputable)
 
@@ -231,14 +229,14 @@ class BuiltFunction:
         except LaunchError as error:
             raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
 
-    def _host_kernel(self, code: Code, machine: str) -> HostKernel:
+    def _host_kernel(self, code: Code, machine: str) -> Any:
         path = self._folder / code.file
         if machine != instruction_set():
             what = f"{path} was built for another kind of processor"
             raise BundleError(what, mend="build it on a machine like this one: fusegen build … --arch cpu")
         binary(self._folder, code)
         try:
-            return HostKernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
+            return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except (OSError, AttributeError) as error:
             raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
 

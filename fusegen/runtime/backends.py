@@ -19,8 +19,9 @@ from fusegen.runtime import cuda, devices
 from fusegen.runtime.compile import Compiled
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
 from fusegen.runtime.emulator import EARLY, Timing
-from fusegen.runtime.execute import Backend, BoundProgram, CudaBackend, HostBackend, PutTogether
+from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
 from fusegen.runtime.host_launch import host_kernels
+from fusegen.runtime.straight import Run
 from fusegen.settings import settings
 from fusegen.source import Source
 from fusegen.target import Target
@@ -52,11 +53,11 @@ class Machine:
     backend: Backend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
 
-    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> BoundProgram:
+    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
         """The program of a graph for exact sizes."""
         call = compiled.program.call
         kernels = self.kernels(compiled.sources, call.launches)
-        return BoundProgram(call, builder(compiled.structure), sizes, device, self.backend, kernels)
+        return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels)
 
 
 def machine_of(device: torch.device) -> Machine:

@@ -11,9 +11,9 @@ import torch
 
 from fusegen.calls.call import Call
 from fusegen.calls.numbers import ERRORS, Numbers
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
+from fusegen.runtime.straight import Run
 from fusegen.state import State
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
@@ -89,7 +89,7 @@ class Bound(Fit):
 
     def __init__(
         self,
-        program: BoundProgram,
+        program: Run,
         facts: Facts,
         by_value: Callable[[Values], Any],
         state: State | None = None,

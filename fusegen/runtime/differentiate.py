@@ -17,9 +17,9 @@ from fusegen.ir.graph import Graph
 from fusegen.runtime.arguments import check_derivatives
 from fusegen.runtime.bound import Fit, Hidden
 from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher, Key
+from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.graph_kernel import GraphKernel
-from fusegen.runtime.keys import Values
+from fusegen.runtime.keys import Key, Values
 from fusegen.runtime.scalars import condition_of
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.target import Target

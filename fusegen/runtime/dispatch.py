@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from fusegen.runtime.arguments import check, check_derivatives, check_memory, ch
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
-from fusegen.runtime.keys import Values, is_scalar, part, static_part, tensor_part
+from fusegen.runtime.keys import Key, Values, is_scalar, key_function, static_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
@@ -41,7 +41,6 @@ _MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the fu
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
 
-Key: TypeAlias = tuple[object, ...]
 T = TypeVar("T")
 
 
@@ -69,11 +68,6 @@ class Dispatcher:
     def _positional(self) -> int | None:
         """How many arguments a call has that names none of them; None where some must be named."""
         return None if self.parameters.keyword_only else len(self.parameters.names)
-
-    @cached_property
-    def _static(self) -> tuple[bool, ...]:
-        """For each parameter, whether a program is bound to its value; looked at late, when all annotations can be resolved."""
-        return tuple(self._is_static(name) or name in self.history.sizes for name in self.parameters.names)
 
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
@@ -122,12 +116,10 @@ class Dispatcher:
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    def key(self, values: Values) -> Key:
-        """What the choice of a bound program depends on."""
-        statics = zip(values, self._static, strict=True)
-        parts = [tensor_part(value) if type(value) is Tensor else part(value, static) for value, static in statics]
-        parts.append(torch.get_default_dtype())  # what torch.ones(n) gives, and what an integer times 0.5
-        return tuple(parts)
+    @cached_property
+    def key(self) -> Callable[[Values], Key]:
+        """What the choice of a bound program depends on: a function of all arguments."""
+        return key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.check(values)
@@ -216,13 +208,13 @@ class Dispatcher:
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
         self.history.static.update(names)
-        self.__dict__.pop("_static", None)
+        self.__dict__.pop("key", None)
         self._bound.clear()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
         self.history.sizes.update(names)
-        self.__dict__.pop("_static", None)
+        self.__dict__.pop("key", None)
         self._bound.clear()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from fusegen.calls import call
 from fusegen.errors import IndexRangeError
 from fusegen.runtime.emulated_maps import encode
 from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
-from fusegen.runtime.execute import Backend, Buffers, MapOf, Scalars, Step, argument_filler, nothing, out_of_range
+from fusegen.runtime.execute import Backend, out_of_range
+from fusegen.runtime.straight import Writer
 from fusegen.source import Source
 
 
@@ -31,30 +35,28 @@ class EmulatorBackend(Backend):
     def __init__(self, timing: Timing = EARLY) -> None:
         self.timing = timing
 
-    def launch_step(self, launch: call.KernelLaunch, kernel: Any, buffers: Sequence[call.Buffer], sizes: Mapping[str, int]) -> Step:
-        grid = launch.grid(sizes)
+    def write_launch(self, writer: Writer, launch: call.KernelLaunch, kernel: Any) -> None:
+        """A call of the emulator, which is told of all memory that the kernel may touch."""
+        grid = launch.grid(writer.sizes)
         if not grid:
-            return nothing
-        names = {spec.key: spec.name for spec in buffers}
+            return
+        run = partial(emulate, kernel, grid=grid, block=launch.block, shared_bytes=launch.shared_bytes, timing=self.timing)
+        names = {spec.key: spec.name for spec in writer.call.buffers}
 
-        def step(given: Buffers, scalars: Scalars) -> None:
-            maps = [encode(spec, given[spec.buffer], sizes) for spec in launch.tensor_maps]
-            fill = argument_filler(launch, sizes, [_found_at(ctypes.addressof(encoded)) for encoded in maps])
+        def step(arguments: Sequence[Any], *given: Tensor) -> None:
+            touched = zip(given, launch.touched.items(), strict=True)
             try:
-                emulate(
-                    kernel,
-                    grid=grid,
-                    block=launch.block,
-                    shared_bytes=launch.shared_bytes,
-                    arguments=fill(given, scalars),
-                    buffers=[Buffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()],
-                    timing=self.timing,
-                )
+                run(arguments=arguments, buffers=[Buffer.of(names[key], t, writable=written) for t, (key, written) in touched])
             except IndexRangeError as error:
-                raise out_of_range(error.what, sizes) from None
+                raise out_of_range(error.what, writer.sizes) from None
 
-        return step
+        maps = [self._map(writer, spec) for spec in launch.tensor_maps]
+        arguments, given = writer.arguments(launch.arguments, maps), [writer.tensor(key) for key in launch.touched]
+        writer.add(f"{writer.value(step, 'step')}([{', '.join(arguments)}], {', '.join(given)})")
 
-
-def _found_at(address: int) -> MapOf:
-    return lambda given: address
+    def _map(self, writer: Writer, spec: call.TensorMapSpec) -> str:
+        """The address of a tensor map, which is made anew in each call."""
+        writer.known(addressof=ctypes.addressof)
+        make = writer.value(partial(encode, spec, sizes=writer.sizes), "encode")
+        writer.add(f"map_of_{make} = {make}({writer.tensor(spec.buffer)})")
+        return f"addressof(map_of_{make})"

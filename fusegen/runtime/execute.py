@@ -1,4 +1,4 @@
-"""Calls on tensors: memory, arguments, steps. A `BoundProgram` is good for one set of exact shapes and strides.
+"""Calls on tensors: memory, arguments, steps. What is bound is good for one set of exact shapes and strides.
 
 Nothing here knows what a call was made of, and nothing compiles.
 """
@@ -7,48 +7,32 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fusegen.calls.call import (
-    Buffer,
-    Call,
-    KernelLaunch,
-    MapArgument,
-    MatrixProduct,
-    PointerArgument,
-    RandomKey,
-    Role,
-    ScalarArgument,
-    SizeArgument,
-    StridedOperand,
-    TensorMapSpec,
-)
-from fusegen.calls.workspace import arrange
-from fusegen.errors import ArgumentError, IndexRangeError
+from fusegen.calls.call import Call, KernelLaunch, MatrixProduct, ScalarArgument, StridedOperand, TensorMapSpec
+from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
-from fusegen.runtime.host_memory import fresh
 from fusegen.runtime.library import multiply
-from fusegen.runtime.written import check_apart, count_writes
+from fusegen.runtime.straight import Run, Writer
 
-Buffers: TypeAlias = dict[int, Tensor]
-Scalars: TypeAlias = Mapping[str, float]
-Step: TypeAlias = Callable[[Buffers, Scalars], None]
-Filler: TypeAlias = Callable[[Buffers, Scalars], list[Any]]
-MapOf: TypeAlias = Callable[[Buffers], Any]
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
-_STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
-_BEYOND = 1 << 63
-_OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
 
-
-class BoundProgram:
-    """A call with all of its formulas evaluated.
+def bound_call(
+    call: Call,
+    put_together: PutTogether | None,
+    sizes: Mapping[str, int],
+    device: torch.device,
+    backend: Backend,
+    kernels: Sequence[Any],
+) -> Run:
+    """A call with all of its formulas evaluated: a function of its tensors, one an input in the order of the call's inputs, and its
+    scalars by name, which gives what the user's function returns.
 
     Args:
         call: what to run.
@@ -58,126 +42,25 @@ class BoundProgram:
         backend: makes steps of launches.
         kernels: loaded, one a launch.
     """
-
-    def __init__(
-        self,
-        call: Call,
-        put_together: PutTogether | None,
-        sizes: Mapping[str, int],
-        device: torch.device,
-        backend: Backend,
-        kernels: Sequence[Any],
-    ) -> None:
-        self.device = device
-        self.empty = fresh if device.type == "cpu" else partial(torch.empty, device=device)
-        self.inputs = [key for key, _ in call.inputs]
-        self.names = [name for _, name in call.inputs]
-        self.written = call.written
-        self.outputs = [(s.key, self._allocation(s, sizes)) for s in call.buffers if s.role is Role.OUTPUT]
-        slots, self.workspace_bytes = arrange(call, sizes)
-        dtypes = {spec.key: spec.dtype.torch for spec in call.buffers}
-        self.slots = [(slot, dtypes[slot.key]) for slot in slots]
-        self.keys = [(key.buffer, _key_maker(key, sizes, device)) for key in call.keys]
-        self.results = call.results
-        self.put_together = put_together
-        loaded = iter(kernels)
-        self.steps = [
-            backend.launch_step(step, next(loaded), call.buffers, sizes)
-            if isinstance(step, KernelLaunch)
-            else _library_step(step, sizes)
-            for step in call.steps
-        ]
-
-    def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
-        """Runs the program.
-
-        Args:
-            tensors: one an input, in the order of the graph's inputs.
-            scalars: by name.
-
-        Returns:
-            What the user's function returns.
-        """
-        if self.written:
-            check_apart(self.names, tensors, self.written)
-        buffers: Buffers = dict(zip(self.inputs, tensors, strict=True))
-        for key, allocate in self.outputs:
-            buffers[key] = allocate()
-        if self.slots:
-            self._place_temporaries(buffers)
-        if self.keys:
-            self._make_keys(buffers, scalars)
-        for step in self.steps:
-            step(buffers, scalars)
-        if self.written:
-            count_writes([tensors[place] for place in self.written])
-        if self.put_together is None:
-            return buffers[self.results[0]] if self.results else None
-        return self.put_together([buffers[key] for key in self.results])
-
-    def _allocation(self, spec: Buffer, sizes: Mapping[str, int]) -> Callable[[], Tensor]:
-        return partial(self.empty, _shape(spec, sizes), dtype=spec.dtype.torch)
-
-    def _make_keys(self, buffers: Buffers, scalars: Scalars) -> None:
-        """Gives kernels the keys of their random bits, one drawn for all that have none of their own."""
-        drawn: Tensor | None = None
-        for buffer, make in self.keys:
-            if make is not None:
-                buffers[buffer] = make(buffers, scalars)
-            else:
-                drawn = drawn_key(self.device) if drawn is None else drawn
-                buffers[buffer] = drawn
-
-    def _place_temporaries(self, buffers: Buffers) -> None:
-        workspace = self.empty((self.workspace_bytes,), dtype=torch.uint8)
-        for slot, dtype in self.slots:
-            part = workspace[slot.offset : slot.offset + slot.size]
-            buffers[slot.key] = part.view(dtype).view(slot.shape)
+    writer, loaded = Writer(call, sizes, device), iter(kernels)
+    for step in call.steps:
+        if isinstance(step, KernelLaunch):
+            backend.write_launch(writer, step, next(loaded))
+        else:
+            _write_product(writer, step)
+    return writer.function(put_together)
 
 
-def drawn_key(device: torch.device) -> Tensor:
-    """A key from torch's generator of a device, one int64. An operation of torch's draws it: in a CUDA graph, at each replay."""
-    return torch.empty(1, dtype=torch.int64, device=device).random_()
+def _write_product(writer: Writer, product: MatrixProduct) -> None:
+    views = [_strided(writer, operand) for operand in (product.a, product.b, product.out)]
+    writer.add(f"{writer.value(multiply, 'multiply')}({', '.join(views)})")
 
 
-def _key_maker(key: RandomKey, sizes: Mapping[str, int], device: torch.device) -> Callable[[Buffers, Scalars], Tensor] | None:
-    """What gives a call the key of random bits; None of a key that is drawn."""
-    source = key.source
-    if isinstance(source, PointerArgument):
-        given = source.buffer
-        return lambda buffers, scalars: buffers[given]
-    if isinstance(source, SizeArgument):
-        number = source.formula(sizes)
-        return lambda buffers, scalars: torch.full((1,), number, dtype=torch.int64, device=device)
-    if isinstance(source, ScalarArgument):
-        name = source.name
-        return lambda buffers, scalars: torch.full((1,), int(scalars[name]), dtype=torch.int64, device=device)
-    return None
-
-
-def _shape(spec: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(formula(sizes) for formula in spec.shape)
-
-
-def _library_step(step: MatrixProduct, sizes: Mapping[str, int]) -> Step:
-    views = [_strided(operand, sizes) for operand in (step.a, step.b, step.out)]
-
-    def run(buffers: Buffers, _scalars: Scalars) -> None:
-        multiply(*(view(buffers) for view in views))
-
-    return run
-
-
-def _strided(operand: StridedOperand, sizes: Mapping[str, int]) -> Callable[[Buffers], Tensor]:
-    shape = [f(sizes) for f in operand.shape]
-    strides = [f(sizes) for f in operand.strides]
-    offset = operand.offset(sizes)
-
-    def view(buffers: Buffers) -> Tensor:
-        base = buffers[operand.buffer]
-        return base.as_strided(shape, strides, base.storage_offset() + offset)
-
-    return view
+def _strided(writer: Writer, operand: StridedOperand) -> str:
+    """A view of a buffer, as an expression."""
+    shape, strides = ([formula(writer.sizes) for formula in formulas] for formulas in (operand.shape, operand.strides))
+    base = writer.tensor(operand.buffer)
+    return f"{base}.as_strided({shape}, {strides}, {base}.storage_offset() + {operand.offset(writer.sizes)})"
 
 
 # Backends: how a launch becomes a step.
@@ -186,20 +69,15 @@ def _strided(operand: StridedOperand, sizes: Mapping[str, int]) -> Callable[[Buf
 class Backend:
     """Makes steps of launches."""
 
-    def launch_step(self, launch: KernelLaunch, kernel: Any, buffers: Sequence[Buffer], sizes: Mapping[str, int]) -> Step:
-        """The step of one launch: it launches its kernel with arguments from the buffers at hand.
+    def write_launch(self, writer: Writer, launch: KernelLaunch, kernel: Any) -> None:
+        """Adds the step of one launch, which launches its kernel with arguments from the buffers at hand.
 
         Args:
+            writer: of the whole call.
             launch: what is launched.
             kernel: its kernel, loaded.
-            buffers: of the whole call.
-            sizes: values of all sizes and strides.
         """
         raise NotImplementedError
-
-
-def nothing(buffers: Buffers, scalars: Scalars) -> None:
-    """The step of a launch without blocks: nothing is written."""
 
 
 class CudaBackend(Backend):
@@ -212,102 +90,58 @@ class CudaBackend(Backend):
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def launch_step(self, launch: KernelLaunch, kernel: Any, buffers: Sequence[Buffer], sizes: Mapping[str, int]) -> Step:
-        if not launch.grid(sizes):
-            return nothing
-        config = cuda.launch_config(launch.grid(sizes), launch)
-        run, stream_of = cuda.launcher(), cuda.stream_of
+    def write_launch(self, writer: Writer, launch: KernelLaunch, kernel: Any) -> None:
+        """A call of cuda.core's function for launches."""
+        grid = launch.grid(writer.sizes)
+        if not grid:
+            return
+        self._write_first(writer)
+        maps = [self._map(writer, spec) for spec in launch.tensor_maps]
+        arguments = writer.arguments(launch.arguments, maps)
+        config, loaded = writer.value(cuda.launch_config(grid, launch), "config"), writer.value(kernel, "kernel")
+        writer.add(f"launch({', '.join(['stream', config, loaded, *arguments])})")
+
+    def _write_first(self, writer: Writer) -> None:
+        """The driver launches in the current context only; and all steps use the stream that torch uses now."""
         raw_stream, current_device = cuda.queries()
-        fill = argument_filler(launch, sizes, [self._map(m, buffers, sizes) for m in launch.tensor_maps])
-        index = self.index
+        writer.known(launch=cuda.launcher(), stream_of=cuda.stream_of, raw_stream=raw_stream, current_device=current_device)
+        writer.known(on_device=torch.cuda.device)
+        writer.first(
+            f"if current_device() != {self.index}:",
+            f"    with on_device({self.index}): return run(tensors, scalars)",
+            f"stream = stream_of(raw_stream({self.index}))",
+        )
 
-        def step(given: Buffers, scalars: Scalars) -> None:
-            if current_device() != index:  # the driver launches in the current context only
-                with torch.cuda.device(index):
-                    step(given, scalars)
-            else:
-                run(stream_of(raw_stream(index)), config, kernel, *fill(given, scalars))
-
-        return step
-
-    def _map(self, spec: TensorMapSpec, buffers: Sequence[Buffer], sizes: Mapping[str, int]) -> MapOf:
+    def _map(self, writer: Writer, spec: TensorMapSpec) -> str:
         """How a tensor map is found at a call."""
-        dtype = next(b.dtype for b in buffers if b.key == spec.buffer)
+        sizes, dtype = writer.sizes, next(b.dtype for b in writer.call.buffers if b.key == spec.buffer)
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
-        promote = not spec.writable
-        maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=promote)
-        return lambda given: maps.at(given[spec.buffer])
-
-
-def argument_filler(launch: KernelLaunch, sizes: Mapping[str, int], maps: Sequence[MapOf] = ()) -> Filler:
-    """A function that gives a launch's arguments at a call. Most are known already; only the rest is filled in.
-
-    Args:
-        maps: how each tensor map is found.
-    """
-    template: list[Any] = []
-    pointers: list[tuple[int, int]] = []
-    computed: list[tuple[int, Callable[[Buffers, Scalars], Any]]] = []
-    for place, argument in enumerate(launch.arguments):
-        template.append(argument.formula(sizes) if isinstance(argument, SizeArgument) else 0)
-        if isinstance(argument, PointerArgument):
-            pointers.append((place, argument.buffer))
-        elif isinstance(argument, MapArgument):
-            computed.append((place, _of_map(maps[argument.number])))
-        elif isinstance(argument, ScalarArgument):
-            computed.append((place, _of_scalar(argument)))
-
-    def fill(given: Buffers, scalars: Scalars) -> list[Any]:
-        arguments = template.copy()
-        try:
-            for place, buffer in pointers:
-                arguments[place] = given[buffer].data_ptr() or _without_address(given[buffer])
-        except RuntimeError as error:  # torch.func hands out tensors of which torch tells no address
-            raise ArgumentError(_STOOD_IN, mend=_OUTSIDE) from error
-        for place, value in computed:
-            arguments[place] = value(given, scalars)
-        return arguments
-
-    return fill
-
-
-def _without_address(tensor: Tensor) -> int:
-    """What stands for the address of an empty tensor; another one without memory ends no process."""
-    if tensor.numel():
-        raise ArgumentError(_STOOD_IN, mend=_OUTSIDE)
-    return 0
-
-
-def _of_map(find: MapOf) -> Callable[[Buffers, Scalars], Any]:
-    return lambda given, scalars: find(given)
-
-
-def _of_scalar(argument: ScalarArgument) -> Callable[[Buffers, Scalars], Any]:
-    name, convert = argument.name, float if argument.is_float else _integer
-    return lambda given, scalars: convert(scalars[name])
-
-
-def _integer(value: float) -> int:
-    """A number without its fraction; what 64 bits cannot hold as a processor's conversion gives it."""
-    return int(value) if isinstance(value, int) or -_BEYOND <= value < _BEYOND else -_BEYOND
+        maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=not spec.writable)
+        return f"{writer.value(maps.at, 'map')}({writer.tensor(spec.buffer)})"
 
 
 class HostBackend(Backend):
     """Runs kernels of the CPU target."""
 
-    def launch_step(self, launch: KernelLaunch, kernel: Any, buffers: Sequence[Buffer], sizes: Mapping[str, int]) -> Step:
-        fill = argument_filler(launch, sizes)
+    def write_launch(self, writer: Writer, launch: KernelLaunch, kernel: Any) -> None:
+        """A call of the kernel's entry with its arguments packed."""
+        arguments = writer.arguments(launch.arguments)
+        kinds = ["d" if isinstance(a, ScalarArgument) and a.is_float else "q" for a in launch.arguments]
+        called = writer.value(kernel, "kernel")
+        if not launch.checks:
+            writer.add(f"{called}({_packed(writer, kinds, arguments)})")
+            return
+        writer.known(char_pointer=ctypes.c_char_p, addressof=ctypes.addressof, out_of_range=out_of_range)
+        sizes = writer.value(writer.sizes, "sizes")
+        writer.add(
+            "failed = char_pointer()",
+            f"{called}({_packed(writer, [*kinds, 'q'], [*arguments, 'addressof(failed)'])})",
+            f"if failed.value is not None: raise out_of_range(failed.value.decode(), {sizes})",
+        )
 
-        def step(given: Buffers, scalars: Scalars) -> None:
-            kernel(fill(given, scalars))
 
-        def checked(given: Buffers, scalars: Scalars) -> None:
-            failed = ctypes.c_char_p()
-            kernel([*fill(given, scalars), ctypes.addressof(failed)])
-            if failed.value is not None:
-                raise out_of_range(failed.value.decode(), sizes)
-
-        return checked if launch.checks else step
+def _packed(writer: Writer, kinds: Sequence[str], arguments: Sequence[str]) -> str:
+    return f"{writer.value(struct.Struct(''.join(kinds)).pack, 'pack')}({', '.join(arguments)})"
 
 
 def out_of_range(message: str, sizes: Mapping[str, int]) -> IndexRangeError:

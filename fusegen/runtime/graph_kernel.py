@@ -21,10 +21,10 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
+from fusegen.runtime import straight
 from fusegen.runtime.arguments import check_derivatives, check_memory, check_surroundings, check_values
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.compile import Compiled, compile_graph, needs_wide
-from fusegen.runtime.execute import BoundProgram
 from fusegen.runtime.keys import tensor_part
 from fusegen.runtime.scalars import scalars_of
 from fusegen.runtime.signature import with_layout_of
@@ -165,7 +165,7 @@ class GraphKernel:
         )
 
 
-def _runner(compiled: Compiled, program: BoundProgram, sizes: Mapping[str, int]) -> Run:
+def _runner(compiled: Compiled, program: straight.Run, sizes: Mapping[str, int]) -> Run:
     """A bound program on tensors in the order of the graph's inputs."""
     graph = compiled.graph
     where = {spec.name: place for place, spec in enumerate(graph.inputs)}

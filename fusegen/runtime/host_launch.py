@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from fusegen.emit.unit import unit_text
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
-from fusegen.runtime.host_kernel import HostKernel, instruction_set
+from fusegen.runtime.host_kernel import host_kernel, instruction_set
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 
@@ -19,10 +20,10 @@ _FLAGS = (
 _X86 = ("x86_64", "AMD64")
 
 
-_LOADED: dict[Source, HostKernel] = {}
+_LOADED: dict[Source, Any] = {}
 
 
-def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None) -> list[HostKernel]:
+def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None) -> list[Any]:
     """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
 
     Args:
@@ -36,7 +37,7 @@ def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
     if new:
         library = load_shared(compile_shared(unit_text(new), flags or host_flags(), cache_folder("cpu")))
-        _LOADED.update((source, HostKernel(getattr(library, source.entry))) for source in new)
+        _LOADED.update((source, host_kernel(getattr(library, source.entry))) for source in new)
     return [_LOADED[source] for source in sources]
 
 

@@ -1,6 +1,6 @@
-"""Fresh memory on the host, in pages of 2 MiB where it is large: a kernel that writes it is stopped once a page by the system,
-which gives it memory then, and with the usual 4 KiB that takes longer than most kernels. What the system has just cleared lies in
-the cache: streaming stores past it would take a third longer.
+"""Pages of 2 MiB for large tensors on the host: a kernel that writes fresh memory is stopped once a page by the system, which
+clears it then, and with the usual 4 KiB that takes longer than most kernels. What has just been cleared lies in the cache:
+streaming stores past it would take a third longer.
 
 torch does the same for all of its tensors where THP_MEM_ALLOC_ENABLE is set.
 """
@@ -8,29 +8,22 @@ torch does the same for all of its tensors where THP_MEM_ALLOC_ENABLE is set.
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+LARGE = 4 << 20
+"""Bytes from which on a tensor holds whole pages wherever it lies."""
+
 _PAGE = 2 << 20
-_LEAST = 4 << 20  # bytes from which on a tensor has whole pages in any case
 _HUGE_PAGES = 14  # MADV_HUGEPAGE of linux/mman.h
 
 
-def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of the host with any values.
-
-    Args:
-        shape, dtype: as of ``torch.empty``.
-    """
-    tensor = torch.empty(shape, dtype=dtype, device="cpu")
-    size = math.prod(shape) * dtype.itemsize  # of numbers, since torch.compile may be looking on
-    if size >= _LEAST and _ADVISE is not None:
-        address = tensor.data_ptr()
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """A fresh tensor of the host that is `LARGE`, after the system was asked for large pages."""
+    if _ADVISE is not None:
+        address, size = tensor.data_ptr(), tensor.nbytes
         first = -(-address // _PAGE) * _PAGE
         _ADVISE(first, (address + size - first) // _PAGE * _PAGE, _HUGE_PAGES)  # a system without such pages refuses: no harm
     return tensor

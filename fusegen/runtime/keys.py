@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,9 +16,39 @@ LEAST, GREATEST = -(2**63), 2**63 - 1
 """Run-time integers have 64 bits."""
 
 Values: TypeAlias = Sequence[Any]
+Key: TypeAlias = tuple[object, ...]
 _NUMBERS = (int, float, np.float64)
 _ODD = "odd"  # a tensor that no kernel takes, likewise
 _TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: the first call's checks see it
+
+
+def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
+    """From all arguments of a call to what the choice of a bound program depends on; written for a number of parameters, with what
+    ordinary tensors contribute in place.
+
+    Args:
+        statics: for each parameter, whether a program is bound to its value.
+    """
+    names = [f"v{place}" for place in range(len(statics))]
+    lines = [f"{', '.join(names)}, = values"] if names else []
+    for place, (name, static) in enumerate(zip(names, statics, strict=True)):
+        lines += [line.format(v=name, k=f"k{place}", static=static) for line in _PART]
+    # What torch.ones(n) gives, and what an integer times 0.5, depends on the default dtype.
+    lines.append(f"return ({''.join(f'k{place}, ' for place in range(len(names)))}default_dtype(),)")
+    scope: dict[str, Any] = {"Tensor": Tensor, "part": part}
+    scope |= {"recording": torch.is_grad_enabled, "default_dtype": torch.get_default_dtype}
+    exec(compile("\n    ".join(["def key(values):", *lines]), "<key>", "exec"), scope)
+    function: Callable[[Values], Key] = scope["key"]
+    return function
+
+
+_PART = (
+    "if type({v}) is Tensor and (a := {v}.data_ptr()) and not a & 15:",
+    "    {k} = ({v}.dtype, {v}.device, {v}.shape, {v}.stride(), 0, {v}.requires_grad and recording(), Tensor)",
+    "else:",
+    "    {k} = part({v}, {static})",
+)
+"""The part of an argument: of a tensor as `tensor_part` gives it, which most are."""
 
 
 def part(value: Any, is_static: bool) -> object:

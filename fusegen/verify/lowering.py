@@ -105,7 +105,7 @@ class Prepared:
         sizes = self.dispatcher.sizes(variant, values, ())
         scalars = scalars_of(variant.program.call.scalars, sizes, self.dispatcher.parameters.names)
         program = machine_of(device).bound(variant, sizes, device)
-        tensors = [arguments[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
+        tensors = [arguments[name] for _, name in variant.program.call.inputs]
         return program(tensors, scalars(values) if scalars else {})
 
 

@@ -50,7 +50,7 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
     scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
     program = machine.bound(variant, sizes, device)
     named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
-    inputs = [named[str(variant.graph.nodes[key].attr("name"))] for key in program.inputs]
+    inputs = [named[name] for _, name in variant.program.call.inputs]
     return lambda: program(inputs, scalars(values) if scalars else {})
 
 

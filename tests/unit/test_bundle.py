@@ -36,7 +36,7 @@ from fusegen.jit import host, nvrtc
 from fusegen.runtime.backends import emulated_machine
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
-from fusegen.runtime.execute import BoundProgram
+from fusegen.runtime.execute import bound_call
 from fusegen.specs import SPECS, Spec
 from fusegen.target import target
 from tests.unit.bundles import CASES, built, equal, numbers, pointwise, row, sized, wanted
@@ -114,7 +114,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     sizes = match(variant.signature, variant.call, names, values)
     kernels = emulated_kernels(lowered.sources)
     cpu = torch.device("cpu")
-    program = BoundProgram(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
+    program = bound_call(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
     theirs = emulated_machine(target("sm_90a")).bound(lowered, dispatcher.sizes(lowered, values, ()), cpu)
     tensors = [v for v in values if isinstance(v, Tensor)]
     scalars = _scalars(variant.call, sizes, dispatcher, values)
@@ -325,7 +325,7 @@ def test_later_calls_match_nothing_and_load_nothing(tmp_path: Path, monkeypatch:
     def never(*_: object) -> None:
         raise AssertionError("a bound program is there")
 
-    for name in ("match", "binary", "BoundProgram", "check"):
+    for name in ("match", "binary", "bound_call", "check"):
         monkeypatch.setattr(module, name, never)
     assert equal(kernel(*arguments), first)
     assert len(kernel._loaded) == 1

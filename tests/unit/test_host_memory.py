@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.runtime import host_memory
-from fusegen.runtime.host_memory import fresh
+from tests.unit.bundles import built
+
+
+def row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight)
+
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -29,28 +36,35 @@ def _flags(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE") or not HUGE_PAGES.exists(), reason="this system has no pages of 2 MiB")
-def test_large_tensors_ask_for_large_pages() -> None:
-    large, small = fresh((4096, 4096), torch.float32), fresh((64, 1024), torch.float32)
+def test_large_results_ask_for_large_pages() -> None:
+    kernel = fg.kernel(lambda x: torch.tanh(x) + x)
+    large, small = kernel(torch.randn(4096, 4096)), kernel(torch.randn(64, 1024))
     assert "hg" in _flags(large.data_ptr() + large.nbytes // 2)
     assert "hg" not in _flags(small.data_ptr() + small.nbytes // 2)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1 << 20,), ((1 << 20) + 1,), (3, 700_001)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.float64])
-def test_as_torch_makes_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    tensor = fresh(shape, dtype)
-    like = torch.empty(shape, dtype=dtype)
-    assert (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) == (like.shape, like.stride(), like.dtype, like.device)
-    assert torch.equal(tensor.fill_(1), like.fill_(1))
+@pytest.mark.parametrize("count", [1 << 20, (1 << 20) + 1, 2_100_003])
+@pytest.mark.parametrize("offset", [0, 1, 4096])
+def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch, count: int, offset: int) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(host_memory, "_ADVISE", lambda first, size, _: asked.append((first, size)))
+    tensor = torch.empty(count + offset)[offset:]
+    assert host_memory.in_large_pages(tensor) is tensor
+    ((first, size),) = asked
+    assert first % (2 << 20) == size % (2 << 20) == 0
+    assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
 
 
-def test_where_there_is_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_ADVISE", None)
-    assert torch.equal(fresh((1 << 21,), torch.float32).zero_(), torch.zeros(1 << 21))
-
-
-def test_torch_compile_looks_on() -> None:
-    kernel = fg.kernel(lambda x: torch.tanh(x) + x)
+@pytest.mark.parametrize("advise", [None, lambda first, size, advice: -1])
+def test_a_system_without_such_pages(monkeypatch: pytest.MonkeyPatch, advise: Any) -> None:
+    monkeypatch.setattr(host_memory, "_ADVISE", advise)
     x = torch.randn(1100, 1024)
-    wanted = kernel(x)
-    assert torch.equal(torch.compile(lambda x: kernel(x), backend="eager")(x), wanted)
+    assert torch.equal(fg.kernel(lambda x: x + 1)(x), x + 1)
+
+
+def test_torch_compile_looks_on(tmp_path: Path) -> None:
+    kernel, weight = built(tmp_path / "kernels", row, (torch.randn(7, 1024), torch.randn(1024))), torch.randn(1024)
+    compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")
+    for rows in (2000, 3000):
+        x = torch.randn(rows, 1024)
+        assert torch.equal(compiled(x), kernel(x + 1, weight) * 2)

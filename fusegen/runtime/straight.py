@@ -1,0 +1,207 @@
+"""Calls as straight-line Python: a function that is written once for exact shapes, and of which nothing is left to decide.
+
+A loop over steps that asks each for its arguments takes longer than most launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.calls.call import Call, LaunchArgument, MapArgument, PointerArgument, RandomKey, Role, ScalarArgument, SizeArgument
+from fusegen.calls.workspace import Slot, arrange
+from fusegen.errors import ArgumentError
+from fusegen.runtime.host_memory import LARGE, in_large_pages
+from fusegen.runtime.written import check_apart, count_writes
+
+Scalars: TypeAlias = Mapping[str, float]
+Run: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]
+
+_STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
+_OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
+_BEYOND = 1 << 63
+
+
+class Writer:
+    """A function of a call's tensors and scalars in the making. Steps add their lines, with names of buffers, addresses and values.
+
+    Args:
+        call: what the function does.
+        sizes: values of all sizes and strides, by name.
+        device: where.
+    """
+
+    def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device) -> None:
+        self.call, self.sizes, self.device = call, sizes, device
+        self._specs = {spec.key: spec for spec in call.buffers}
+        slots, self._workspace_bytes = arrange(call, sizes)
+        self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
+        self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": _integer}
+        self._scope |= {"empty": torch.empty_strided, "in_large_pages": in_large_pages, "device": device}
+        self._parts: dict[str, str] = {}  # views of the workspace, by name
+        self._addresses: dict[str, str] = {}  # of tensors, by name
+        self._first: list[str] = []
+        self._steps: list[str] = []
+
+    # What steps name.
+
+    def value(self, value: Any, stem: str) -> str:
+        """The name of a value that the function holds."""
+        name = f"{stem}_{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+    def known(self, **values: Any) -> None:
+        """Values that all steps know by these names."""
+        self._scope |= values
+
+    def tensor(self, key: int) -> str:
+        """The name of a buffer as a tensor."""
+        name = self._named(key)
+        slot = self._slots.get(key)
+        if slot is not None and name not in self._parts:
+            dtype = self.value(self._specs[key].dtype.torch, "dtype")
+            self._parts[name] = f"workspace[{slot.offset}:{slot.offset + slot.size}].view({dtype}).view({slot.shape})"
+        return name
+
+    def address(self, key: int) -> str:
+        """A buffer's address, as an expression."""
+        slot = self._slots.get(key)
+        name = "workspace" if slot is not None else self._named(key)
+        self._addresses.setdefault(name, f"at_{name}")
+        return f"at_{name}" + (f" + {slot.offset}" if slot is not None and slot.offset else "")
+
+    def arguments(self, arguments: Sequence[LaunchArgument], maps: Sequence[str] = ()) -> list[str]:
+        """A launch's arguments, as expressions.
+
+        Args:
+            maps: its tensor maps, likewise.
+        """
+        return [self._argument(argument, maps) for argument in arguments]
+
+    def _argument(self, argument: LaunchArgument, maps: Sequence[str]) -> str:
+        if isinstance(argument, PointerArgument):
+            return self.address(argument.buffer)
+        if isinstance(argument, MapArgument):
+            return maps[argument.number]
+        if isinstance(argument, SizeArgument):
+            return str(argument.formula(self.sizes))
+        return f"{'float' if argument.is_float else 'integer'}(scalars[{argument.name!r}])"
+
+    def _named(self, key: int) -> str:
+        return f"b{key}".replace("-", "_")
+
+    # Lines.
+
+    def first(self, *lines: str) -> None:
+        """Lines that come before everything else, once however many steps add them."""
+        self._first += [line for line in lines if line not in self._first]
+
+    def add(self, *lines: str) -> None:
+        """Lines of a step."""
+        self._steps += lines
+
+    def function(self, put_together: Callable[[list[Tensor]], Any] | None) -> Run:
+        """The function.
+
+        Args:
+            put_together: makes the results of their tensors; None where the only tensor, or none, is the result.
+        """
+        results = [self.tensor(key) for key in self.call.results]
+        lines = [*self._inputs(), *self._allocations(), *self._keys(), *self._places(), *self._steps, *self._writes()]
+        if put_together is None:
+            lines.append(f"return {results[0]}" if results else "return None")
+        else:
+            lines.append(f"return {self.value(put_together, 'put_together')}([{', '.join(results)}])")
+        text = "\n    ".join(["def run(tensors, scalars):", *self._first, *lines])
+        exec(compile(text, f"<call on {self.device}>", "exec"), self._scope)
+        run: Run = self._scope["run"]
+        return run
+
+    def _inputs(self) -> Iterator[str]:
+        names = [self._named(key) for key, _ in self.call.inputs]
+        written = self.call.written
+        if written:
+            check, known = self.value(check_apart, "check_apart"), self.value([name for _, name in self.call.inputs], "names")
+            yield f"{check}({known}, tensors, {written})"
+        if names:
+            yield f"{', '.join(names)}, = tensors"
+
+    def _allocations(self) -> Iterator[str]:
+        for spec in self.call.buffers:
+            if spec.role is Role.OUTPUT:
+                shape = tuple(formula(self.sizes) for formula in spec.shape)
+                yield f"{self._named(spec.key)} = {self._allocation(shape, spec.dtype.torch)}"
+        if self._slots:
+            yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
+
+    def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """A fresh tensor, as an expression: ``torch.empty`` takes nearly twice as long."""
+        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        made = f"empty({shape}, {strides}, dtype={self.value(dtype, 'dtype')}, device=device)"
+        is_large = self.device.type == "cpu" and math.prod(shape) * dtype.itemsize >= LARGE
+        return f"in_large_pages({made})" if is_large else made
+
+    def _places(self) -> Iterator[str]:
+        """Views of the workspace, and addresses."""
+        yield from (f"{name} = {view}" for name, view in self._parts.items())
+        if self._addresses:
+            yield "try:"
+            yield from (f"    {at} = {name}.data_ptr() or absent({name})" for name, at in self._addresses.items())
+            yield "except RuntimeError as error:"  # torch.func hands out tensors of which torch tells no address
+            yield "    raise unreachable() from error"
+
+    def _keys(self) -> Iterator[str]:
+        """Keys of random bits, one drawn for all that have none of their own."""
+        drawn = ""
+        for key in self.call.keys:
+            name = self._named(key.buffer)
+            if key.source is None and drawn:
+                yield f"{name} = {drawn}"
+            elif key.source is None:
+                drawn = name
+                yield f"{name} = {self.value(partial(drawn_key, self.device), 'drawn_key')}()"
+            else:
+                yield f"{name} = {self._given_key(key)}"
+
+    def _given_key(self, key: RandomKey) -> str:
+        source = key.source
+        if isinstance(source, PointerArgument):
+            return self.tensor(source.buffer)
+        assert isinstance(source, (SizeArgument, ScalarArgument))
+        full = self.value(partial(torch.full, (1,), dtype=torch.int64, device=self.device), "full")
+        number = str(source.formula(self.sizes)) if isinstance(source, SizeArgument) else f"int(scalars[{source.name!r}])"
+        return f"{full}(fill_value={number})"
+
+    def _writes(self) -> Iterator[str]:
+        written = self.call.written
+        if written:
+            names = ", ".join(self._named(self.call.inputs[place][0]) for place in written)
+            yield f"{self.value(count_writes, 'count_writes')}([{names}])"
+
+
+def drawn_key(device: torch.device) -> Tensor:
+    """A key from torch's generator of a device, one int64. An operation of torch's draws it: in a CUDA graph, at each replay."""
+    return torch.empty(1, dtype=torch.int64, device=device).random_()
+
+
+def unreachable() -> ArgumentError:
+    """The error of a call on a tensor that has no address."""
+    return ArgumentError(_STOOD_IN, mend=_OUTSIDE)
+
+
+def _without_address(tensor: Tensor) -> int:
+    """What stands for the address of an empty tensor; another one without memory ends no process."""
+    if tensor.numel():
+        raise unreachable()
+    return 0
+
+
+def _integer(value: float) -> int:
+    """A number without its fraction; what 64 bits cannot hold as a processor's conversion gives it."""
+    return int(value) if isinstance(value, int) or -_BEYOND <= value < _BEYOND else -_BEYOND
