@@ -2,67 +2,91 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 import fusegen as fg
+from fusegen.bench.case import Call
 from fusegen.bench.record import Latency
+
+Function: TypeAlias = Callable[[Tensor], Tensor]
 
 _FRESH = 5  # declarations; the median of their times is kept
 _CALLS = 2000
-_ELEMENTS = 1024  # few: the host's time is measured, not the device's
+_SIZES = (1024, 1536, 2048, 3072)  # few elements: the host's time is measured, not the device's
 
 
-def measure(device: torch.device) -> Latency:
-    """Times of a pointwise declaration that nobody has compiled before.
+def measure(device: torch.device) -> tuple[Latency, ...]:
+    """Times of pointwise declarations that nobody has compiled before, and of torch's own call for comparison."""
+    tensors = [torch.randn(size, device=device) for size in _SIZES]
+    x = tensors[0]
+    kernels = [fg.kernel(_fresh()) for _ in tensors]
+    return (
+        _first_calls(x),
+        _later("eager, one operation of torch", [partial(torch.tanh, x)], x),
+        _later(f"{len(kernels)} kernels in turn", [partial(kernel, x) for kernel in kernels], x),
+        _later(f"one kernel, {len(tensors)} shapes in turn", [partial(kernels[0], each) for each in tensors], x),
+    )
+
+
+def _first_calls(x: Tensor) -> Latency:
+    """Of new declarations, and of one in each later call.
 
     Imports and templates are warm: one other declaration has been called. Cold: neither this process nor the disk knows the
     kernel. Warm: the disk does, the process does not.
     """
-    x = torch.randn(_ELEMENTS, device=device)
     _first_call(fg.kernel(_fresh()), x)
     cold, warm = [], []
     for _ in range(_FRESH):
         function = _fresh()
         cold.append(_first_call(fg.kernel(function), x))
         warm.append(_first_call(fg.kernel(function), x))
-    return Latency("pointwise, fresh text", 1e3 * statistics.median(cold), 1e3 * statistics.median(warm), 1e6 * _per_call(x))
+    later = _per_call([partial(fg.kernel(_fresh()), x)], x)
+    return Latency("pointwise, fresh text", 1e3 * statistics.median(cold), 1e3 * statistics.median(warm), later)
 
 
-def _fresh() -> Callable[[torch.Tensor], torch.Tensor]:
+def _later(name: str, calls: Sequence[Call], x: Tensor) -> Latency:
+    return Latency(name, None, None, _per_call(calls, x))
+
+
+def _fresh() -> Function:
     """A function whose text has never been seen: its constant is drawn at random."""
     constant = 1 + secrets.randbelow(10**9) / 10**9
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def fresh(x):\n    return torch.tanh(x * {constant!r}) + x\n", scope)
-    function: Callable[[torch.Tensor], torch.Tensor] = scope["fresh"]
+    function: Function = scope["fresh"]
     return function
 
 
-def _first_call(kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
+def _first_call(kernel: Function, x: Tensor) -> float:
     start = time.perf_counter()
     kernel(x)
     _wait(x)
     return time.perf_counter() - start
 
 
-def _per_call(x: torch.Tensor) -> float:
-    """Seconds of the host's time in a call of a compiled kernel."""
-    kernel = fg.kernel(_fresh())
-    kernel(x)
+def _per_call(calls: Sequence[Call], x: Tensor) -> float:
+    """Microseconds of the host's time in a call, where calls that are compiled take turns."""
+    for call in calls:
+        call()
     _wait(x)
+    turns = list(itertools.islice(itertools.cycle(calls), _CALLS))
     start = time.perf_counter()
-    for _ in range(_CALLS):
-        kernel(x)
+    for call in turns:
+        call()
     seconds = time.perf_counter() - start
     _wait(x)
-    return seconds / _CALLS
+    return 1e6 * seconds / _CALLS
 
 
-def _wait(x: torch.Tensor) -> None:
+def _wait(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -23,10 +23,11 @@ from fusegen.errors import ArgumentError
 from fusegen.jit.files import write_atomically
 
 T = TypeVar("T")
+Key: TypeAlias = tuple[str, str, str, str]
+"""Group, name, shape and dtype: what tells a case from all others."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field changes its meaning."""
-
 
 _MEND = "fusegen bench --out FILE.json writes one"
 
@@ -49,42 +50,78 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One case.
+class Timing:
+    """What a provider took in a case.
 
     Attributes:
-        case: its name.
-        shape, dtype: of its first argument or the product.
-        bytes: that must be moved at least; None where arithmetic is counted instead.
-        flops: likewise.
-        launches: what fusegen ran.
-        fusegen_us, eager_us, copy_us: median times; None where there was no such measurement.
-        eager: what eager is.
-        difference: greatest difference between the two results, over the greatest result.
-        error: why fusegen has no time.
+        provider: its name in the table of providers.
+        what: how it computes the case, for a reader.
+        microseconds: the median of the rounds' medians; None where there is none.
+        low, high: the least and the greatest of the rounds' medians.
+        difference: root mean square of what its result is off, over that of the reference; None where what is drawn differs.
+        error: why it has no time.
     """
 
-    case: str
-    shape: str
-    dtype: str
-    bytes: int | None
-    flops: int | None
-    launches: str
-    fusegen_us: float | None
-    eager_us: float | None
-    copy_us: float | None
-    eager: str
+    provider: str
+    what: str
+    microseconds: float | None
+    low: float | None
+    high: float | None
     difference: float | None
     error: str | None
 
 
 @dataclass(frozen=True)
+class Row:
+    """One case.
+
+    Attributes:
+        group: the part of the benchmark that it belongs to.
+        case: its name.
+        shape, dtype: of its first argument or the product.
+        bytes: that must be moved at least.
+        flops: arithmetic of its products; None where only bytes count.
+        launches: what fusegen ran.
+        timings: of each provider that knows the case, in the order of the table of providers.
+    """
+
+    group: str
+    case: str
+    shape: str
+    dtype: str
+    bytes: int
+    flops: int | None
+    launches: str
+    timings: tuple[Timing, ...]
+
+    @property
+    def key(self) -> Key:
+        """What tells it from other rows."""
+        return self.group, self.case, self.shape, self.dtype
+
+    def timing(self, provider: str) -> Timing | None:
+        """What a provider took, if it took part."""
+        return next((t for t in self.timings if t.provider == provider), None)
+
+    def microseconds(self, provider: str) -> float | None:
+        """The time of a provider, if it has one."""
+        found = self.timing(provider)
+        return None if found is None else found.microseconds
+
+
+@dataclass(frozen=True)
 class Latency:
-    """The host's time: of a first call of a new declaration, and of each later call."""
+    """The host's time.
+
+    Attributes:
+        case: what is called.
+        cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
+        call_us: of each later call.
+    """
 
     case: str
-    cold_ms: float
-    warm_ms: float
+    cold_ms: float | None
+    warm_ms: float | None
     call_us: float
 
 
@@ -135,7 +172,7 @@ def read(path: Path) -> Record:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        rows = tuple(_make(Row, row) for row in data["rows"])
+        rows = tuple(_row(row) for row in data["rows"])
         latency = tuple(_make(Latency, row) for row in data["latency"])
         return Record(_make(Environment, data["environment"]), rows, latency)
     except OSError as error:
@@ -144,16 +181,31 @@ def read(path: Path) -> Record:
         raise ArgumentError(f"{path} is no record of fusegen bench ({error})", mend=_MEND) from None
 
 
+def _row(data: Mapping[str, Any]) -> Row:
+    return _make(Row, {**data, "timings": tuple(_make(Timing, timing) for timing in data["timings"])})
+
+
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON, with its numbers checked: a table is made from them without further ado."""
+    """A dataclass from JSON, with its values checked: a table is made from them without further ado."""
     made = kind(**data)
     for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
-        numeric = "float" in str(field.type) or "int" in str(field.type)
         value = getattr(made, field.name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and (is_number if numeric else isinstance(value, str)) is False:
+        if not _fits(value, str(field.type)):
             raise ValueError(f"{field.name} is {value!r}")
     return made
+
+
+def _fits(value: object, kind: str) -> bool:
+    """Whether a value of JSON is of a field's type; numbers are finite."""
+    if value is None:
+        return "None" in kind
+    if isinstance(value, (bool, str)):
+        return isinstance(value, str) and "str" in kind
+    if isinstance(value, int):
+        return math.isfinite(value) and ("int" in kind or "float" in kind)
+    if isinstance(value, float):
+        return math.isfinite(value) and "float" in kind
+    return isinstance(value, tuple)  # the timings, which are checked
 
 
 def environment(device: torch.device, timer: str) -> Environment:

@@ -1,95 +1,119 @@
-"""Runs cases: fusegen, eager and copy in turn, with what went wrong in the row where it went wrong."""
+"""Runs cases: all providers in turn, with what went wrong in the timing of whom it went wrong for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fusegen.bench.cases import Case, minimum_bytes
-from fusegen.bench.record import Row
-from fusegen.bench.timing import microseconds
+from fusegen.bench.case import Call, Case, Way, minimum_bytes
+from fusegen.bench.providers import Provider
+from fusegen.bench.record import Row, Timing
+from fusegen.bench.timing import Times, interleaved
+from fusegen.bench.values import compare, listed, reference
 from fusegen.errors import FusegenError
 from fusegen.runtime.backends import target_of
-from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
 
 T = TypeVar("T")
 
-GPU_DTYPE, CPU_DTYPE = torch.bfloat16, torch.float32
+
+@dataclass(frozen=True)
+class _Checked:
+    """A call whose result was looked at, and how far that is off."""
+
+    call: Call
+    difference: float | None
 
 
-def run_case(case: Case, device: torch.device, *, quick: bool = False) -> Row:
+def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *, quick: bool = False) -> Row:
     """Measures a case.
 
     Args:
         case: with sizes for the device.
         device: where.
-        quick: measure for a shorter time.
+        providers: who, in the order of the timings; those that don't know the case are left out.
+        quick: fewer calls.
     """
-    dtype = GPU_DTYPE if device.type == "cuda" else CPU_DTYPE
-    name = str(dtype).removeprefix("torch.")
-    blank = Row(case.spec, case.shape, name, None, None, "", None, None, None, case.eager_name, None, None)
+    ways = {provider: way for provider in providers if (way := provider.way(case)) is not None}
     with torch.no_grad():
-        row, error = _attempt(lambda: _measured(case, blank, dtype, device, quick))
-    return replace(blank, error=error) if row is None else row
-
-
-def _measured(case: Case, row: Row, dtype: torch.dtype, device: torch.device, quick: bool) -> Row:
-    """The row with everything that could be measured; eager comes first, since it needs nothing of ours."""
-    arguments = materialize(case.build(dtype, case.sizes), device)
-    eager = case.eager(arguments)
-    wanted = eager()
-    moved = None if case.flops else minimum_bytes(arguments, wanted)
-    row = replace(
-        row,
-        bytes=moved,
+        moved = _attempt(lambda: case.bytes)
+        found = _attempt(lambda: _measured(case, ways, device, quick))
+        launches = _attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
+    return Row(
+        group=case.group,
+        case=case.name,
+        shape=case.shape,
+        dtype=case.dtype_name,
+        bytes=minimum_bytes(case.meta_arguments(), ()) if isinstance(moved, Exception) else moved,
         flops=case.flops(case.sizes) if case.flops else None,
-        eager_us=microseconds(eager, device, quick=quick),
-        copy_us=copy_time(moved, device, quick=quick) if moved else None,
+        launches="" if isinstance(launches, Exception) else launches,
+        timings=tuple(_failed(p, way, found) for p, way in ways.items()) if isinstance(found, Exception) else found,
     )
-    ours, error = _attempt(lambda: case.kernel(**arguments))
+
+
+def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, quick: bool) -> tuple[Timing, ...]:
+    arguments = case.arguments(device)
+    wanted = reference(case, arguments)
+    calls = {p: _attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
+    del wanted  # memory that the graphs may need
+    sound = {p.name: checked.call for p, checked in calls.items() if isinstance(checked, _Checked)}
+    times = interleaved(sound, device, quick=quick)
+    return tuple(_timing(p, ways[p], checked, times) for p, checked in calls.items())
+
+
+class _WrongError(FusegenError):
+    """A result that is not what was wanted.
+
+    Attributes:
+        difference: how far it is off.
+    """
+
+    def __init__(self, what: str, difference: float | None) -> None:
+        super().__init__(what)
+        self.difference = difference
+
+
+def _checked(provider: Provider, way: Way, arguments: Arguments, wanted: Sequence[Tensor] | None) -> _Checked:
+    """The call, with the result of its first time looked at: a later one may go on from that."""
+    call = way.prepare(arguments)
+    results = listed(call())
+    if wanted is None or not provider.computes:
+        return _Checked(call, None)
+    difference, error = compare(results, wanted)
     if error is not None:
-        return replace(row, error=error)
-    return replace(
-        row,
-        launches=_launches(case, arguments, device),
-        fusegen_us=microseconds(lambda: case.kernel(**arguments), device, quick=quick),
-        difference=difference(ours, wanted),
-    )
+        raise _WrongError(error, difference)
+    return _Checked(call, difference)
 
 
-def copy_time(moved: int, device: torch.device, *, quick: bool = False) -> float:
-    """Microseconds of ``Tensor.copy_`` that reads and writes ``moved`` bytes together."""
-    source = torch.arange(max(1, moved // 8), dtype=torch.int32, device=device)  # zeros might be no memory at all
-    target = torch.empty_like(source)
-    return microseconds(lambda: target.copy_(source), device, quick=quick)
+def _timing(provider: Provider, way: Way, checked: _Checked | Exception, times: Mapping[str, Times | Exception]) -> Timing:
+    if isinstance(checked, Exception):
+        return _failed(provider, way, checked)
+    found = times[provider.name]
+    if isinstance(found, Exception):
+        return replace(_failed(provider, way, found), difference=checked.difference)
+    return Timing(provider.name, way.what, found.median, found.low, found.high, checked.difference, None)
 
 
-def difference(ours: Any, wanted: Any) -> float:
-    """The greatest difference of two results, over the greatest magnitude of the second; the worst of several."""
-    pairs = zip(_listed(ours), _listed(wanted), strict=True)
-    return max(float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)) for a, b in pairs)
+def _failed(provider: Provider, way: Way, error: Exception) -> Timing:
+    difference = error.difference if isinstance(error, _WrongError) else None
+    text = error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}"
+    return Timing(provider.name, way.what, None, None, None, difference, text.partition("\n")[0])
 
 
-def _listed(results: Any) -> Sequence[Tensor]:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
-def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
+def _attempt(call: Callable[[], T]) -> T | Exception:
     """A result, or why there is none: one kernel that fails must not hide the times of all others."""
     try:
-        return call(), None
-    except FusegenError as error:
-        return None, error.one_line.partition("\n")[0]
+        return call()
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
+        return error.with_traceback(None)  # whose frames would hold tensors
 
 
-def _launches(case: Case, arguments: Arguments, device: torch.device) -> str:
-    program = case.kernel.lower(**arguments, target=target_of(device).name).program
+def _launches(case: Case, device: torch.device) -> str:
+    program = case.kernel.lower(**case.meta_arguments(), target=target_of(device).name).program
     products = len(program.steps) - len(program.launches)
     return f"{len(program.launches)}" + (f"+{products} library" if products else "")

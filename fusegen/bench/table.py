@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from fusegen.bench.record import Environment, Latency, Record, Row
+from collections.abc import Sequence
+
+from fusegen.bench.comparison import Change, Comparison
+from fusegen.bench.providers import PROVIDERS
+from fusegen.bench.record import Environment, Latency, Record, Row, Timing
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Titles of columns, and rows."""
 
-_COLUMNS = ("case", "shape", "dtype", "launches", "fusegen µs", "rate", "of copy", "eager µs", "speed-up", "difference", "eager is")
+_ORDER = tuple(each.name for each in PROVIDERS if each.computes and each.name != "fusegen")
+"""Whom fusegen is compared with."""
 
 
 def heading(environment: Environment) -> str:
@@ -25,35 +30,63 @@ def _short(commit: str) -> str:
     return f"{number[:12]}{dash}{state}"
 
 
-def rows_table(record: Record) -> Table:
-    """Device times."""
-    return _COLUMNS, [_row(row) for row in record.rows]
+def group_tables(record: Record) -> dict[str, Table]:
+    """Device times: a table a group, in the order in which groups come."""
+    groups = dict.fromkeys(row.group for row in record.rows)
+    return {group: _group_table([row for row in record.rows if row.group == group]) for group in groups}
 
 
 def latency_table(record: Record) -> Table:
     """Times of the host."""
-    columns = ("declaration", "first call, cold ms", "first call, disk warm ms", "host µs a call")
+    columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call")
     return columns, [_latency(latency) for latency in record.latency]
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def comparison_table(comparison: Comparison) -> Table:
+    """fusegen's times in two records."""
+    columns = ("group", "case", "shape", "dtype", "old µs", "new µs", "new/old", "slower")
+    return columns, [_change(change) for change in comparison.changes]
+
+
+def _group_table(rows: Sequence[Row]) -> Table:
+    found = dict.fromkeys(timing.provider for row in rows for timing in row.timings)
+    peers = [name for name in _ORDER if name in found]
+    titles = ("case", "shape", "dtype", "launches", "fusegen µs", "rate", "of copy", *(f"{name} µs" for name in peers))
+    return (*titles, "speed-up", "difference", "best peer"), [_row(row, peers) for row in rows]
+
+
+def _row(row: Row, peers: Sequence[str]) -> tuple[str, ...]:
+    ours, best = row.timing("fusegen"), best_peer(row)
+    time = None if ours is None else ours.microseconds
     return (
         row.case,
         row.shape,
         row.dtype,
         row.launches or "–",
-        "failed" if row.error else _microseconds(row.fusegen_us),
-        rate(row, row.fusegen_us),
-        _ratio(row.copy_us, row.fusegen_us, "{:.0%}"),
-        _microseconds(row.eager_us),
-        _ratio(row.eager_us, row.fusegen_us, "{:.2f}×"),
-        "–" if row.difference is None else f"{row.difference:.1e}",
-        row.eager,
+        _time(ours),
+        rate(row, time),
+        _ratio(row.microseconds("copy"), time, "{:.0%}"),
+        *(_time(row.timing(name)) for name in peers),
+        _ratio(None if best is None else best.microseconds, time, "{:.2f}×"),
+        "–" if ours is None or ours.difference is None else f"{ours.difference:.1e}",
+        "–" if best is None else f"{best.provider}: {best.what}",
     )
 
 
+def best_peer(row: Row) -> Timing | None:
+    """Whoever computes the case fastest besides fusegen."""
+    timed = [(timing.microseconds, timing) for timing in row.timings if timing.provider in _ORDER]
+    found = [(time, timing) for time, timing in timed if time is not None]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
 def _latency(latency: Latency) -> tuple[str, ...]:
-    return latency.case, f"{latency.cold_ms:.1f}", f"{latency.warm_ms:.1f}", f"{latency.call_us:.1f}"
+    return latency.case, _milliseconds(latency.cold_ms), _milliseconds(latency.warm_ms), f"{latency.call_us:.1f}"
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    times = _microseconds(change.old_us), _microseconds(change.new_us), _ratio(change.new_us, change.old_us, "{:.2f}")
+    return change.group, change.case, change.shape, change.dtype, *times, "yes" if change.is_regression else ""
 
 
 def rate(row: Row, microseconds: float | None) -> str:
@@ -63,13 +96,24 @@ def rate(row: Row, microseconds: float | None) -> str:
     if row.flops is not None:
         speed = row.flops / microseconds
         return f"{speed / 1e6:.0f} TFLOP/s" if speed >= 1e6 else f"{speed / 1e3:.0f} GFLOP/s"
-    return byte_rate(row.bytes or 0, microseconds)
+    return byte_rate(row.bytes, microseconds)
 
 
 def byte_rate(moved: int, microseconds: float) -> str:
     """Bytes a second."""
     speed = moved / microseconds
     return f"{speed / 1e6:.2f} TB/s" if speed >= 1e5 else f"{speed / 1e3:.1f} GB/s"
+
+
+def _time(timing: Timing | None) -> str:
+    """A cell; why one failed stands below the table."""
+    if timing is not None and timing.error is not None:
+        return "wrong" if timing.error.startswith("wrong") else "failed"
+    return _microseconds(None if timing is None else timing.microseconds)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def _microseconds(value: float | None) -> str:

@@ -1,89 +1,150 @@
-"""How long a call takes: device time on a GPU with a cold second-level cache, wall time on a CPU; always the median."""
+"""How long calls take that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
+
+On a GPU it is device time: of the replay of a CUDA graph that holds one call, with a cold second-level cache. The host has no part
+in it; `fusegen/bench/latency.py` measures that. On a CPU it is wall time.
+"""
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
-Call = Callable[[], Any]
+from fusegen.bench.case import Call
+from fusegen.errors import FusegenError
 
+Timer: TypeAlias = Callable[[], float]
+"""A round: the median of some calls in microseconds."""
+
+_ROUNDS = 5
+_REPLAYS, _QUICK_REPLAYS = 20, 4  # a round
+_WARM_CALLS = 3
 _FLUSHED_BYTES = 256 << 20  # more than the second-level cache of any GPU
-_FEWEST, _MOST = 5, 200  # measured calls
+_BUDGET, _QUICK_BUDGET = 0.1, 0.02  # seconds a round on a CPU
+_FEWEST, _MOST = 3, 200  # calls a round on a CPU
 
 
-def microseconds(call: Call, device: torch.device, *, quick: bool = False) -> float:
-    """The median time of a call in microseconds, after calls that warm it up.
+@dataclass(frozen=True)
+class Times:
+    """What a call takes in microseconds: the median, the least and the greatest of the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+
+class CaptureError(FusegenError):
+    """A call that cannot be part of a CUDA graph."""
+
+
+def timer_name(device: torch.device, *, quick: bool = False) -> str:
+    """What is measured with, for a record."""
+    if device.type == "cuda":
+        return f"CUDA graphs, cold L2, {_ROUNDS} rounds of {_QUICK_REPLAYS if quick else _REPLAYS}"
+    return f"wall clock, {_ROUNDS} rounds of {_QUICK_BUDGET if quick else _BUDGET} s"
+
+
+def microseconds(call: Call, device: torch.device) -> float:
+    """What one call takes."""
+    found = interleaved({"": call}, device)[""]
+    if isinstance(found, Exception):
+        raise found
+    return found.median
+
+
+def interleaved(calls: Mapping[str, Call], device: torch.device, *, quick: bool = False) -> dict[str, Times | Exception]:
+    """What each call takes, or why that cannot be said: the others are timed all the same.
 
     Args:
-        call: the work; on a GPU, on the current stream.
+        calls: the work; on a GPU, on the current stream.
         device: where it runs.
-        quick: spend about a fifth of the time on measuring.
+        quick: fewer calls a round.
     """
-    budget = 0.02 if quick else 0.1  # seconds of device time
-    if device.type == "cuda":
-        return _with_triton(call, budget) or _with_events(call, budget)
-    return _wall(call, 5 * budget)
+    timers = {name: _attempt(partial(_timer, call, device, quick)) for name, call in calls.items()}
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, timer in timers.items():
+            if not isinstance(timer, Exception):
+                rounds[name].append(timer())
+    return {name: timer if isinstance(timer, Exception) else _times(rounds[name]) for name, timer in timers.items()}
 
 
-def timer_name(device: torch.device) -> str:
-    """What `microseconds` measures with, for a record."""
-    if device.type != "cuda":
-        return "wall clock"
-    return "CUDA events, L2 flushed" if _do_bench() is None else "triton.testing.do_bench"
-
-
-def _with_triton(call: Call, budget: float) -> float | None:
-    do_bench = _do_bench()
-    if do_bench is None:
-        return None
-    return 1e3 * float(do_bench(call, warmup=25, rep=1e3 * budget, return_mode="median"))
-
-
-def _do_bench() -> Callable[..., Any] | None:
+def _attempt(make: Callable[[], Timer]) -> Timer | Exception:
     try:
-        module = importlib.import_module("triton.testing")  # optional, and without types
-    except ImportError:
-        return None
-    found: Callable[..., Any] = module.do_bench
-    return found
+        return make()
+    except Exception as error:
+        return error.with_traceback(None)  # whose frames would hold tensors
 
 
-def _with_events(call: Call, budget: float) -> float:
-    """What do_bench does: between two events each, with the cache flushed before."""
+def _times(rounds: list[float]) -> Times:
+    return Times(statistics.median(rounds), min(rounds), max(rounds))
+
+
+def _timer(call: Call, device: torch.device, quick: bool) -> Timer:
+    if device.type == "cuda":
+        return _graph_timer(call, _QUICK_REPLAYS if quick else _REPLAYS)
+    return _wall_timer(call, _QUICK_BUDGET if quick else _BUDGET)
+
+
+# A GPU.
+
+
+def _graph_timer(call: Call, replays: int) -> Timer:
+    graph = _captured(call)
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
-    for _ in range(_FEWEST):
-        call()
+
+    def timer() -> float:
+        spans = [_replay(graph, flushed) for _ in range(replays)]
+        torch.cuda.synchronize()
+        return 1e3 * statistics.median(float(start.elapsed_time(end)) for start, end in spans)
+
+    return timer
+
+
+def _captured(call: Call) -> torch.cuda.CUDAGraph:
+    """One call as a graph. What compiles, tunes or loads does so before, on a side stream, as torch asks for."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    count = _count(_device_seconds(call, flushed), budget)
-    return 1e6 * statistics.median(_device_seconds(call, flushed) for _ in range(count))
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except Exception as error:
+        cause = error.__context__ or error  # torch's own error at the end of a capture hides what was wrong in it
+        raise CaptureError(f"no CUDA graph can hold it: {type(cause).__name__}: {cause}") from error
+    return graph
 
 
-def _device_seconds(call: Call, flushed: torch.Tensor) -> float:
+def _replay(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Queues a replay between two events. The cache is cleared before: long enough for the host to queue all of it meanwhile."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     flushed.zero_()
     start.record()
-    call()
+    graph.replay()
     end.record()
-    end.synchronize()
-    return 1e-3 * float(start.elapsed_time(end))
+    return start, end
 
 
-def _wall(call: Call, budget: float) -> float:
+# A CPU.
+
+
+def _wall_timer(call: Call, budget: float) -> Timer:
     call()
-    count = _count(_wall_seconds(call), budget)
-    return 1e6 * statistics.median(_wall_seconds(call) for _ in range(count))
+    count = max(_FEWEST, min(_MOST, int(budget / max(_wall_seconds(call), 1e-7))))
+    return lambda: 1e6 * statistics.median(_wall_seconds(call) for _ in range(count))
 
 
 def _wall_seconds(call: Call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _count(seconds: float, budget: float) -> int:
-    return max(_FEWEST, min(_MOST, int(budget / max(seconds, 1e-7))))

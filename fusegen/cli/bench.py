@@ -1,17 +1,24 @@
-"""``fusegen bench``: fusegen, eager and copy, stored as JSON; tables are made from what is stored."""
+"""``fusegen bench``: kernels beside torch, other libraries and a copy, stored as JSON; tables are made from what is stored."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from fusegen.bench import latency
-from fusegen.bench.cases import CASES, Case
-from fusegen.bench.record import FORMAT, Record, check_place, environment, read, write
+from fusegen.bench.case import Case
+from fusegen.bench.cases import GROUPS
+from fusegen.bench.comparison import Comparison, check_same_device, compare
+from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
+from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, read, write
+from fusegen.bench.resume import is_measured, stored_rows, with_row
 from fusegen.bench.run import run_case
-from fusegen.bench.table import heading, latency_table, rows_table
+from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
 from fusegen.bench.timing import timer_name
 from fusegen.cli.device import chosen_device
 from fusegen.cli.document import print_document
@@ -19,64 +26,141 @@ from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
 from fusegen.specs import find
 
-_TEXT = ("case", "shape", "dtype", "eager is", "declaration")
+_TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="specs to time (default: all that have cases)")
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here")
+    providers = ",".join(each.name for each in PROVIDERS)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups)")
+    parser.add_argument("--group", choices=GROUPS, nargs="+", help="parts of the benchmark (default: public)")
+    parser.add_argument("--providers", metavar="A,B,C", help=f"who computes them, of {providers} (default: all that are there)")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
+    parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
+    parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
     parser.add_argument("--latency", action="store_true", help="time first calls and the host's part of later ones instead")
 
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Times, stores, prints; 1 when a case failed."""
-    if options.show is not None:
-        record = read(options.show)
-    else:
-        if options.out is not None:
-            check_place(options.out)
-        record = _measure(options, terminal)
-        if options.out is not None:
-            write(record, options.out)
-            record = read(options.out)
+    """Times, stores, prints; 1 when a kernel of ours failed or became slower."""
+    _check(options)
+    old = None if options.compare is None else read(options.compare)
+    record = _measure(options, terminal, old) if options.show is None else read(options.show)
+    comparison = None if old is None else compare(old, record)
     if options.json:
-        print_document(terminal, "bench", format=FORMAT, **{f.name: getattr(record, f.name) for f in fields(record)})
+        found = {} if comparison is None else {"comparison": comparison}
+        parts: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
+        print_document(terminal, "bench", format=FORMAT, **parts, **found)
     else:
-        _print(record, terminal)
-    return 1 if any(row.error for row in record.rows) else 0
+        _print(record, comparison, terminal)
+    slower = comparison is not None and bool(comparison.regressions)
+    return 1 if slower or any(t.error for row in record.rows if (t := row.timing("fusegen"))) else 0
 
 
-def _measure(options: argparse.Namespace, terminal: Terminal) -> Record:
+def _check(options: argparse.Namespace) -> None:
+    """Refuses words that contradict each other.
+
+    Raises:
+        ArgumentError: saying which.
+    """
+    if options.resume and (options.out is None or options.latency or options.show):
+        raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
+    if options.show is None and options.out is not None:
+        check_place(options.out)
+
+
+# Measuring.
+
+
+def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None) -> Record:
     device = chosen_device(options.device)
-    where = environment(device, timer_name(device))
+    record = Record(environment(device, timer_name(device, quick=options.quick)), (), ())
+    if old is not None:
+        check_same_device(old.environment, record.environment)
     if options.latency:
         terminal.progress("timing first calls …")
-        return Record(where, (), (latency.measure(device),))
-    rows = []
-    for case in _cases(options.names):
-        sized = case.on(device.type)
-        terminal.progress(f"timing {sized.spec} {sized.shape} …")
-        rows.append(run_case(sized, device, quick=options.quick))
-    return Record(where, tuple(rows), ())
+        return _stored(replace(record, latency=latency.measure(device)), options.out)
+    chosen = choose(None if options.providers is None else options.providers.split(","), device)
+    cases = _cases(options.names, options.group or ("public",), device.type)
+    rows = stored_rows(options.out, record.environment) if options.resume else ()
+    _say_who_is_missing(chosen, terminal)
+    return _run_cases(replace(record, rows=rows), cases, chosen.providers, device, options, terminal)
 
 
-def _cases(names: Sequence[str]) -> tuple[Case, ...]:
+def _run_cases(
+    record: Record,
+    cases: Sequence[Case],
+    providers: Sequence[Provider],
+    device: torch.device,
+    options: argparse.Namespace,
+    terminal: Terminal,
+) -> Record:
+    """The record with the cases that it lacks; stored after each, so that an interruption costs one."""
+    missing = [case for case in cases if not is_measured(case, providers, record.rows)]
+    with terminal.steps(len(missing)) as step:
+        for case in missing:
+            step(f"timing {case.name} {case.shape} {case.dtype_name} …")
+            row = run_case(case, device, providers, quick=options.quick)
+            record = _stored(replace(record, rows=with_row(record.rows, row)), options.out)
+    return record
+
+
+def _stored(record: Record, path: Path | None) -> Record:
+    if path is not None:
+        write(record, path)
+    return record
+
+
+def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[Case, ...]:
+    """The cases of the groups, with the sizes of a kind of device; two that have become alike are one."""
+    found = [case for group in GROUPS if group in groups for case in GROUPS[group]]
+    known = {case.name for case in found}
     for name in names:
-        known = {case.spec for case in CASES}
-        if find(name).name not in known:
-            raise ArgumentError(f"{name} has no cases", mend=f"one of {', '.join(sorted(known))}")
-    return tuple(case for case in CASES if not names or case.spec in names)
+        if name not in known:
+            find(name)
+            raise ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=f"one of {', '.join(sorted(known))}")
+    sized = [case.on(kind) for case in found if not names or case.name in names]
+    return tuple({case.key: case for case in sized}.values())
 
 
-def _print(record: Record, terminal: Terminal) -> None:
+def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:
+    if chosen.missing:
+        terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
+
+
+# Printing.
+
+
+def _print(record: Record, comparison: Comparison | None, terminal: Terminal) -> None:
     terminal.line(heading(record.environment))
-    for columns, rows in (rows_table(record), latency_table(record)):
-        if rows:
-            terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
+    for group, table in group_tables(record).items():
+        terminal.title(group)
+        _print_table(terminal, *table)
+    _print_table(terminal, *latency_table(record))
     for row in record.rows:
-        if row.error:
-            terminal.line(f"{row.case} {row.shape}: {row.error}", "red")
+        _print_errors(row, terminal)
+    if comparison is not None:
+        _print_comparison(comparison, terminal)
+
+
+def _print_table(terminal: Terminal, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
+
+
+def _print_errors(row: Row, terminal: Terminal) -> None:
+    for timing in row.timings:
+        if timing.error:
+            terminal.line(f"{row.case} {row.shape}: {timing.provider}: {timing.error}", "red")
+
+
+def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
+    terminal.title("compared")
+    _print_table(terminal, *comparison_table(comparison))
+    if comparison.only_old or comparison.only_new:
+        terminal.line(f"timed in the old record alone: {comparison.only_old}; in the new one alone: {comparison.only_new}")
+    for change in comparison.regressions:
+        terminal.line(f"slower: {change.case} {change.shape} {change.dtype}: {change.old_us:.1f} to {change.new_us:.1f} µs", "red")

@@ -17,8 +17,8 @@ import fusegen
 from fusegen import target as targets
 from fusegen.api import Kernel, Lowered
 from fusegen.bench.accuracy import Error, errors
-from fusegen.bench.cases import minimum_bytes
-from fusegen.bench.run import copy_time
+from fusegen.bench.case import minimum_bytes
+from fusegen.bench.providers import copying
 from fusegen.bench.timing import microseconds
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.explain import saving_fields
@@ -204,7 +204,7 @@ def _measure(function: Callable[..., Any], arguments: Arguments, target: Target)
     times = {
         "fusegen": microseconds(lambda: kernel(**arguments), ours.device),
         EAGER: microseconds(lambda: function(**arguments), ours.device),
-        "copy of as many bytes": copy_time(moved, ours.device),
+        "copy of as many bytes": microseconds(copying(moved, ours.device), ours.device),
     }
     timings = tuple(_timing(name, median, off.get(name)) for name, median in times.items())
     return Measured(1e3 * first, moved, timings, tuple(_place(source, target) for source in low.sources))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TextIO
 
 from fusegen.cli.text import shortened
 
 if TYPE_CHECKING:
+    import rich.progress
     from rich.console import Console
     from rich.table import Table
 
@@ -27,7 +31,7 @@ class Progress:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         console = _console(stream)
-        self._is_live = console is not None and not console.is_dumb_terminal
+        self._live = None if console is None or console.is_dumb_terminal else console
         self._width = console.width if console else _WIDE
         self._shown = False
 
@@ -36,9 +40,32 @@ class Progress:
         if self._stream is None:
             return
         self.clear()
-        self._shown = self._is_live
-        self._stream.write(shortened(text, self._width - 1) if self._is_live else f"{text}\n")
+        self._shown = self._live is not None
+        self._stream.write(shortened(text, self._width - 1) if self._live else f"{text}\n")
         self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """Says something that stays."""
+        if self._stream is not None:
+            self.clear()
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def steps(self, count: int) -> Iterator[Callable[[str], None]]:
+        """Gives what says that the next of so many steps begins: a bar where a person looks at it, a line each elsewhere."""
+        if self._live is None:
+            numbers = itertools.count(1)
+            yield lambda text: self.say(f"{next(numbers)}/{count} {text}")
+            return
+        self.clear()
+        with _bar(self._live) as bar:
+            task, done = bar.add_task("", total=count), itertools.count()
+
+            def step(text: str) -> None:
+                bar.update(task, description=text, completed=next(done), refresh=True)
+
+            yield step
 
     def clear(self) -> None:
         """Takes the line away, before something else is printed."""
@@ -67,6 +94,14 @@ class Terminal:
             self._progress.say(text)
         else:
             self._progress.clear()
+
+    def note(self, text: str) -> None:
+        """Says something on stderr that stays there."""
+        self._progress.note(text)
+
+    def steps(self, count: int) -> AbstractContextManager[Callable[[str], None]]:
+        """Says on stderr which of so many steps is being done; what it gives is called with each step's text."""
+        return self._progress.steps(count)
 
     def line(self, text: str = "", style: str = "") -> None:
         """Text as it is; broken into lines by the terminal alone."""
@@ -129,6 +164,14 @@ def _console(stream: TextIO | None) -> Console | None:
         return None
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     return console if stream is not None and console.is_terminal and console.width >= _NARROWEST else None
+
+
+def _bar(console: Console) -> rich.progress.Progress:
+    """A bar that is drawn when a step begins, and never beside one: what is timed must be alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
 def _plain(table: Table) -> str:

@@ -14,16 +14,19 @@ import torch.nn.functional as F
 import fusegen as fg
 from fusegen.bench import latency
 from fusegen.bench.accuracy import errors
-from fusegen.bench.cases import CASES, Case, minimum_bytes
+from fusegen.bench.case import Case, minimum_bytes
+from fusegen.bench.cases import GROUPS
 from fusegen.bench.eager_cost import eager_cost
-from fusegen.bench.record import Latency, Record, Row, environment, read, write
-from fusegen.bench.run import copy_time, difference, run_case
-from fusegen.bench.table import byte_rate, heading, latency_table, rate, rows_table
-from fusegen.bench.timing import microseconds, timer_name
+from fusegen.bench.providers import PROVIDERS
+from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
+from fusegen.bench.run import run_case
+from fusegen.bench.table import best_peer, byte_rate, group_tables, heading, latency_table, rate
 from fusegen.errors import ArgumentError
 from fusegen.specs import SPECS, meta
 
 HOST = torch.device("cpu")
+CASES = GROUPS["public"]
+QUICK = tuple(each for each in PROVIDERS if each.name in ("fusegen", "eager", "copy"))
 
 
 # What eager costs.
@@ -89,19 +92,19 @@ def test_cases_are_those_of_the_slices() -> None:
         "flash_attention_causal": {(4, 16, 4096, 128), (4, 16, 4096, 64)},
     }
     for spec, sizes in wanted.items():
-        assert {case.sizes for case in CASES if case.spec == spec} == sizes
+        assert {case.sizes for case in CASES if case.name == spec} == sizes
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.spec}-{case.shape}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.shape}")
 def test_cases_fit_their_kernels(case: Case) -> None:
     for kind in ("cuda", "cpu"):
         sized = case.on(kind)
         assert sized.kernel.lower(**sized.build(torch.bfloat16, sized.sizes), target="sm_90a").sources
 
 
-def _tiny(spec: str, *sizes: int) -> Case:
-    case = next(case for case in CASES if case.spec == spec)
-    return replace(case, sizes=sizes, cpu_sizes=sizes)
+def _tiny(name: str, *sizes: int) -> Case:
+    case = next(case for cases in GROUPS.values() for case in cases if case.name == name)
+    return replace(case, sizes=sizes, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +116,23 @@ def _tiny(spec: str, *sizes: int) -> Case:
         _tiny("flash_attention", 1, 2, 16, 8),
         _tiny("flash_attention_causal", 1, 2, 16, 8),
         _tiny("flash_attention_alibi", 1, 2, 16, 8),
+        _tiny("column_sum", 8, 33),
     ],
-    ids=lambda case: case.spec,
+    ids=lambda case: case.name,
 )
-def test_a_case_is_measured_and_agrees_with_eager(case: Case) -> None:
-    row = run_case(case, HOST, quick=True)
-    assert row.error is None
-    assert row.fusegen_us and row.eager_us and row.fusegen_us > 0 and row.eager_us > 0
-    assert row.difference is not None and row.difference < 1e-4
-    assert (row.copy_us is None) == (row.flops is not None)
+def test_a_case_is_measured_and_is_right(case: Case) -> None:
+    row = run_case(case, HOST, QUICK, quick=True)
+    assert [timing.provider for timing in row.timings] == ["fusegen", "eager", *([] if row.flops else ["copy"])]
+    assert row.launches and row.bytes == case.bytes
+    for timing in row.timings:
+        assert timing.error is None
+        assert timing.microseconds and timing.low and timing.high and 0 < timing.low <= timing.microseconds <= timing.high
+        assert timing.provider == "copy" or (timing.difference is not None and timing.difference < 1e-5)
+
+
+def test_what_is_drawn_has_no_difference() -> None:
+    row = run_case(_tiny("gelu_dropout_add", 8, 32), HOST, QUICK, quick=True)
+    assert [(timing.difference, timing.error) for timing in row.timings] == [(None, None)] * 3
 
 
 def test_a_failing_kernel_leaves_a_row() -> None:
@@ -130,8 +141,8 @@ def test_a_failing_kernel_leaves_a_row() -> None:
     def broken(dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
         return {"x": torch.randn(sizes, dtype=dtype).requires_grad_()}
 
-    row = run_case(replace(case, build=broken), HOST, quick=True)
-    assert row.fusegen_us is not None, "no_grad is on while timing"
+    row = run_case(replace(case, build=broken), HOST, QUICK, quick=True)
+    assert row.microseconds("fusegen") is not None, "no_grad is on while timing"
 
     @fg.kernel
     def untraceable(x: torch.Tensor) -> torch.Tensor:
@@ -140,8 +151,19 @@ def test_a_failing_kernel_leaves_a_row() -> None:
     class Other(Case):
         kernel = property(lambda self: untraceable)
 
-    failed = run_case(Other("gelu", (4, 32), (4, 32), case.build), HOST, quick=True)
-    assert failed.error is not None and failed.fusegen_us is None and failed.eager_us is not None
+    failed = run_case(Other("gelu", (4, 32), (4, 32), case.build, dtype=torch.float32), HOST, QUICK, quick=True)
+    ours = failed.timing("fusegen")
+    assert ours is not None and ours.error and ours.microseconds is None and failed.launches == ""
+    assert failed.microseconds("eager") is not None and failed.timing("liger") is None
+
+
+def test_arguments_that_cannot_be_made_fail_for_everybody() -> None:
+    def broken(dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
+        return {"x": meta(*sizes, dtype=torch.int32)}
+
+    row = run_case(replace(_tiny("gelu", 4, 32), build=broken), HOST, QUICK, quick=True)
+    assert len(row.timings) == 3 and all(timing.error and timing.microseconds is None for timing in row.timings)
+    assert row.bytes >= 4 * 4 * 32
 
 
 def test_minimum_bytes_and_rates() -> None:
@@ -151,24 +173,13 @@ def test_minimum_bytes_and_rates() -> None:
     assert byte_rate(4_000_000, 1000.0) == "4.0 GB/s"
 
 
-def test_difference_takes_the_worst_result() -> None:
-    one = torch.ones(3)
-    assert difference((one, one), (one, 2 * one)) == 0.5
-    assert difference(one, one) == 0.0
-
-
-def test_timing_is_positive() -> None:
-    assert microseconds(lambda: torch.ones(8), HOST, quick=True) > 0
-    assert copy_time(1 << 16, HOST, quick=True) > 0
-    assert timer_name(HOST) == "wall clock"
-
-
 def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_FRESH", 1)
     monkeypatch.setattr(latency, "_CALLS", 20)
-    found = latency.measure(HOST)
-    assert 0 < found.warm_ms < found.cold_ms
-    assert found.call_us > 0
+    first, *later = latency.measure(HOST)
+    assert first.warm_ms is not None and first.cold_ms is not None and 0 < first.warm_ms < first.cold_ms
+    assert [each.case for each in later] == ["eager, one operation of torch", "4 kernels in turn", "one kernel, 4 shapes in turn"]
+    assert all(each.call_us > 0 for each in (first, *later)) and all(each.cold_ms is each.warm_ms is None for each in later)
 
 
 def test_errors_against_the_oracle_see_every_slice() -> None:
@@ -185,17 +196,29 @@ def test_errors_against_the_oracle_see_every_slice() -> None:
 # Records.
 
 
+def _timing(provider: str, microseconds: float | None, *, error: str | None = None, difference: float | None = None) -> Timing:
+    return Timing(provider, f"{provider}'s", microseconds, microseconds, microseconds, difference, error)
+
+
 def _record() -> Record:
-    row = Row("gelu", "4x32", "float32", 1 << 30, None, "1", 250.0, 1000.0, 200.0, "the declaration", 1e-7, None)
-    failed = replace(row, fusegen_us=None, difference=None, error="no compiler")
-    product = replace(row, bytes=None, flops=10**12, copy_us=None)
-    return Record(environment(HOST, "wall clock"), (row, failed, product), (Latency("fresh", 80.0, 2.0, 6.0),))
+    timings = (
+        _timing("fusegen", 250.0, difference=1e-7),
+        _timing("eager", 1000.0),
+        _timing("quack", 500.0),
+        _timing("copy", 200.0),
+    )
+    row = Row("public", "gelu", "4x32", "float32", 1 << 30, None, "1", timings)
+    failed = replace(row, shape="5x32", timings=(_timing("fusegen", None, error="no compiler"), *timings[1:2]))
+    product = replace(row, shape="6x32", flops=10**12, timings=timings[:2])
+    wrong = replace(row, group="rows", timings=(timings[0], _timing("liger", None, error="wrong: off", difference=0.1)))
+    later = Latency("several", None, None, 7.0)
+    return Record(environment(HOST, "wall clock"), (row, failed, product, wrong), (Latency("fresh", 80.0, 2.0, 6.0), later))
 
 
 def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "bench.json"
     write(_record(), path)
-    assert read(path) == _record() or read(path).rows == _record().rows
+    assert read(path).rows == _record().rows and read(path).latency == _record().latency
     stored = json.loads(path.read_text())
     for field in ("device", "driver", "cuda", "torch", "fusegen", "date", "commit"):
         assert field in stored["environment"]
@@ -210,8 +233,11 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
         "null",
         "{",
         '{"format": 99, "rows": []}',
-        '{"format": 1, "rows": 3, "latency": [], "environment": {}}',
-        '{"format": 1, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
+        '{"format": 1, "rows": [], "latency": [], "environment": {}}',
+        '{"format": 2, "rows": 3, "latency": [], "environment": {}}',
+        '{"format": 2, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
+        '{"format": 2, "rows": [{"case": "x", "timings": 3}], "latency": [], "environment": {}}',
+        '{"format": 2, "rows": [{"case": "x", "timings": [{}]}], "latency": [], "environment": {}}',
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
@@ -221,13 +247,30 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         read(path)
 
 
-def test_numbers_are_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("microseconds", "fast"),
+        ("microseconds", True),
+        ("low", [1.0]),
+        ("provider", None),
+        ("provider", 3),
+        ("what", {}),
+        ("case", None),
+        ("bytes", None),
+        ("bytes", 1.5),
+        ("launches", 1),
+        ("timings", {"provider": "eager"}),
+    ],
+)
+def test_values_are_checked(tmp_path: Path, field: str, value: object) -> None:
     path = tmp_path / "bench.json"
     write(_record(), path)
     data = json.loads(path.read_text())
-    data["rows"][0]["fusegen_us"] = "fast"
+    row = data["rows"][0]
+    (row if field in row else row["timings"][1])[field] = value
     path.write_text(json.dumps(data))
-    with pytest.raises(ArgumentError, match="fusegen_us"):
+    with pytest.raises(ArgumentError, match="no record" if field == "timings" else f"{field} is"):
         read(path)
 
 
@@ -245,19 +288,36 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_the_record_says() -> None:
-    columns, rows = rows_table(_record())
+    tables = group_tables(_record())
+    assert list(tables) == ["public", "rows"]
+    columns, rows = tables["public"]
     cells = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert cells[0]["speed-up"] == "4.00×" and cells[0]["of copy"] == "80%" and cells[0]["rate"] == "4.29 TB/s"
-    assert cells[1]["fusegen µs"] == "failed" and cells[1]["speed-up"] == "–"
-    assert cells[2]["rate"] == "4000 TFLOP/s" and cells[2]["of copy"] == "–"
-    assert rate(_record().rows[0], None) == "–"
-    assert latency_table(_record())[1] == [("fresh", "80.0", "2.0", "6.0")]
+    assert [column for column in columns if column.endswith("µs")] == ["fusegen µs", "eager µs", "quack µs"]
+    assert cells[0]["speed-up"] == "2.00×" and cells[0]["of copy"] == "80%" and cells[0]["rate"] == "4.29 TB/s"
+    assert cells[0]["best peer"] == "quack: quack's" and cells[0]["difference"] == "1.0e-07"
+    assert cells[1]["fusegen µs"] == "failed" and cells[1]["speed-up"] == "–" and cells[1]["best peer"] == "eager: eager's"
+    assert cells[2]["rate"] == "4000 TFLOP/s" and cells[2]["of copy"] == "–" and cells[2]["quack µs"] == "–"
+    (line,) = tables["rows"][1]
+    found = dict(zip(tables["rows"][0], line, strict=True))
+    assert found["liger µs"] == "wrong" and found["speed-up"] == found["best peer"] == "–"
+
+
+def test_the_best_peer_is_no_copy() -> None:
+    rows = _record().rows
+    assert rate(rows[0], None) == "–"
+    best = best_peer(rows[0])
+    assert best is not None and best.provider == "quack"
+    assert best_peer(rows[3]) is None
+
+
+def test_the_heading_and_the_hosts_times() -> None:
+    assert latency_table(_record())[1] == [("fresh", "80.0", "2.0", "6.0"), ("several", "–", "–", "7.0")]
     where = replace(environment(HOST, "wall clock"), commit="0123456789abcdef-dirty", driver="580", cuda="13.0")
     assert "0123456789ab-dirty" in heading(where) and "driver 580" in heading(where)
 
 
 def test_cases_do_not_share_a_kernel() -> None:
-    first, second = (case for case in CASES if case.spec == "softmax")
+    first, second = (case for case in CASES if case.name == "softmax")
     for case in (first, second):
         low = case.kernel.lower(**case.build(torch.bfloat16, case.sizes), target="sm_90a")
         assert low.graph.inputs[0].shape[-1] == case.sizes[-1], "the length of rows is literal in each"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fusegen import FusegenError, __version__
-from fusegen.bench.cases import CASES
+from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench, demo, show
 from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
 from fusegen.cli.main import COMMANDS, main
@@ -354,26 +354,29 @@ def test_help(run: Run, words: tuple[str, ...]) -> None:
 @pytest.fixture
 def small_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cases of few elements."""
-    found = [replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec in ("gelu", "rms_norm")]
-    monkeypatch.setattr(bench, "CASES", tuple(found))
+    found = [replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm")]
+    monkeypatch.setattr(bench, "GROUPS", {"public": tuple(found)})
+
+
+QUICK = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
 
 
 @pytest.mark.usefixtures("small_cases")
 def test_bench_stores_and_shows_the_same(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    result = run("bench", "gelu", "--quick", "--device", "cpu", "--out", str(path))
+    result = run(*QUICK, "gelu", "--out", str(path))
     assert result.code == 0, result.err
     assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["gelu"]
     assert run("bench", "--show", str(path)).out == result.out
 
 
 def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, other = (replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec in ("gelu", "rms_norm"))
+    good, other = (replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm"))
     broken = replace(good, build=lambda dtype, sizes: {"x": good.build(dtype, sizes)["x"].to(torch.complex64)})
-    monkeypatch.setattr(bench, "CASES", (broken, other))
-    result = run("bench", "--quick", "--device", "cpu")
+    monkeypatch.setattr(bench, "GROUPS", {"public": (broken, other)})
+    result = run(*QUICK)
     assert result.code == 1
-    assert "failed" in result.out and "gelu 4x32: " in result.out
+    assert "failed" in result.out and "gelu 4x32: fusegen: " in result.out
     assert result.out.count("rms_norm") == 1
 
 

@@ -166,11 +166,13 @@ RECORD = (ROOT / "docs" / "bench" / "h200.json").read_text(encoding="utf-8")
     [
         b"", b"{}", b"[]", b"null", b"1", b'"text"', b"\xff\xfe", b"{" * 100_000, b"[" * 100_000,
         RECORD[: len(RECORD) // 2].encode(),
-        b'{"format": 1}', b'{"format": 1, "rows": 3, "latency": [], "environment": {}}',
-        RECORD.replace('"fusegen_us": ', '"fusegen_us": 1e999, "x": ', 1).encode(),
-        RECORD.replace('"fusegen_us": ', '"fusegen_us": NaN, "fusegen_us": ', 1).encode(),
+        b'{"format": 2}', b'{"format": 2, "rows": 3, "latency": [], "environment": {}}',
+        RECORD.replace('"timings": ', '"timings": [[]], "timings_": ', 1).encode(),
+        RECORD.replace('"timings": ', '"timings": [{}], "timings_": ', 1).encode(),
+        RECORD.replace('"microseconds": ', '"microseconds": 1e999, "x": ', 1).encode(),
+        RECORD.replace('"microseconds": ', '"microseconds": NaN, "microseconds": ', 1).encode(),
         RECORD.replace('"case": "', '"case": 3, "case_": "', 1).encode(),
-        RECORD.replace('"fusegen_us": 1', f'"fusegen_us": 1{"0" * 400}', 1).encode(),
+        RECORD.replace('"microseconds": 1', f'"microseconds": 1{"0" * 400}', 1).encode(),
         RECORD.replace('"bytes": ', '"bytes": "many", "bytes_": ', 1).encode(),
     ],
 )  # fmt: skip
@@ -182,7 +184,7 @@ def test_records(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", ["Infinity", "NaN", "1" + "0" * 400, "-1", "0", "true", "[]"])
-@pytest.mark.parametrize("field", ["fusegen_us", "bytes", "copy_us", "launches", "difference", "threads"])
+@pytest.mark.parametrize("field", ["microseconds", "bytes", "low", "launches", "difference", "threads", "provider", "timings"])
 def test_numbers_in_records(tmp_path: Path, field: str, value: str) -> None:
     import re
 

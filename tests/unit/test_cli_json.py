@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fusegen import __version__
-from fusegen.bench.cases import CASES
+from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench, demo
 from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
 from fusegen.cli.document import plain_value
@@ -76,14 +76,18 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cases = tuple(replace(case, cpu_sizes=(4, 32)) for case in CASES if case.spec == "gelu")
-    monkeypatch.setattr(bench, "CASES", cases)
+    cases = tuple(replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name == "gelu")
+    monkeypatch.setattr(bench, "GROUPS", {"public": cases})
     path = tmp_path / "bench.json"
-    found = document(capsys, "bench", "--quick", "--device", "cpu", "--out", str(path))
+    words = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
+    found = document(capsys, *words, "--out", str(path))
     assert set(found) == {"command", "version", "format", "environment", "rows", "latency"}
     assert found["rows"][0]["case"] == "gelu"
     stored = document(capsys, "bench", "--show", str(path))
     assert stored == found and {"command": "bench", "version": __version__} | json.loads(path.read_text()) == found
+    compared = document(capsys, "bench", "--show", str(path), "--compare", str(path))["comparison"]
+    assert (compared["only_old"], compared["only_new"]) == (0, 0)
+    assert compared["changes"][0]["case"] == "gelu" and compared["changes"][0]["is_regression"] is False
 
 
 def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

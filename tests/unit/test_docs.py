@@ -65,14 +65,15 @@ def session(path: Path, text: str) -> str:
 
 
 def measured(folder: str = "docs/bench") -> str:
-    """The stored runs of ``fusegen bench`` as tables."""
+    """The stored runs of ``fusegen bench`` as tables; of groups the public one."""
     stored = sorted((ROOT / folder).glob("*.json"))
     return "\n\n".join(map(_measured, stored)) or "No run is stored yet."
 
 
 def _measured(path: Path) -> str:
     found = record.read(path)
-    tables = [*([table.rows_table(found)] if found.rows else []), *([table.latency_table(found)] if found.latency else [])]
+    public = table.group_tables(found).get("public")
+    tables = [*([public] if public else []), *([table.latency_table(found)] if found.latency else [])]
     source = f"[`{path.relative_to(ROOT).as_posix()}`]({path.relative_to(ROOT).as_posix()})"
     return "\n\n".join([f"{source}: {table.heading(found.environment)}", *map(_markdown, tables)])
 

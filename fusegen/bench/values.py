@@ -1,0 +1,73 @@
+"""Whether a result is right: nobody is timed at computing something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.bench.case import Case
+from fusegen.specs.spec import Arguments
+
+_TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 2**-15}
+"""Root mean square of what a result may be off, over that of the reference: an order above the worst that eager has. That is 2^-8
+in bfloat16 and 2^-11 in float16 for eight rounded operations one behind the other, and some 2^-19 in float32 for sums of a
+million."""
+
+_SMALL = 1 << 22  # elements of all arguments, up to which the reference is in float64
+
+
+def reference(case: Case, arguments: Arguments) -> tuple[Tensor, ...] | None:
+    """What a case's results are compared with; None where they are drawn.
+
+    It is the declaration, run by torch on the same values in float64, or in float32 where they are many. Products and attention
+    would need too much memory for that: there it is what eager gives.
+    """
+    if case.draws:
+        return None
+    if case.flops is not None:
+        return listed(case.eager.prepare(arguments)())
+    floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    wide = torch.float64 if sum(t.numel() for t in floats) <= _SMALL else torch.float32
+    widened = {n: v.to(wide) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
+    return listed(case.kernel.function(**widened))
+
+
+def listed(results: Any) -> tuple[Tensor, ...]:
+    """The results of a call."""
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def compare(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float | None, str | None]:
+    """The relative difference of the worst of several results (None where it is no number), and what is wrong, if anything is."""
+    if [t.shape for t in results] != [t.shape for t in wanted]:
+        return None, f"wrong: {_shapes(results)} in place of {_shapes(wanted)}"
+    differences = [_difference(a, b) for a, b in zip(results, wanted, strict=True)]
+    worst = max(differences) if all(map(math.isfinite, differences)) else None
+    pairs = zip(differences, results, wanted, strict=True)
+    if all(difference <= _tolerance(result.dtype, exact) for difference, result, exact in pairs):
+        return worst, None
+    return worst, "wrong: not a number" if worst is None else f"wrong: off by {worst:.1e} of the result"
+
+
+def _difference(result: Tensor, wanted: Tensor) -> float:
+    """Root mean square of what a result is off, over that of what is wanted."""
+    off = _norm(result.to(wanted.dtype) - wanted)
+    return off / _norm(wanted) if off else 0.0
+
+
+def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:
+    """That of the dtype and a step of its subnormal numbers: the softmax of a million elements is made of these in float16."""
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    return _TOLERANCES[dtype] + step * math.sqrt(wanted.numel()) / max(_norm(wanted), step)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _shapes(results: Sequence[Tensor]) -> str:
+    return ", ".join("x".join(map(str, t.shape)) for t in results)
