@@ -1,1 +1,1 @@
-"""Measurements: fused kernels beside torch eager and a plain copy, and what both cost on paper."""
+"""Measurements: fused kernels beside torch, other libraries and a plain copy, and what they cost on paper."""

@@ -87,16 +87,16 @@ def _times(rounds: list[float]) -> Times:
 
 def _timer(call: Call, device: torch.device, quick: bool) -> Timer:
     if device.type == "cuda":
-        return _graph_timer(call, _QUICK_REPLAYS if quick else _REPLAYS)
+        return _graph_timer(call, device, _QUICK_REPLAYS if quick else _REPLAYS)
     return _wall_timer(call, _QUICK_BUDGET if quick else _BUDGET)
 
 
 # A GPU.
 
 
-def _graph_timer(call: Call, replays: int) -> Timer:
+def _graph_timer(call: Call, device: torch.device, replays: int) -> Timer:
     graph = _captured(call)
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
 
     def timer() -> float:
         spans = [_replay(graph, flushed) for _ in range(replays)]

@@ -42,7 +42,7 @@ def listed(results: Any) -> tuple[Tensor, ...]:
 
 
 def compare(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float | None, str | None]:
-    """The relative difference of the worst of several results (None where it is no number), and what is wrong, if anything is."""
+    """The relative difference of the worst of several results (None where it is not finite), and what is wrong, if anything is."""
     if [t.shape for t in results] != [t.shape for t in wanted]:
         return None, f"wrong: {_shapes(results)} in place of {_shapes(wanted)}"
     differences = [_difference(a, b) for a, b in zip(results, wanted, strict=True)]
@@ -50,13 +50,15 @@ def compare(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float 
     pairs = zip(differences, results, wanted, strict=True)
     if all(difference <= _tolerance(result.dtype, exact) for difference, result, exact in pairs):
         return worst, None
-    return worst, "wrong: not a number" if worst is None else f"wrong: off by {worst:.1e} of the result"
+    return worst, "wrong: not finite" if worst is None else f"wrong: off by {worst:.1e} of the result"
 
 
 def _difference(result: Tensor, wanted: Tensor) -> float:
     """Root mean square of what a result is off, over that of what is wanted."""
-    off = _norm(result.to(wanted.dtype) - wanted)
-    return off / _norm(wanted) if off else 0.0
+    off, whole = _norm(result.to(wanted.dtype) - wanted), _norm(wanted)
+    if off == 0:
+        return 0.0
+    return off / whole if whole else math.inf
 
 
 def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:

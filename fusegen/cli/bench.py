@@ -66,7 +66,7 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
-    if options.resume and (options.out is None or options.latency or options.show):
+    if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
     if options.show is None and options.out is not None:
         check_place(options.out)

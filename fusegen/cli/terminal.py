@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _WIDE = 10_000  # columns: a pipe has no width to fit into
 _NARROWEST = 20  # columns, below which a table loses its cells
+_BAR, _BESIDE_BAR = 10, 30  # columns of a bar, and of all that stands before the text beside it
 _ERASE_LINE = "\r\x1b[K"
 
 
@@ -63,7 +64,7 @@ class Progress:
             task, done = bar.add_task("", total=count), itertools.count()
 
             def step(text: str) -> None:
-                bar.update(task, description=text, completed=next(done), refresh=True)
+                bar.update(task, description=shortened(text, max(1, self._width - _BESIDE_BAR)), completed=next(done), refresh=True)
 
             yield step
 
@@ -170,7 +171,7 @@ def _bar(console: Console) -> rich.progress.Progress:
     """A bar that is drawn when a step begins, and never beside one: what is timed must be alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    columns = BarColumn(_BAR), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 

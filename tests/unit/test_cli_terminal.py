@@ -52,6 +52,39 @@ def test_elsewhere_it_is_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> No
     assert err.getvalue() == "first\nsecond\n" and "first" not in out.getvalue()
 
 
+def test_a_person_sees_a_bar_of_steps_that_goes() -> None:
+    out, err = io.StringIO(), Screen()
+    terminal = Terminal(out, err)
+    terminal.progress("before")
+    with terminal.steps(3) as step:
+        step("first [a]")
+        step("second " * 20)
+        drawn = err.getvalue()
+    assert "0/3" in drawn and "1/3" in drawn and "first [a]" in drawn and "second" in drawn
+    assert drawn.count("second") == 1 and "\n" not in drawn, "cut to the line"
+    assert "\x1b[2K" in err.getvalue()[len(drawn) :] and out.getvalue() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, None])
+def test_elsewhere_steps_are_lines(stream: type[io.StringIO] | None) -> None:
+    err = stream() if stream else None
+    terminal = Terminal(io.StringIO(), err)
+    with terminal.steps(2) as step:
+        step("first")
+        terminal.note("aside")
+        step("second")
+    assert err is None or err.getvalue() == "1/2 first\naside\n2/2 second\n"
+
+
+def test_a_note_stays() -> None:
+    err = Screen()
+    terminal = Terminal(io.StringIO(), err)
+    terminal.progress("first")
+    terminal.note("aside")
+    terminal.progress()
+    assert err.getvalue() == "first\r\x1b[Kaside\n"
+
+
 def test_nowhere() -> None:
     terminal = Terminal(io.StringIO())
     terminal.progress("first")

@@ -1,0 +1,70 @@
+"""The benchmark's groups: sweeps are drawn alike everywhere, and every case can be built."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from fusegen.bench.case import Case
+from fusegen.bench.cases import GROUPS
+from fusegen.bench.chains import CHAINS, moved_bytes
+from fusegen.bench.sweeps import SWEEPS, is_prime
+
+ALL = [case for cases in GROUPS.values() for case in cases]
+
+
+def test_groups() -> None:
+    assert list(GROUPS) == ["public", "peers", "limits", "pointwise", "rows", "columns"]
+    for group, cases in GROUPS.items():
+        assert {case.group for case in cases} == {group}
+        assert len({case.key for case in cases}) == len(cases), "a record tells them apart"
+
+
+def test_peers_and_limits_are_what_was_measured_before() -> None:
+    peers = {(case.name, case.sizes) for case in GROUPS["peers"]}
+    assert {("add_rms_norm", (16384, 4096)), ("softmax", (512, 262144)), ("swiglu", (16, 28672))} <= peers
+    limits = {(case.name, case.sizes) for case in GROUPS["limits"]}
+    assert {("layer_norm", (1, 4096)), ("rms_norm", (64, 1048576)), ("softmax", (300, 100003))} <= limits
+
+
+@pytest.mark.parametrize("group", SWEEPS)
+def test_sweeps_stay_within_their_bounds(group: str) -> None:
+    cases = SWEEPS[group]
+    assert len(cases) == 40
+    for case in cases:
+        rows, length = case.sizes
+        assert 1 <= rows <= 32768 and 61 <= length <= 1048576  # 61 is the prime below 64
+        assert 64 << 10 <= moved_bytes(case.name, case.sizes, case.dtype) <= 4 << 30
+    lengths = [case.sizes[1] for case in cases]
+    assert sum(n % 64 == 0 for n in lengths) >= 10 and sum(n % 2 for n in lengths) >= 10 and any(map(is_prime, lengths))
+    dtypes = [case.dtype for case in cases]
+    assert set(dtypes) == {torch.bfloat16, torch.float16, torch.float32}
+    assert max(set(dtypes), key=dtypes.count) is torch.bfloat16
+    assert len({case.name for case in cases}) > 1
+
+
+def test_sweeps_are_the_same_on_every_machine() -> None:
+    text = "\n".join(" ".join(case.key) for cases in SWEEPS.values() for case in cases)
+    assert SWEEPS["rows"][0].key == ("rows", "layer_norm_gelu_add", "512x12416", "bfloat16")
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cfa45cbfde7c9703"
+
+
+def test_primes() -> None:
+    assert [n for n in range(2, 30) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: "-".join(case.key))
+def test_a_cpu_is_not_asked_for_too_much(case: Case) -> None:
+    sized = case.on("cpu")
+    assert sized.bytes <= 1 << 28
+    assert sized.dtype is (case.dtype if case.group in SWEEPS else torch.float32)
+    assert sized.sizes[1:] == case.sizes[1:] or case.group == "public"
+
+
+@pytest.mark.parametrize("case", [case for case in ALL if case.name in CHAINS], ids=lambda case: "-".join(case.key))
+def test_chains_know_what_they_move(case: Case) -> None:
+    rough = moved_bytes(case.name, case.sizes, case.dtype)
+    length = case.sizes[-1] * case.dtype.itemsize
+    assert rough <= case.bytes <= rough + 4 * length, "but for operands of one row"

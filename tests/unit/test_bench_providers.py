@@ -1,0 +1,364 @@
+"""Who takes part in the benchmark: how other libraries are called, whose results are refused, and how calls are timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen.bench import peers, timing
+from fusegen.bench.case import Call, Case, Way
+from fusegen.bench.chains import chain
+from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
+from fusegen.bench.run import run_case
+from fusegen.bench.timing import CaptureError, Times, interleaved, microseconds, timer_name
+from fusegen.bench.values import compare, reference
+from fusegen.errors import ArgumentError
+from fusegen.specs.spec import Arguments
+
+HOST, GPU = torch.device("cpu"), torch.device("cuda")
+BY_NAME = {each.name: each for each in PROVIDERS}
+
+
+def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torch.bfloat16) -> Case:
+    return chain("public", name, (rows, length), dtype)
+
+
+# Who is there.
+
+
+def test_the_table() -> None:
+    assert list(BY_NAME) == ["fusegen", "eager", "compile", "liger", "quack", "flashinfer", "copy"]
+    assert [each.name for each in PROVIDERS if not each.computes] == ["copy"]
+
+
+def test_all_that_are_there_take_part_and_the_others_say_why_not() -> None:
+    chosen = choose(None, HOST)
+    assert [each.name for each in chosen.providers] == ["fusegen", "eager", "compile", "copy"]
+    assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs on a GPU alone")
+
+
+def test_those_that_are_named_come_in_the_tables_order() -> None:
+    assert [each.name for each in choose(["copy", "fusegen"], HOST).providers] == ["fusegen", "copy"]
+
+
+@pytest.mark.parametrize(("name", "part"), [("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")])
+def test_what_was_asked_for_and_is_not_there_is_an_error(name: str, part: str) -> None:
+    with pytest.raises(ArgumentError, match=part):
+        choose(["eager", name], HOST)
+
+
+def test_a_broken_installation_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "quack", None)
+    reason = BY_NAME["quack"].missing(GPU)
+    assert reason is not None and "quack" in reason and "\n" not in reason
+
+
+# How they are called.
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins that compute by torch what the libraries' functions compute, called as these are."""
+
+    def applied(function: Callable[..., Any]) -> SimpleNamespace:
+        return SimpleNamespace(apply=function)
+
+    def liger_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str, in_place: bool) -> Tensor:
+        assert (offset, casting, in_place) == (0.0, "llama", False)
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def layer_norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Any, ...]:
+        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return y, x, mean, rstd, 32, 4
+
+    def layer_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(dy, x, x.shape[-1:], mean, rstd, weight, bias, [True] * 3)
+
+    def quack_rms_norm(x: Tensor, weight: Tensor, *, residual: Tensor | None = None, eps: float, prenorm: bool = False) -> Any:
+        h = x if residual is None else x + residual
+        y = F.rms_norm(h, h.shape[-1:], weight, eps)
+        return (y, h) if prenorm else y
+
+    def quack_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+        assert weight.dtype is bias.dtype is torch.float32
+        return F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps).to(x.dtype)
+
+    def fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        residual += x
+        x.copy_(F.rms_norm(residual, x.shape[-1:], weight, eps))
+
+    def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+    def silu_and_mul(packed: Tensor) -> Tensor:
+        gate, up = packed.chunk(2, -1)
+        return F.silu(gate) * up
+
+    contents: dict[str, dict[str, Any]] = {
+        "liger_kernel.ops.layer_norm": {
+            "LigerLayerNormFunction": applied(layer_norm),
+            "layer_norm_forward": layer_norm_forward,
+            "layer_norm_backward": layer_norm_backward,
+        },
+        "liger_kernel.ops.rms_norm": {"LigerRMSNormFunction": applied(liger_rms_norm)},
+        "liger_kernel.ops.softmax": {"LigerSoftmaxFunction": applied(lambda x: torch.softmax(x, -1))},
+        "liger_kernel.ops.swiglu": {"LigerSiLUMulFunction": applied(lambda gate, up: F.silu(gate) * up)},
+        "quack.rmsnorm": {"rmsnorm": quack_rms_norm, "layernorm_fwd": quack_layer_norm},
+        "quack.softmax": {"softmax": lambda x: torch.softmax(x, -1)},
+        "flashinfer.norm": {"rmsnorm": rmsnorm, "fused_add_rmsnorm": fused_add_rmsnorm},
+        "flashinfer.activation": {"silu_and_mul": silu_and_mul},
+    }
+    for name, values in contents.items():
+        parts = name.split(".")
+        for count in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count])))
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+_KNOWN = {
+    "liger": ("layer_norm", "layer_norm_backward", "rms_norm", "softmax", "swiglu"),
+    "quack": ("layer_norm", "rms_norm", "add_rms_norm", "softmax"),
+    "flashinfer": ("rms_norm", "add_rms_norm", "swiglu"),
+}
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("provider", "name"), [(provider, name) for provider, names in _KNOWN.items() for name in names])
+def test_other_libraries_compute_the_case(provider: str, name: str) -> None:
+    assert BY_NAME[provider].missing(GPU) is None
+    (found,) = run_case(_small(name), HOST, [BY_NAME[provider]], quick=True).timings
+    assert found.error is None and found.microseconds and found.what
+    assert found.difference is not None and found.difference < 2**-6
+
+
+def test_other_libraries_leave_out_what_they_do_not_know() -> None:
+    for function in (peers.liger, peers.quack, peers.flashinfer):
+        assert function(_small("gelu")) is None
+    assert peers.liger(_small("softmax", 2, 65536)) is not None and peers.liger(_small("softmax", 2, 65537)) is None
+    assert peers.quack(_small("softmax", 2, 262144)) is not None and peers.quack(_small("softmax", 2, 262145)) is None
+    assert peers.flashinfer(_small("rms_norm")) is not None and peers.flashinfer(_small("rms_norm", 2, 33)) is None
+    assert peers.flashinfer(_small("rms_norm", dtype=torch.float32)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+def test_what_works_in_place_has_copies() -> None:
+    case = _small("add_rms_norm")
+    arguments = case.arguments(HOST)
+    kept = {name: value.clone() for name, value in arguments.items()}
+    way = peers.flashinfer(case)
+    assert way is not None and "in place" in way.what
+    way.prepare(arguments)()
+    assert all(torch.equal(arguments[name], kept[name]) for name in kept)
+
+
+def test_torch_compile_gets_what_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+        assert dynamic is False
+        seen.append("compiled")
+        return function
+
+    monkeypatch.setattr(torch.compiler, "reset", lambda: seen.append("reset"))
+    monkeypatch.setattr(torch, "compile", compiled)
+    cases = _small("softmax"), _small("layer_norm_backward")
+    rows = [run_case(case, HOST, [BY_NAME["compile"], BY_NAME["eager"]], quick=True) for case in cases]
+    assert seen == ["reset", "compiled"] * 2
+    for row in rows:
+        first, second = row.timings
+        assert first.error is second.error is None and first.difference == second.difference
+        assert first.what == f"torch.compile of {second.what}"
+
+
+def test_a_copy_moves_as_many_bytes() -> None:
+    target = copying(1 << 16, HOST)()
+    assert target.numel() * target.element_size() == 1 << 15, "read once and written once"
+    assert torch.equal(target, torch.arange(1 << 13, dtype=torch.int32))
+    assert BY_NAME["copy"].way(replace(_small("gelu"), flops=lambda sizes: 1)) is None
+
+
+# What they compute.
+
+
+def _provider(name: str, call: Callable[[Arguments], Any]) -> Provider:
+    return Provider(name, lambda device: None, lambda case: Way(name, lambda arguments: lambda: call(arguments)))
+
+
+def test_a_wrong_result_has_no_time() -> None:
+    right = _provider("right", lambda a: torch.softmax(a["x"], -1))
+    wrong = _provider("wrong", lambda a: torch.softmax(a["x"], 0))
+    shaped = _provider("shaped", lambda a: torch.softmax(a["x"], -1)[:1])
+    failing = _provider("failing", lambda a: 1 / 0)
+    nothing = _provider("nothing", lambda a: a["x"] * float("nan"))
+    row = run_case(_small("softmax"), HOST, [wrong, shaped, failing, nothing, right], quick=True)
+    found = {timing.provider: timing for timing in row.timings}
+    assert found["right"].microseconds and found["right"].error is None
+    assert found["wrong"].error and found["wrong"].error.startswith("wrong: off by") and (found["wrong"].difference or 0) > 2**-5
+    assert found["shaped"].error == "wrong: 1x32 in place of 8x32"
+    assert found["failing"].error == "ZeroDivisionError: division by zero"
+    assert found["nothing"].error == "wrong: not finite" and found["nothing"].difference is None
+    assert all(found[name].microseconds is None for name in ("wrong", "shaped", "failing", "nothing"))
+
+
+def test_every_result_is_looked_at() -> None:
+    one = torch.ones(3, dtype=torch.float64)
+    assert compare((one.float(),), (one,)) == (0.0, None)
+    worst, error = compare((one.float(), one.float()), (one, 2 * one))
+    assert worst == 0.5 and error is not None
+    worst, error = compare((one.float(), 1.001 * one.float()), (2 * one, one))
+    assert worst == 0.5 and error is not None
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert compare((zero.float(),), (zero,)) == (0.0, None)
+    assert compare((one.float(),), (zero,))[1] == "wrong: not finite"
+    assert compare((one.float(),), (one, one))[1] == "wrong: 3 in place of 3, 3"
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.bfloat16, 2**-5), (torch.float16, 2**-8), (torch.float32, 2**-15)])
+def test_the_tolerance_is_that_of_the_dtype(dtype: torch.dtype, off: float) -> None:
+    wanted = torch.ones(1024, dtype=torch.float64)
+    assert compare(((wanted * (1 - 0.9 * off)).to(dtype),), (wanted,))[1] is None
+    assert compare(((wanted * (1 - 1.2 * off)).to(dtype),), (wanted,))[1] is not None
+
+
+def test_subnormal_results_are_not_wrong() -> None:
+    """The softmax of long rows in float16."""
+    wanted = torch.softmax(torch.randn(1 << 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), -1)
+    difference, error = compare((wanted.half(),), (wanted,))
+    assert difference is not None and difference > 2**-8 and error is None
+
+
+def test_the_reference_is_wide() -> None:
+    case = _small("rms_norm")
+    (found,) = reference(case, case.arguments(HOST)) or ()
+    assert found.dtype is torch.float64
+    (large,) = reference(case, {"x": torch.ones(1 << 12, 1 << 11), "weight": torch.ones(1 << 11)}) or ()
+    assert large.dtype is torch.float32
+    assert reference(_small("gelu_dropout_add"), {}) is None
+
+
+# Times.
+
+
+def test_calls_take_turns() -> None:
+    turns: list[str] = []
+    calls: dict[str, Call] = {name: lambda name=name: turns.append(name) for name in "ab"}
+    found = interleaved(calls, HOST, quick=True)
+    assert all(isinstance(times, Times) and times.low <= times.median <= times.high for times in found.values())
+    rounds = [name for name, before in zip(turns, ["", *turns], strict=False) if name != before]
+    assert rounds == ["a", "b"] * 6, "warm calls, then five rounds"
+
+
+def test_a_call_that_fails_does_not_end_the_others() -> None:
+    found = interleaved({"broken": lambda: 1 / 0, "sound": lambda: None}, HOST, quick=True)
+    assert isinstance(found["broken"], ZeroDivisionError) and isinstance(found["sound"], Times)
+    assert microseconds(lambda: torch.ones(8), HOST) > 0
+    with pytest.raises(ZeroDivisionError):
+        microseconds(lambda: 1 / 0, HOST)
+
+
+def test_the_timer_says_what_it_is() -> None:
+    names = {timer_name(device, quick=quick) for device in (HOST, GPU) for quick in (False, True)}
+    assert len(names) == 4 and "CUDA graphs, cold L2, 5 rounds of 20" in names
+
+
+@dataclass
+class FakeGpu:
+    """Notes what is asked of torch.cuda."""
+
+    log: list[str]
+    clock: float = 0.0
+
+    def stream(self) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    @contextlib.contextmanager
+    def side(self, stream: object) -> Iterator[None]:
+        self.log.append("side")
+        yield
+        self.log.append("main")
+
+    @contextlib.contextmanager
+    def capture(self, graph: object) -> Iterator[None]:
+        self.log.append("capture")
+        yield
+        self.log.append("captured")
+
+    def graph(self) -> Any:
+        def replay() -> None:
+            self.clock += 0.25
+            self.log.append("replay")
+
+        return SimpleNamespace(replay=replay)
+
+    def event(self, *, enable_timing: bool) -> Any:
+        found = SimpleNamespace(at=0.0)
+
+        def record() -> None:
+            found.at = self.clock
+            self.log.append("event")
+
+        found.record, found.elapsed_time = record, lambda end: end.at - found.at
+        assert enable_timing
+        return found
+
+    def zero(self, tensor: Tensor) -> Tensor:
+        self.clock += 1.0
+        self.log.append("flush")
+        return tensor
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu([])
+    for name, value in {
+        "Stream": fake.stream,
+        "current_stream": fake.stream,
+        "stream": fake.side,
+        "graph": fake.capture,
+        "CUDAGraph": fake.graph,
+        "Event": fake.event,
+        "synchronize": lambda: fake.log.append("wait"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(Tensor, "zero_", lambda tensor: fake.zero(tensor))
+    monkeypatch.setattr(timing, "_FLUSHED_BYTES", 8)
+    return fake
+
+
+def test_a_replay_is_timed_with_a_cold_cache(gpu: FakeGpu) -> None:
+    timer = timing._graph_timer(lambda: gpu.log.append("call"), HOST, 2)
+    assert gpu.log == ["side", "call", "call", "call", "main", "wait", "capture", "call", "captured"]
+    gpu.log.clear()
+    assert timer() == 250.0, "microseconds of a replay, without the flush"
+    assert gpu.log == ["flush", "event", "replay", "event"] * 2 + ["wait"]
+
+
+def test_what_cannot_be_captured_says_what_was_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def broken(_: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("the capture is invalid")
+
+    def call() -> None:
+        if "wait" in gpu.log:
+            raise ValueError("it waits for the device")
+
+    monkeypatch.setattr(torch.cuda, "graph", broken)
+    with pytest.raises(CaptureError, match="no CUDA graph can hold it: ValueError: it waits for the device"):
+        timing._captured(call)

@@ -1,0 +1,227 @@
+"""Runs of the benchmark: what is stored when, how one goes on with another, and what counts as slower."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusegen.bench.case import Case
+from fusegen.bench.cases import GROUPS
+from fusegen.bench.comparison import compare
+from fusegen.bench.providers import PROVIDERS
+from fusegen.bench.record import Record, Row, Timing, environment, read, write
+from fusegen.bench.resume import is_measured, stored_rows, with_row
+from fusegen.bench.table import comparison_table
+from fusegen.cli import bench
+from fusegen.cli.main import main
+from fusegen.errors import ArgumentError
+
+HERE = environment(torch.device("cpu"), "wall clock")
+WORDS = ["bench", "--device", "cpu", "--quick", "--providers", "fusegen,eager"]
+
+
+def _row(case: str = "gelu", microseconds: float | None = 100.0, *, spread: float | None = 0.01, shape: str = "4x32") -> Row:
+    known = None if spread is None or microseconds is None else spread * microseconds
+    low, high = (None, None) if known is None else (microseconds - known, microseconds + known)
+    error = None if microseconds is not None else "no compiler"
+    ours = Timing("fusegen", "", microseconds, low, high, None, error)
+    return Row("public", case, shape, "float32", 1024, None, "1", (ours, replace(ours, provider="eager")))
+
+
+def _record(*rows: Row, device: str = "one") -> Record:
+    return Record(replace(HERE, device=device), rows, ())
+
+
+# Comparison.
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "slower"),
+    [
+        (_row(), _row(microseconds=104.0), False),
+        (_row(), _row(microseconds=106.0), True),
+        (_row(), _row(microseconds=50.0), False),
+        (_row(spread=0.05), _row(microseconds=110.0, spread=0.05), False),
+        (_row(spread=0.04), _row(microseconds=110.0, spread=0.04), True),
+        (_row(spread=None), _row(microseconds=110.0, spread=0.2), True),
+        (_row(spread=0.2), _row(microseconds=110.0, spread=None), True),
+        (_row(microseconds=2.0), _row(microseconds=2.4), False),
+        (_row(microseconds=2.0), _row(microseconds=2.6), True),
+    ],
+)
+def test_what_is_slower(old: Row, new: Row, slower: bool) -> None:
+    found = compare(_record(old), _record(new))
+    assert bool(found.regressions) == slower and len(found.changes) == 1
+
+
+def test_cases_of_one_record_alone_are_counted() -> None:
+    old = _record(_row("gelu"), _row("softmax"), _row("rms_norm", None))
+    new = _record(_row("layer_norm"), _row("rms_norm"), _row("gelu", 200.0), _row("gelu", shape="8x32"))
+    found = compare(old, new)
+    assert [change.case for change in found.changes] == ["gelu"]
+    assert (found.only_old, found.only_new) == (1, 3)
+    _, rows = comparison_table(found)
+    assert rows == [("public", "gelu", "4x32", "float32", "100.0", "200.0", "2.00", "yes")]
+
+
+def test_other_devices_are_not_compared() -> None:
+    with pytest.raises(ArgumentError, match="one and two"):
+        compare(_record(), _record(device="two"))
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("field", ["device", "driver", "cuda", "torch", "fusegen", "commit", "timer"])
+def test_a_record_of_something_else_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "bench.json"
+    write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
+    with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
+        stored_rows(path, HERE)
+
+
+def test_a_record_of_another_day_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert stored_rows(path, HERE) == ()
+    write(Record(replace(HERE, date="yesterday"), (_row(),), ()), path)
+    assert stored_rows(path, HERE) == (_row(),)
+
+
+def test_what_is_measured() -> None:
+    case = replace(GROUPS["public"][0], sizes=(4, 32), dtype=torch.float32)
+    ours = [each for each in PROVIDERS if each.name in ("fusegen", "eager")]
+    assert is_measured(case, ours, [_row()])
+    assert is_measured(case, [*ours, *(each for each in PROVIDERS if each.name == "liger")], [_row()]), "it does not know the case"
+    assert not is_measured(case, [*ours, *(each for each in PROVIDERS if each.name == "copy")], [_row()])
+    assert not is_measured(case, ours, [_row("softmax"), _row(shape="4x33")])
+
+
+def test_a_row_replaces_the_one_of_its_case() -> None:
+    first, second = _row("gelu", 1.0), _row("softmax")
+    assert with_row((first, second), _row("gelu", 2.0)) == (_row("gelu", 2.0), second)
+    assert with_row((first,), second) == (first, second)
+
+
+# The command.
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the cases that are timed; times are made up."""
+    names: list[str] = []
+
+    def run_case(case: Case, *_: object, **__: object) -> Row:
+        names.append(case.name)
+        return replace(_row(case.name, shape=case.shape), group=case.group, dtype=case.dtype_name)
+
+    found = {case.name: replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm")}
+    monkeypatch.setattr(bench, "run_case", run_case)
+    other = replace(found["gelu"], group="rows")
+    monkeypatch.setattr(bench, "GROUPS", {"public": tuple(found.values()), "rows": (other, replace(other))})
+    return names
+
+
+def test_groups_and_names(timed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(WORDS) == 0
+    assert timed == ["gelu", "rms_norm"], "of the public group"
+    timed.clear()
+    assert main([*WORDS, "--group", "rows", "public"]) == 0
+    assert timed == ["gelu", "rms_norm", "gelu"], "cases that are alike are timed once"
+    out, err = capsys.readouterr()
+    assert out.index("== public ==") < out.index("== rows ==") and "2/3 timing rms_norm 4x32 float32 …" in err
+    assert main([*WORDS, "rms_norm", "--group", "rows"]) == 2
+    assert "rms_norm has no cases in rows" in capsys.readouterr().err
+
+
+def test_one_line_says_who_is_missing(timed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gelu", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if line.startswith("not timed: liger (it runs on a GPU alone); ")]) == 1
+    assert main(["bench", "gelu", "--device", "cpu", "--providers", "fusegen,liger"]) == 2
+    assert "liger cannot be timed here" in capsys.readouterr().err and timed == ["gelu"]
+
+
+def test_what_was_measured_is_stored_when_a_run_is_interrupted(
+    timed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, run_case = tmp_path / "bench.json", vars(bench)["run_case"]
+
+    def interrupted(case: Case, *rest: Any, **options: Any) -> Row:
+        if case.name == "rms_norm":
+            raise KeyboardInterrupt
+        return run_case(case, *rest, **options)
+
+    monkeypatch.setattr(bench, "run_case", interrupted)
+    assert main([*WORDS, "--out", str(path)]) == 1
+    assert [row.case for row in read(path).rows] == ["gelu"]
+    monkeypatch.setattr(bench, "run_case", run_case)
+    timed.clear()
+    assert main([*WORDS, "--out", str(path), "--resume"]) == 0
+    assert timed == ["rms_norm"] and [row.case for row in read(path).rows] == ["gelu", "rms_norm"]
+    assert main([*WORDS, "--out", str(path), "--resume", "--group", "rows"]) == 0
+    assert [row.group for row in read(path).rows] == ["public", "public", "rows"], "what is there stays"
+    timed.clear()
+    assert main([*WORDS, "--out", str(path), "gelu"]) == 0
+    assert timed == ["gelu"] and len(read(path).rows) == 1, "without --resume a run starts anew"
+    assert main([*WORDS[:3], "--providers", "fusegen,eager", "--out", str(path), "--resume"]) == 2
+    assert "another timer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--resume"], ["--resume", "--latency", "--out", "x.json"], ["--resume", "--show", "x.json"]])
+def test_there_is_something_to_go_on_with(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 2
+    assert "--resume goes on with the record of --out" in capsys.readouterr().err
+
+
+def _stored(path: Path, change: Callable[[dict[str, Any]], None]) -> str:
+    data = json.loads(path.read_text())
+    change(data)
+    copy = path.with_name("old.json")
+    copy.write_text(json.dumps(data))
+    return str(copy)
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_regression_is_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.json"
+    assert main([*WORDS, "--out", str(path)]) == 0
+
+    def faster(data: dict[str, Any]) -> None:
+        data["rows"][1]["timings"][0] |= {"microseconds": 50.0, "low": 49.0, "high": 51.0}
+
+    old = _stored(path, faster)
+    capsys.readouterr()
+    assert main(["bench", "--show", str(path), "--compare", old]) == 1
+    assert "slower: rms_norm 4x32 float32: 50.0 to 100.0 µs" in capsys.readouterr().out
+    assert main([*WORDS, "--compare", old]) == 1, "a fresh run"
+    assert main(["bench", "--show", old, "--compare", str(path)]) == 0
+    assert "slower:" not in capsys.readouterr().out.rpartition("rms_norm")[2]
+
+
+def test_devices_are_compared_before_anything_is_timed(
+    timed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    assert main([*WORDS, "--out", str(path)]) == 0
+    timed.clear()
+    old = _stored(path, lambda data: data["environment"].update(device="abacus"))
+    assert main([*WORDS, "--compare", old]) == 2
+    assert not timed and "abacus" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_exit_code_is_that_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_case(case: Case, *_: object, **__: object) -> Row:
+        row = _row(case.name)
+        return replace(row, timings=(row.timings[0], replace(row.timings[1], microseconds=None, error="no")))
+
+    monkeypatch.setattr(bench, "run_case", run_case)
+    assert main([*WORDS, "gelu"]) == 0
+    monkeypatch.setattr(bench, "run_case", lambda case, *_, **__: _row(case.name, None))
+    assert main([*WORDS, "gelu"]) == 1
