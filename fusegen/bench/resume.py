@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fusegen.bench.case import Case
 from fusegen.bench.providers import Provider
-from fusegen.bench.record import Environment, Row, read
+from fusegen.bench.record import Environment, Record, Row, read
 from fusegen.errors import ArgumentError
 
 _SAME = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
 """What rows of one record have in common."""
 
 
-def stored_rows(path: Path, here: Environment) -> tuple[Row, ...]:
-    """The rows of an earlier run of this benchmark; none where there was none.
+def resumed(path: Path, here: Environment) -> Record:
+    """What an earlier run of this benchmark left; nothing where there was none.
 
     Args:
         path: of its record.
@@ -25,13 +26,13 @@ def stored_rows(path: Path, here: Environment) -> tuple[Row, ...]:
         ArgumentError: the file is no record, or one that was measured on something else.
     """
     if not path.exists():
-        return ()
+        return Record(here, (), ())
     found = read(path)
     for field in _SAME:
         old, new = getattr(found.environment, field), getattr(here, field)
         if old != new:
             raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", mend="another file with --out")
-    return found.rows
+    return replace(found, environment=here)
 
 
 def is_measured(case: Case, providers: Sequence[Provider], rows: Sequence[Row]) -> bool:

@@ -108,16 +108,16 @@ def _graph_timer(call: Call, device: torch.device, replays: int) -> Timer:
 
 def _captured(call: Call) -> torch.cuda.CUDAGraph:
     """One call as a graph. What compiles, tunes or loads does so before, on a side stream, as torch asks for."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         for _ in range(_WARM_CALLS):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
+    current.wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(current), torch.cuda.graph(graph):  # a capture that fails leaves its own stream as the current one
             call()
     except Exception as error:
         cause = error.__context__ or error  # torch's own error at the end of a capture hides what was wrong in it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fusegen.bench.cases import GROUPS
 from fusegen.bench.comparison import Comparison, check_same_device, compare
 from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
 from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, read, write
-from fusegen.bench.resume import is_measured, stored_rows, with_row
+from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
 from fusegen.bench.timing import timer_name
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     providers = ",".join(each.name for each in PROVIDERS)
     parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups)")
-    parser.add_argument("--group", choices=GROUPS, nargs="+", help="parts of the benchmark (default: public)")
+    groups = ", ".join(GROUPS)
+    parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"of {groups} (default: public)")
     parser.add_argument("--providers", metavar="A,B,C", help=f"who computes them, of {providers} (default: all that are there)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
@@ -85,9 +86,10 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     chosen = choose(None if options.providers is None else options.providers.split(","), device)
     cases = _cases(options.names, options.group or ("public",), device.type)
-    rows = stored_rows(options.out, record.environment) if options.resume else ()
+    if options.resume:
+        record = resumed(options.out, record.environment)
     _say_who_is_missing(chosen, terminal)
-    return _run_cases(replace(record, rows=rows), cases, chosen.providers, device, options, terminal)
+    return _run_cases(record, cases, chosen.providers, device, options, terminal)
 
 
 def _run_cases(
@@ -120,10 +122,22 @@ def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[Case
     known = {case.name for case in found}
     for name in names:
         if name not in known:
-            find(name)
-            raise ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=f"one of {', '.join(sorted(known))}")
+            raise _no_cases(name, groups, known)
     sized = [case.on(kind) for case in found if not names or case.name in names]
     return tuple({case.key: case for case in sized}.values())
+
+
+def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentError:
+    """The error that says where a name has cases.
+
+    Raises:
+        SpecNotFoundError: nowhere, and no prebuilt kernel is called so.
+    """
+    others = [group for group in GROUPS if any(case.name == name for case in GROUPS[group])]
+    if not others:
+        find(name)
+    mend = f"--group {' or '.join(others)}" if others else f"one of {', '.join(sorted(known))}"
+    return ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=mend)
 
 
 def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:

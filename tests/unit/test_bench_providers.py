@@ -282,14 +282,19 @@ class FakeGpu:
     log: list[str]
     clock: float = 0.0
 
-    def stream(self) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: None)
+    def new_stream(self) -> Any:
+        return SimpleNamespace(name="side", wait_stream=lambda other: None)
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(name="current", wait_stream=lambda other: None)
 
     @contextlib.contextmanager
-    def side(self, stream: object) -> Iterator[None]:
-        self.log.append("side")
-        yield
-        self.log.append("main")
+    def on(self, stream: Any) -> Iterator[None]:
+        self.log.append(stream.name)
+        try:
+            yield
+        finally:
+            self.log.append(f"not {stream.name}")
 
     @contextlib.contextmanager
     def capture(self, graph: object) -> Iterator[None]:
@@ -325,9 +330,9 @@ class FakeGpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     fake = FakeGpu([])
     for name, value in {
-        "Stream": fake.stream,
-        "current_stream": fake.stream,
-        "stream": fake.side,
+        "Stream": fake.new_stream,
+        "current_stream": fake.current_stream,
+        "stream": fake.on,
         "graph": fake.capture,
         "CUDAGraph": fake.graph,
         "Event": fake.event,
@@ -341,7 +346,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def test_a_replay_is_timed_with_a_cold_cache(gpu: FakeGpu) -> None:
     timer = timing._graph_timer(lambda: gpu.log.append("call"), HOST, 2)
-    assert gpu.log == ["side", "call", "call", "call", "main", "wait", "capture", "call", "captured"]
+    assert gpu.log == [
+        *("side", "call", "call", "call", "not side", "wait"),
+        *("current", "capture", "call", "captured", "not current"),
+    ]
     gpu.log.clear()
     assert timer() == 250.0, "microseconds of a replay, without the flush"
     assert gpu.log == ["flush", "event", "replay", "event"] * 2 + ["wait"]
@@ -362,3 +370,4 @@ def test_what_cannot_be_captured_says_what_was_wrong(gpu: FakeGpu, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "graph", broken)
     with pytest.raises(CaptureError, match="no CUDA graph can hold it: ValueError: it waits for the device"):
         timing._captured(call)
+    assert gpu.log[-1] == "not current", "torch goes back to no stream by itself"

@@ -15,8 +15,8 @@ from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.comparison import compare
 from fusegen.bench.providers import PROVIDERS
-from fusegen.bench.record import Record, Row, Timing, environment, read, write
-from fusegen.bench.resume import is_measured, stored_rows, with_row
+from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
+from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.table import comparison_table
 from fusegen.cli import bench
 from fusegen.cli.main import main
@@ -83,14 +83,15 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, field: str) -> No
     path = tmp_path / "bench.json"
     write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
     with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
-        stored_rows(path, HERE)
+        resumed(path, HERE)
 
 
 def test_a_record_of_another_day_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    assert stored_rows(path, HERE) == ()
-    write(Record(replace(HERE, date="yesterday"), (_row(),), ()), path)
-    assert stored_rows(path, HERE) == (_row(),)
+    assert resumed(path, HERE) == Record(HERE, (), ())
+    stored = Record(replace(HERE, date="yesterday"), (_row(),), (Latency("fresh", 1.0, 1.0, 1.0),))
+    write(stored, path)
+    assert resumed(path, HERE) == replace(stored, environment=HERE)
 
 
 def test_what_is_measured() -> None:
@@ -136,7 +137,9 @@ def test_groups_and_names(timed: list[str], capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out.index("== public ==") < out.index("== rows ==") and "2/3 timing rms_norm 4x32 float32 …" in err
     assert main([*WORDS, "rms_norm", "--group", "rows"]) == 2
-    assert "rms_norm has no cases in rows" in capsys.readouterr().err
+    assert "rms_norm has no cases in rows · try: --group public" in capsys.readouterr().err
+    assert main([*WORDS, "swiglu"]) == 2
+    assert "swiglu has no cases in public · try: one of gelu, rms_norm" in capsys.readouterr().err
 
 
 def test_one_line_says_who_is_missing(timed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
