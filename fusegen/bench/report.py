@@ -1,0 +1,94 @@
+"""A record as one page of HTML that needs nothing else: no script, no font, no file beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from fusegen.bench.cells import facts, full_table, losses_table, trouble_table, words
+from fusegen.bench.plots import require_plots
+from fusegen.bench.record import Record
+from fusegen.bench.table import latency_table
+from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
+from fusegen.emit.environment import templates
+from fusegen.errors import ArgumentError
+from fusegen.jit.files import write_atomically
+
+_PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
+
+
+def write_report(record: Record, path: Path) -> None:
+    """Writes the page, whole or not at all.
+
+    Raises:
+        ArgumentError: the file cannot be written, or the library for charts is not installed.
+    """
+    text = report(record)
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --report") from None
+
+
+def report(record: Record) -> str:
+    """The page's text.
+
+    Raises:
+        ArgumentError: the library for charts is not installed.
+    """
+    require_plots()
+    from fusegen.bench.charts import blocks
+
+    verdicts = [judge(row) for row in record.rows]
+    return (
+        _environment()
+        .get_template("bench/report.html.jinja")
+        .render(
+            device=record.environment.device,
+            date=record.environment.date,
+            facts=facts(record.environment),
+            words=words(verdicts),
+            margin=f"{LEVEL_SHARE:.0%} or {LEVEL_MICROSECONDS} µs",
+            losses=losses_table(losses(verdicts)),
+            trouble=trouble_table(verdicts),
+            blocks=blocks,
+            rows=record.rows,
+            verdicts=verdicts,
+            groups=[(group, full_table(of)) for group, of in _groups(verdicts).items()],
+            latency=latency_table(record),
+        )
+    )
+
+
+def _groups(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Cases by group, in the order of the record."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.row.group, []).append(verdict)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    """Everything is escaped, unlike in the environment that CUDA is emitted with; an undefined name is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["breakable"] = _breakable
+    made.filters["svg"] = Markup  # of `charts/svg.py`, which a library for XML has written
+    return made
+
+
+def _breakable(name: str) -> Markup:
+    """A name that may go on in the next line behind each underscore and dot."""
+    return Markup("<wbr>").join(escape(part) for part in _PARTS.findall(name))

@@ -1,0 +1,261 @@
+"""The report of a stored run: what it counts, that it needs nothing else, and that odd records make a page as well."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fusegen.bench.cells import full_table, losses_table, trouble_table, words
+from fusegen.bench.plot import plot, write_plot
+from fusegen.bench.record import Record, read
+from fusegen.bench.report import report, write_report
+from fusegen.bench.verdict import Outcome, compared, judge, losses, tally
+from fusegen.errors import ArgumentError
+from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, sweep, timing, wrong
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED, PLOT = ROOT / "docs" / "bench" / "h200.json", ROOT / "docs" / "bench" / "h200.svg"
+_ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        (102.0, 100.0, Outcome.TIE),
+        (102.1, 100.0, Outcome.LOSS),
+        (98.0, 100.0, Outcome.TIE),
+        (97.9, 100.0, Outcome.WIN),
+        (2.5, 2.0, Outcome.TIE),
+        (2.51, 2.0, Outcome.LOSS),
+        (1.5, 2.0, Outcome.TIE),
+        (1.49, 2.0, Outcome.WIN),
+        (25.5, 25.0, Outcome.TIE),
+        (7.0, 7.0, Outcome.TIE),
+    ],
+)
+def test_times_are_level_within_a_share_or_half_a_microsecond(ours: float, theirs: float, outcome: Outcome) -> None:
+    assert compared(ours, theirs) is outcome
+
+
+def test_the_fastest_peer_counts_and_a_copy_is_none() -> None:
+    verdict = judge(row(fusegen=10.0, eager=30.0, compile=20.0, copy=5.0))
+    assert (verdict.peer, verdict.theirs, verdict.outcome, verdict.speedup) == ("compile", 20.0, Outcome.WIN, 2.0)
+
+
+def test_who_computes_something_else_is_no_peer() -> None:
+    peers = (timing("fusegen", 10.0), timing("quick", None, error="wrong: not finite"), timing("eager", 12.0, difference=None))
+    assert judge(replace(row(), timings=peers)).peer == "eager"
+
+
+def test_outcomes_without_two_times() -> None:
+    assert judge(wrong()).outcome is Outcome.WRONG and judge(wrong()).ours is None
+    assert judge(failed()).outcome is Outcome.FAILED and judge(failed()).speedup is None
+    assert judge(row(eager=3.0)).outcome is Outcome.FAILED
+    assert judge(row(fusegen=3.0, copy=2.0)).outcome is Outcome.ALONE
+    assert judge(row()).outcome is Outcome.FAILED
+
+
+def test_the_sentence_counts_every_case() -> None:
+    verdicts = [judge(row) for row in everything().rows]
+    assert sum(tally(verdicts).values()) == len(verdicts)
+    assert words(verdicts) == (
+        "26 cases: fusegen is faster than the fastest peer in 12, slower in 10, level in 1, without a peer in 1; 1 wrong, 1 failed."
+    )
+    assert words([]).startswith("0 cases") and words(verdicts[:1]).startswith("1 case:")
+
+
+def test_losses_come_worst_first_with_both_times() -> None:
+    rows = [row("little", fusegen=11.0, eager=10.0), row("much", fusegen=30.0, eager=10.0), row("none", fusegen=1.0, eager=10.0)]
+    lines = losses_table(losses([judge(row) for row in rows])).lines
+    assert [line.case for line in lines] == ["much", "little"]
+    assert [(cell.text, cell.note) for cell in lines[0].cells] == [("30.0", ""), ("10.0", "eager"), ("200.0%", "")]
+
+
+# Tables.
+
+
+def test_errors_stand_where_times_would() -> None:
+    page = full_table([judge(row) for row in (failed("no compiler"), wrong(), row(fusegen=8.0, eager=16.0, copy=4.0))])
+    cells = [dict(zip(page.columns, line.cells, strict=True)) for line in page.lines]
+    assert (cells[0]["fusegen µs"].text, cells[0]["fusegen µs"].note) == ("failed", "no compiler")
+    assert (cells[1]["fusegen µs"].text, cells[1]["speed-up"].note) == ("wrong", "wrong")
+    assert (cells[2]["fusegen µs"].kind, cells[2]["eager µs"].kind, cells[2]["copy µs"].kind) == ("best", "number", "number")
+    assert (cells[2]["speed-up"].text, cells[2]["of copy"].text, cells[2]["rate"].text) == ("2.00×", "50%", "8.39 TB/s")
+    assert cells[0]["copy µs"].text == "–"
+    assert ("eager", "as eager does", ()) in page.notes
+    assert ("copy", "as copy does", ("gelu",)) in page.notes
+
+
+def test_trouble_says_why() -> None:
+    lines = trouble_table([judge(row) for row in (failed("no compiler"), wrong(), row(eager=1.0))]).lines
+    assert [line.cells[1].text for line in lines] == ["no compiler", "off by 7.0e-01 of the result", "it was not run"]
+
+
+# The page.
+
+
+class _Page(HTMLParser):
+    """Elements, identifiers and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.outside: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        links = [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data", "action")]
+        self.outside += [link for link in links if not link.startswith("#")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _many() -> Record:
+    shares = {"fusegen": 1.05, "eager": 1.9, "compile": 1.04}
+    return record(*(of for number in range(25) for of in sweep(f"case_{number}", range(8, 16), **shares)))
+
+
+_HOST = replace(ENVIRONMENT, kind="cpu", driver=None, cuda=None, commit=None, date="once")
+
+RECORDS = {
+    "everything": everything(),
+    "empty": record(),
+    "one": record(row(fusegen=2.0, eager=3.0, copy=1.0)),
+    "no copy": record(row(fusegen=2.0, eager=3.0), row("linear", flops=1 << 30, fusegen=2.0, eager=3.0)),
+    "products alone": record(row("linear", "8x8x8", flops=1 << 30, fusegen=2.0)),
+    "failures alone": record(failed(), wrong(), row()),
+    "no bytes": record(replace(row(fusegen=2.0, eager=3.0), bytes=0), replace(row(flops=1 << 20, fusegen=2.0), bytes=0)),
+    "no numbers in a shape": record(row(shape="", fusegen=2.0, eager=3.0), row(shape="0x0", fusegen=2.0, eager=3.0)),
+    "extremes": record(row(fusegen=1e-3, eager=1e7, copy=1e-3), row("slow", fusegen=1e7, eager=1e-3)),
+    "a processor": replace(everything(), environment=_HOST),
+    "many": _many(),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_record_makes_a_page_that_needs_nothing_else(name: str) -> None:
+    text = report(RECORDS[name])
+    page = _Page(text)
+    assert not page.outside
+    assert not re.search(r"@import|@font-face|url\((?!#)", text)
+    assert not page.tags.keys() & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags["figure"] == 0 or page.ids.index("losses") < page.ids.index("charts")
+    for said in ("Where fusegen is slower", words(list(map(judge, RECORDS[name].rows))), *(of.case for of in RECORDS[name].rows)):
+        assert said in page.text
+
+
+def test_two_hundred_cases_are_all_in_the_table() -> None:
+    page = _Page(report(_many()))
+    assert len(_many().rows) == 200
+    assert page.tags["tr"] > 200
+    assert page.tags["svg"] < 60, "a small chart a sweep, and a few others"
+
+
+def test_names_and_messages_are_text() -> None:
+    evil = '<script>alert("&")</script>'
+    rows = [replace(each, case=evil, group=evil, shape=evil, dtype=evil, launches=evil) for each in everything().rows]
+    rows = [replace(each, timings=tuple(replace(t, what=evil, error=t.error and evil) for t in each.timings)) for each in rows]
+    rows.append(replace(rows[0], timings=(*rows[0].timings, timing(evil, 1.0))))
+    latency = (replace(everything().latency[0], case=evil),)
+    where = replace(ENVIRONMENT, device=evil, driver=evil, torch=evil, timer=evil, date=evil, commit=evil)
+    page = _Page(report(Record(where, tuple(rows), latency)))
+    assert "script" not in page.tags
+    assert page.text.count(evil) > 30
+
+
+def test_mathematics_in_a_name_is_text() -> None:
+    assert "$\\frac{a}$" in report(record(row("$\\frac{a}$", fusegen=1.0, eager=2.0)))
+
+
+def test_the_heading_says_what_was_measured_on() -> None:
+    page = _Page(report(everything()))
+    versions = ("580.159.04", "13.0", "2.13.0", "0.1.0", "3.12.3")
+    for said in ("NVIDIA H200", *versions, "CUDA graphs", "2026-11-23 06:41 UTC", "0123456789ab-dirty"):
+        assert said in page.text
+    assert "threads" not in page.text and "threads" in _Page(report(RECORDS["a processor"])).text
+
+
+def test_the_same_record_is_the_same_page() -> None:
+    assert report(everything()) == report(everything())
+
+
+def test_charts_say_what_the_record_says() -> None:
+    """Where marks stand is the browser test's; here are the numbers that they come with."""
+    text = _Page(report(everything())).text
+    assert "linear_bias_gelu 4096x4096x4096 bfloat16, eager: 687 TFLOP/s" in text
+    assert "The flat roof is the best product of this run: 687 TFLOP/s, by eager in linear_bias_gelu 4096x4096x4096." in text
+    assert "gelu 1024x4096 bfloat16, copy: 3.53 TB/s" in text
+    assert "▼ 0.95× eager" in text and "6.00× eager" in text
+    assert "crooked 1024x4096 bfloat16, eager" in text and "crooked 1024x4096 bfloat16, fusegen" not in text
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot write"):
+        write_report(record(), tmp_path / "file" / "report.html")
+    with pytest.raises(ArgumentError, match="cannot write"):
+        write_report(record(), tmp_path)
+    write_report(record(), tmp_path / "deep" / "report.html")
+    assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8") == report(record())
+
+
+def test_without_matplotlib_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for write in (write_report, write_plot):
+        with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
+            write(everything(), tmp_path / "report")
+    assert not list(tmp_path.iterdir())
+
+
+def test_matplotlib_is_imported_for_charts_only() -> None:
+    code = "import sys, fusegen.bench.report, fusegen.bench.plot, fusegen.cli.main; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# The README's plot.
+
+
+def test_the_plot_is_a_file_of_its_own() -> None:
+    text = plot(everything())
+    assert text == plot(everything())
+    root = ElementTree.fromstring(text)
+    said = " ".join(root.itertext())
+    assert "gelu_dropout_add_with_a_long_name 8x1024x3072" in said and "6.00× eager" in said and "▼ 0.95× eager" in said
+    assert "soft<b>max" not in said, "of another group"
+    assert "prefers-color-scheme: dark" in said
+    assert not re.search(r"(?<!xmlns=\")(?<!xmlns:xlink=\")https?:|202\d-", text)
+
+
+def test_there_has_to_be_something_to_plot() -> None:
+    with pytest.raises(ArgumentError, match="no speed-up in the group 'other'"):
+        plot(everything(), group="other")
+
+
+def test_the_readmes_plot_is_of_the_stored_run(accept: bool) -> None:
+    if not accept and PLOT.name not in (ROOT / "README.md").read_text(encoding="utf-8"):
+        pytest.skip("the README shows no plot")
+    pinned = re.search(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    if pinned is None or version("matplotlib") != pinned[1]:
+        pytest.skip("another matplotlib than the pinned one, which places letters elsewhere")
+    if accept:
+        write_plot(read(STORED), PLOT)
+    elif PLOT.read_text(encoding="utf-8") != plot(read(STORED)):
+        pytest.fail(f"{PLOT.name} is not of {STORED.name}; {_ACCEPT}", pytrace=False)

@@ -1,0 +1,225 @@
+"""The report in a browser: legible on a phone and on a desk, in light and in dark, without a request to anywhere.
+
+Skipped where there is no Chromium; continuous integration installs it (``.ci/run``).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from fusegen.bench.plot import write_plot
+from fusegen.bench.report import write_report
+from tests.unit.bench_records import everything
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no chromium or no chromedriver: apt-get install chromium chromium-driver"
+)
+
+PHONE, DESK = 360, 1280
+LEAST_CONTRAST, LEAST_PIXELS = 4.5, 12.0
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+# Every text that is shown: its colour, what it lies on, its size as it comes out, and whether its chart cuts it off.
+_TEXTS = """
+const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+function rgba(colour) {
+  canvas.clearRect(0, 0, 1, 1);
+  canvas.fillStyle = colour;
+  canvas.fillRect(0, 0, 1, 1);
+  return Array.from(canvas.getImageData(0, 0, 1, 1).data);
+}
+function ground(element) {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = rgba(getComputedStyle(e).backgroundColor);
+    if (colour[3] > 0) return colour;
+  }
+  return [255, 255, 255, 255];
+}
+const walker = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_TEXT);
+const found = [];
+while (walker.nextNode()) {
+  const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
+  const box = element.getBoundingClientRect(), style = getComputedStyle(element);
+  if (!text || !box.width || ['STYLE', 'TITLE', 'title', 'desc', 'style'].includes(element.tagName)) continue;
+  const svg = element.closest('svg');
+  const frame = (svg || document.documentElement).getBoundingClientRect();
+  const across = box.left >= frame.left - 1 && box.right <= frame.right + 1;
+  const inside = !svg || (across && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1);
+  const scale = svg ? element.getScreenCTM().a : 1;
+  found.push({
+    text, inside, chart: Boolean(svg), table: Boolean(element.closest('table')),
+    size: parseFloat(style.fontSize) * scale,
+    colour: rgba(svg ? style.fill : style.color), ground: ground(element),
+  });
+}
+return found;
+"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as the browser shows it.
+
+    Attributes:
+        text: what it says.
+        chart, table: where it stands.
+        inside: whether all of it is within its chart.
+        size: of its letters, in CSS pixels after scaling.
+        colour, ground: red, green, blue, and how opaque, to 255.
+    """
+
+    text: str
+    chart: bool
+    table: bool
+    inside: bool
+    size: float
+    colour: tuple[float, ...]
+    ground: tuple[float, ...]
+
+    @property
+    def contrast(self) -> float:
+        """As WCAG defines it."""
+        lighter, darker = sorted((_luminance(self.colour), _luminance(self.ground)), reverse=True)
+        return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour[:3])]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A browser with a profile of its own."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(everything(), path)
+    return path.as_uri()
+
+
+def _open(browser: webdriver.Chrome, address: str, width: int, scheme: str, media: str = "screen") -> None:
+    for log in ("performance", "browser"):
+        browser.get_log(log)  # what was logged before is another page's
+    size = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": width == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wish = {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    browser.get(address)
+
+
+def _texts(browser: webdriver.Chrome) -> list[Text]:
+    return [Text(**found | {"colour": tuple(found["colour"]), "ground": tuple(found["ground"])}) for found in _run(browser, _TEXTS)]
+
+
+def _run(browser: webdriver.Chrome, script: str) -> Any:
+    return browser.execute_script(script)
+
+
+def _requests(browser: webdriver.Chrome) -> list[str]:
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [found["params"]["request"]["url"] for found in messages if found["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_the_page_is_legible(browser: webdriver.Chrome, page: str, width: int, scheme: str) -> None:
+    _open(browser, page, width, scheme)
+    assert _run(browser, "return window.innerWidth") == width
+    assert _run(browser, "return document.scrollingElement.scrollWidth <= window.innerWidth")
+    texts = _texts(browser)
+    assert any(text.chart for text in texts) and any(text.table for text in texts)
+    assert [text for text in texts if text.contrast < LEAST_CONTRAST or text.colour[3] < 255] == []
+    assert [text for text in texts if text.size < LEAST_PIXELS] == []
+    assert [text for text in texts if not text.inside] == []
+    shown = {text.text for text in texts if text.ground != (253, 252, 250, 255)}
+    assert bool(shown) is (scheme == "dark"), "the scheme is followed"
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_every_case_is_shown_and_losses_come_first(browser: webdriver.Chrome, page: str, width: int) -> None:
+    _open(browser, page, width, "light")
+    heads = _run(browser, "return Array.from(document.querySelectorAll('#tables tbody th'), e => e.innerText)")
+    shown = ["".join(head.split()) for head in heads]
+    wanted = [f"{row.case}{row.shape}{row.dtype}" for row in everything().rows]
+    assert sorted(shown) == sorted(wanted)
+    bottom = _run(browser, "return document.querySelector('#losses table').getBoundingClientRect().bottom")
+    boxes = _run(browser, "return Array.from(document.querySelectorAll('svg'), e => e.getBoundingClientRect().toJSON())")
+    tops = [box["top"] for box in boxes if box["width"]]
+    assert len(tops) > 3 and min(tops) >= bottom
+
+
+def test_nothing_is_asked_of_anywhere_and_nothing_is_complained_of(browser: webdriver.Chrome, page: str) -> None:
+    _open(browser, page, PHONE, "dark")
+    assert _requests(browser) == [page]
+    assert _run(browser, "return performance.getEntriesByType('resource').length") == 0
+    assert browser.get_log("browser") == []
+
+
+def test_tables_scroll_within_their_boxes(browser: webdriver.Chrome, page: str) -> None:
+    _open(browser, page, PHONE, "light")
+    script = "const box = document.querySelector('#tables .scroll'); box.focus(); box.scrollLeft = 99;"
+    assert _run(browser, f"{script} return box.scrollLeft === 99 && document.activeElement === box"), "by keys, too"
+    lefts = "box.querySelector('tbody th').getBoundingClientRect().left - box.getBoundingClientRect().left"
+    left = _run(browser, f"{script} return {lefts}")
+    assert left == pytest.approx(0, abs=1), "the case stays in sight"
+
+
+def test_charts_have_names_that_are_read_aloud(browser: webdriver.Chrome, page: str) -> None:
+    _open(browser, page, DESK, "light")
+    tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    images = [node for node in tree if node.get("role", {}).get("value") in ("image", "img") and not node["ignored"]]
+    assert len(images) > 3
+    assert all(node["name"]["value"] for node in images)
+    assert _run(browser, "return document.documentElement.lang") == "en"
+
+
+def test_paper_is_white_in_the_dark(browser: webdriver.Chrome, page: str) -> None:
+    _open(browser, page, DESK, "dark", media="print")
+    assert all(_luminance(text.ground) > 0.9 for text in _texts(browser))
+    assert _run(browser, "return Array.from(document.querySelectorAll('.narrow')).every(e => !e.getBoundingClientRect().width)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_readmes_plot_brings_its_ground(browser: webdriver.Chrome, tmp_path: Path, scheme: str) -> None:
+    write_plot(everything(), tmp_path / "plot.svg")
+    _open(browser, (tmp_path / "plot.svg").as_uri(), DESK, scheme)
+    ground = _run(browser, "return getComputedStyle(document.querySelector('path')).fill")
+    colour = _run(browser, "return getComputedStyle(document.querySelector('text')).fill")
+    as_numbers = [tuple(float(part) for part in found.strip("rgb()").split(",")) for found in (colour, ground)]
+    assert Text("", True, False, True, 12, *as_numbers).contrast >= LEAST_CONTRAST
+    assert (_luminance(as_numbers[1]) < 0.1) is (scheme == "dark")
+    sizes = _run(browser, "return Array.from(document.querySelectorAll('text'), e => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes) >= LEAST_PIXELS
