@@ -69,7 +69,7 @@ def facts(environment: Environment) -> list[tuple[str, str]]:
         ("Python", environment.python),
         ("timer", environment.timer),
         ("date", _date(environment.date)),
-        ("commit", short_commit(environment.commit)),
+        ("commit", environment.short_commit),
     )
     return [(name, value) for name, value in found if value]
 
@@ -80,12 +80,6 @@ def _date(text: str) -> str:
         return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
     except ValueError:
         return text
-
-
-def short_commit(commit: str | None) -> str | None:
-    """Twelve digits of a commit, and what is said behind them."""
-    number, dash, state = (commit or "").partition("-")
-    return f"{number[:12]}{dash}{state}" or None
 
 
 def words(verdicts: Sequence[Verdict]) -> str:

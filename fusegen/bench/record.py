@@ -48,6 +48,12 @@ class Environment:
     date: str
     commit: str | None
 
+    @property
+    def short_commit(self) -> str | None:
+        """The first digits of the commit, with what stands behind it where files had changed."""
+        number, dash, state = (self.commit or "").partition("-")
+        return f"{number[:12]}{dash}{state}" or None
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -146,8 +152,11 @@ def write(record: Record, path: Path) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, option: str) -> None:
     """Refuses a file that cannot be written, before anybody measures for it.
+
+    Args:
+        option: that names it.
 
     Raises:
         ArgumentError: saying why.
@@ -159,7 +168,7 @@ def check_place(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=f"choose another file with {option}") from None
 
 
 def read(path: Path) -> Record:

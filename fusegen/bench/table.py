@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from fusegen.bench.comparison import Change, Comparison
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Environment, Latency, Record, Row, Timing
+from fusegen.bench.verdict import COPY, FUSEGEN, is_wrong, judge
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Titles of columns, and rows."""
 
-_ORDER = tuple(each.name for each in PROVIDERS if each.computes and each.name != "fusegen")
+_ORDER = tuple(each.name for each in PROVIDERS if each.computes and each.name != FUSEGEN)
 """Whom fusegen is compared with."""
 
 
@@ -22,12 +23,7 @@ def heading(environment: Environment) -> str:
     parts += [f"CUDA {environment.cuda}"] if environment.cuda else []
     parts += [f"{environment.threads} threads"] if environment.kind == "cpu" else []
     parts += [f"torch {environment.torch}", f"fusegen {environment.fusegen}", environment.timer, environment.date]
-    return " · ".join([*parts, *([_short(environment.commit)] if environment.commit else [])])
-
-
-def _short(commit: str) -> str:
-    number, dash, state = commit.partition("-")
-    return f"{number[:12]}{dash}{state}"
+    return " · ".join([*parts, *([environment.short_commit] if environment.short_commit else [])])
 
 
 def group_tables(record: Record) -> dict[str, Table]:
@@ -56,7 +52,7 @@ def _group_table(rows: Sequence[Row]) -> Table:
 
 
 def _row(row: Row, peers: Sequence[str]) -> tuple[str, ...]:
-    ours, best = row.timing("fusegen"), best_peer(row)
+    ours, best = row.timing(FUSEGEN), row.timing(judge(row).peer)
     time = None if ours is None else ours.microseconds
     return (
         row.case,
@@ -65,19 +61,12 @@ def _row(row: Row, peers: Sequence[str]) -> tuple[str, ...]:
         row.launches or "–",
         _time(ours),
         rate(row, time),
-        _ratio(row.microseconds("copy"), time, "{:.0%}"),
+        _ratio(row.microseconds(COPY), time, "{:.0%}"),
         *(_time(row.timing(name)) for name in peers),
         _ratio(None if best is None else best.microseconds, time, "{:.2f}×"),
         "–" if ours is None or ours.difference is None else f"{ours.difference:.1e}",
         "–" if best is None else f"{best.provider}: {best.what}",
     )
-
-
-def best_peer(row: Row) -> Timing | None:
-    """Whoever computes the case fastest besides fusegen."""
-    timed = [(timing.microseconds, timing) for timing in row.timings if timing.provider in _ORDER]
-    found = [(time, timing) for time, timing in timed if time is not None]
-    return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _latency(latency: Latency) -> tuple[str, ...]:
@@ -108,7 +97,7 @@ def byte_rate(moved: int, microseconds: float) -> str:
 def _time(timing: Timing | None) -> str:
     """A cell; why one failed stands below the table."""
     if timing is not None and timing.error is not None:
-        return "wrong" if timing.error.startswith("wrong") else "failed"
+        return "wrong" if is_wrong(timing) else "failed"
     return _microseconds(None if timing is None else timing.microseconds)
 
 

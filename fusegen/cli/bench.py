@@ -14,8 +14,10 @@ from fusegen.bench import latency
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.comparison import Comparison, check_same_device, compare
+from fusegen.bench.plots import require_plots
 from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
 from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, read, write
+from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page with charts (fusegen[bench])")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
@@ -51,6 +54,8 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     old = None if options.compare is None else read(options.compare)
     record = _measure(options, terminal, old) if options.show is None else read(options.show)
     comparison = None if old is None else compare(old, record)
+    if options.report is not None:
+        write_report(record, options.report)
     if options.json:
         found = {} if comparison is None else {"comparison": comparison}
         parts: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
@@ -70,7 +75,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
     if options.show is None and options.out is not None:
-        check_place(options.out)
+        check_place(options.out, "--out")
+    if options.report is not None:
+        require_plots()
+        check_place(options.report, "--report")
 
 
 # Measuring.

@@ -20,7 +20,8 @@ from fusegen.bench.eager_cost import eager_cost
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
 from fusegen.bench.run import run_case
-from fusegen.bench.table import best_peer, byte_rate, group_tables, heading, latency_table, rate
+from fusegen.bench.table import byte_rate, group_tables, heading, latency_table, rate
+from fusegen.bench.verdict import judge
 from fusegen.errors import ArgumentError
 from fusegen.specs import SPECS, meta
 
@@ -302,9 +303,9 @@ def test_the_table_says_what_the_record_says() -> None:
 def test_the_best_peer_is_no_copy() -> None:
     rows = _record().rows
     assert rate(rows[0], None) == "–"
-    best = best_peer(rows[0])
+    best = rows[0].timing(judge(rows[0]).peer)
     assert best is not None and best.provider == "quack"
-    assert best_peer(rows[3]) is None
+    assert not judge(rows[3]).peer
 
 
 def test_the_heading_and_the_hosts_times() -> None:

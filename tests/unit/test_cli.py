@@ -370,6 +370,25 @@ def test_bench_stores_and_shows_the_same(run: Run, tmp_path: Path) -> None:
     assert run("bench", "--show", str(path)).out == result.out
 
 
+@pytest.mark.usefixtures("small_cases")
+def test_bench_writes_a_page(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page, record = tmp_path / "page.html", tmp_path / "bench.json"
+    assert run(*QUICK, "gelu", "--out", str(record), "--report", str(page)).code == 0
+    assert ">gelu<" in (first := page.read_text())
+    page.unlink()
+    assert run("bench", "--show", str(record), "--report", str(page)).code == 0
+    assert page.read_text() == first
+    refused = run("bench", "--show", str(record), "--report", str(tmp_path))
+    assert refused.code == 2 and "--report" in refused.err
+
+
+def test_bench_without_the_library_for_charts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.bench.plots.find_spec", lambda name: None)
+    refused = run("bench", "--show", str(ROOT / "docs/bench/h200.json"), "--report", str(tmp_path / "page.html"))
+    assert refused.code == 2 and "fusegen[bench]" in refused.err and not list(tmp_path.iterdir())
+
+
 def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     good, other = (replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm"))
     broken = replace(good, build=lambda dtype, sizes: {"x": good.build(dtype, sizes)["x"].to(torch.complex64)})
