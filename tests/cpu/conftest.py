@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import fusegen.lang.functions  # noqa: F401 - registers torch's functions with the tracer
-from fusegen.calls.call import Role, StridedOperand
 from fusegen.dtypes import DType, from_torch
 from fusegen.emit import emit
 from fusegen.ir.graph import Graph, InputSpec
@@ -23,10 +22,11 @@ from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
 from fusegen.passes.fuse import fuse
 from fusegen.passes.pipeline import run_passes
+from fusegen.runtime.execute import HostBackend, bound_call
 from fusegen.runtime.host_launch import host_kernels
 from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.lower import lower
-from fusegen.schedule.program import BufferSpec, Launch, Program
+from fusegen.schedule.program import Program
 from fusegen.settings import settings
 from fusegen.source import Source
 from fusegen.target import target
@@ -70,7 +70,8 @@ class Runner:
         computed = scalars_of(self.program.call.scalars, self.sizes, tuple(scalars))
         self.scalars = computed(tuple(scalars.values())) if computed else {}
         self.sources = tuple(emit(launch, device) for launch in self.program.launches)
-        self.kernels = {id(launch): k for launch, k in zip(self.program.launches, host_kernels(self.sources), strict=True)}
+        kernels, cpu = host_kernels(self.sources), torch.device("cpu")
+        self.run = bound_call(self.program.call, tuple, self.sizes, cpu, HostBackend(), kernels)
 
     def _trace(
         self, function: Callable[..., object], inputs: Mapping[str, Tensor], symbolic: Symbolic, scalars: Sequence[str]
@@ -90,31 +91,8 @@ class Runner:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The results, in fresh memory."""
-        buffers = {spec.key: self.buffer(spec, inputs) for spec in self.program.buffers}
-        for step in self.program.steps:
-            if isinstance(step, Launch):
-                self.kernels[id(step)](self.arguments(step, buffers))
-            else:
-                product = torch.matmul(self._strided(step.a, buffers), self._strided(step.b, buffers))
-                self._strided(step.out, buffers).copy_(product)
-        return tuple(buffers[key] for key in self.program.results)
-
-    def buffer(self, spec: BufferSpec, inputs: Mapping[str, Tensor]) -> Tensor:
-        """An input, or fresh memory."""
-        if spec.role is Role.INPUT:
-            return inputs[str(self.program.graph.nodes[spec.node].attr("name"))]
-        return torch.empty([f(self.sizes) for f in spec.shape], dtype=spec.dtype.torch)
-
-    def arguments(self, launch: Launch, buffers: Mapping[int, Tensor]) -> list[int | float]:
-        """The values of a kernel's parameters."""
-        kernel = launch.kernel
-        pointers = [buffers[p.buffer].data_ptr() for p in kernel.pointers]
-        return [*pointers, *(self.sizes[name] for name in kernel.sizes), *(self.scalars[name] for name, _ in kernel.scalars)]
-
-    def _strided(self, operand: StridedOperand, buffers: Mapping[int, Tensor]) -> Tensor:
-        shape, strides = ([f(self.sizes) for f in formulas] for formulas in (operand.shape, operand.strides))
-        base = buffers[operand.buffer]
-        return base.as_strided(shape, strides, base.storage_offset() + operand.offset(self.sizes))
+        results: tuple[Tensor, ...] = self.run([inputs[name] for _, name in self.program.inputs], self.scalars)
+        return results
 
 
 class _Nothing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import shutil
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -303,7 +304,7 @@ def test_text_is_deterministic_and_readable(run: Run) -> None:
     )
     assert [s.text for s in first.sources] == [s.text for s in second.sources]
     source = first.sources[0]
-    assert source.language == "cpp" and f'extern "C" void {source.entry}(void** arguments)' in source.pipeline
+    assert source.language == "cpp" and f'extern "C" void {source.entry}(const void* arguments)' in source.pipeline
     assert "    \n" not in source.text and "\n\n\n" not in source.text
     assert "i0 %" not in source.pipeline
 
@@ -316,7 +317,7 @@ def test_kernel_can_be_called_from_several_threads(run: Run) -> None:
         x = torch.randn(1000 + seed)
         y = torch.empty_like(x)
         for _ in range(50):
-            kernel([x.data_ptr(), y.data_ptr(), x.numel()])
+            kernel(struct.pack("qqq", x.data_ptr(), y.data_ptr(), x.numel()))
         return torch.allclose(y, x.exp())
 
     with ThreadPoolExecutor(4) as pool:
@@ -332,9 +333,9 @@ def test_refused_text_is_a_compile_error() -> None:
         host_kernels([Source("broken", "fg_broken", "cpp", "", "", "", "nonsense;")])
 
 
-def test_entry_takes_values_by_address() -> None:
-    text = 'extern "C" void fg_sum(void** a) { **(double**)a[0] = *(long long*)a[1] + *(double*)a[2]; }'
+def test_entry_takes_packed_values() -> None:
+    text = 'extern "C" void fg_sum(const void* a) { **(double**)a = ((long long*)a)[1] + ((double*)a)[2]; }'
     (kernel,) = host_kernels([Source("sum", "fg_sum", "cpp", "", "", "", text)])
     out = ctypes.c_double()
-    kernel([ctypes.addressof(out), 2**40, 0.25])
+    kernel(struct.pack("qqd", ctypes.addressof(out), 2**40, 0.25))
     assert out.value == 2**40 + 0.25
