@@ -20,13 +20,14 @@ from fusegen.passes.partials import reduced_by_tiles
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
-from fusegen.schedule.lower import lower
-from fusegen.schedule.plan import ContractionPlan
+from fusegen.schedule.lower import Pins, lower
+from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Target
 
 Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+_NO_PINS: Pins = {}
 Rows: TypeAlias = Mapping[Dim, range]
 Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
 
@@ -102,7 +103,7 @@ class Forms:
 
     def __init__(self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose) -> None:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
-        self._made: dict[Key, Form] = {}
+        self._made: dict[tuple[Key, frozenset[tuple[tuple[int, ...], LanePlan]]], Form] = {}
         self._by_class: dict[tuple[int, ...], Form] = {}
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
@@ -115,6 +116,14 @@ class Forms:
         if classes not in self._by_class:
             self._by_class[classes] = self._form(classes)
         return self._by_class[classes]
+
+    def pinned(self, sizes: Mapping[str, int], pins: Pins) -> Form:
+        """The form for some sizes, of which some launches have other plans.
+
+        Args:
+            pins: candidates of launches of `at`, by the outputs of their groups.
+        """
+        return self._form(self._classes(sizes), pins)
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
         """What is expected of some sizes."""
@@ -202,15 +211,16 @@ class Forms:
             self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
         return self._chosen[key]
 
-    def _form(self, classes: tuple[int, ...]) -> Form:
+    def _form(self, classes: tuple[int, ...], pins: Pins = _NO_PINS) -> Form:
         decision = self._decision(self._expected(classes))
-        if decision.key not in self._made:
-            self._made[decision.key] = self._lowered(decision)
-        return self._made[decision.key]
+        key = decision.key, frozenset(pins.items())
+        if key not in self._made:
+            self._made[key] = self._lowered(decision, pins)
+        return self._made[key]
 
-    def _lowered(self, decision: _Decision) -> Form:
+    def _lowered(self, decision: _Decision, pins: Pins) -> Form:
         graph, groups = decision.fused.graph, decision.fused.groups
-        program = lower(graph, groups, self._target, decision.plans, wide=self._wide)
+        program = lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins)
         return Form(graph, groups, program, tuple(emit(launch, self._target) for launch in program.launches))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 
 class Persistence(Enum):
@@ -31,6 +33,11 @@ class PointwisePlan:
     unroll: int
     tail: bool
     rows: int = 1
+
+    @property
+    def traits(self) -> tuple[str, tuple[float, ...]]:
+        """What it has in common with plans for other sizes: a kind, and numbers of which a factor of two counts as one."""
+        return "pointwise", tuple(map(math.log2, (self.lanes, self.unroll, self.threads, self.rows)))
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class RowPlan:
     tiled: bool = False
 
     @property
+    def traits(self) -> tuple[str, tuple[float, ...]]:
+        """As of a `PointwisePlan`: longer rows take more threads that hold as much each."""
+        return self.persistence.value, tuple(map(math.log2, (max(1, self.chunks) * self.lanes, self.lanes, self.rows)))
+
+    @property
     def block(self) -> int:
         """Threads of a block."""
         return self.threads * self.rows
@@ -75,6 +87,10 @@ class RowPlan:
     def span(self) -> int:
         """Columns that the threads of a row cover with one group of lanes each."""
         return self.threads * self.lanes
+
+
+LanePlan: TypeAlias = PointwisePlan | RowPlan
+"""Of kernels that have several plans, all of which are right."""
 
 
 @dataclass(frozen=True)

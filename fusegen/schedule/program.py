@@ -29,9 +29,10 @@ from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.fuse import Group
-from fusegen.schedule.bodies import Body, RowBody, ScanBody
+from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.names import scalar_identifier
+from fusegen.schedule.plan import LanePlan
 from fusegen.target import Target
 
 
@@ -67,6 +68,7 @@ class Launch:
         shared_bytes: dynamic shared memory of a block.
         traffic: bytes moved.
         extra: formulas of sizes that come before the kernel's own size parameters.
+        candidates: the plans that it could have, that which is expected to be fastest first; none where there is one way alone.
     """
 
     kernel: Kernel
@@ -77,6 +79,12 @@ class Launch:
     shared_bytes: int
     traffic: Traffic
     extra: tuple[Formula, ...] = ()
+    candidates: tuple[LanePlan, ...] = ()
+
+    @property
+    def plan(self) -> LanePlan | None:
+        """The plan that was chosen of several."""
+        return self.kernel.body.plan if isinstance(self.kernel.body, (PointwiseBody, RowBody)) else None
 
     @property
     def call(self) -> KernelLaunch:

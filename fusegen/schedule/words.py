@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
-from fusegen.schedule.plan import MmaPlan, Persistence, RowPlan
+from fusegen.schedule.plan import LanePlan, MmaPlan, Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 
 _KEPT = {
@@ -27,6 +27,16 @@ def launch_words(launch: Launch) -> str:
     if isinstance(body, ContractionBody):
         return _products(kind, body)
     return kind
+
+
+def plan_words(plan: LanePlan) -> str:
+    """What tells a plan from the others that a launch could have."""
+    if isinstance(plan, PointwisePlan):
+        across = f", {plan.rows} rows in turn" if plan.rows > 1 else ""
+        return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}"
+    how = "tiles of columns" if plan.tiled else plan.persistence.value
+    groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
+    return f"{how}: {plan.threads} threads, {groups} elements each" + (f", {plan.rows} rows" if plan.rows > 1 else "")
 
 
 def row_reason(plan: RowPlan) -> str:

@@ -15,8 +15,8 @@ from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
 from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
-from fusegen.schedule.heuristics.pointwise import pointwise_plan
-from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
+from fusegen.schedule.heuristics.pointwise import pointwise_plans
+from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.target import Target, cuda_targets, target
 
@@ -33,55 +33,70 @@ def covered(plan: RowPlan) -> int:
     return plan.span * plan.chunks
 
 
+def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int, reductions: int, inputs: int, sums: int) -> None:
+    assert plan.block <= 1024 and plan.lanes * itemsize <= 16 and columns % plan.lanes == 0
+    assert plan.threads % 32 == 0 and (plan.rows == 1 or plan.threads == 32)
+    assert plan.block * plan.blocks_per_sm <= 2048
+    if plan.persistence is not Persistence.LOOPED:
+        assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
+        assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
+    if plan.persistence is Persistence.STAGED:
+        assert plan.chunks < plan.slots <= 2 * plan.chunks and inputs and not sums
+        scratch = plan.warps * 2 * 8 * reductions
+        assert plan.slots * plan.span * inputs * itemsize + scratch + 1024 <= machine.shared_bytes
+    else:
+        assert plan.slots == 0
+    assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
+
+
 @pytest.mark.parametrize("machine", cuda_targets(), ids=lambda machine: machine.name)
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
     for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2), (0, 1, 2)):
         if sums and columns > 16384:
             continue  # fusion keeps these apart
-        plan = row_plan(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
-        assert plan.block <= 1024 and plan.lanes * itemsize <= 16 and columns % plan.lanes == 0
-        assert plan.rows == 1 or plan.threads == 32
-        assert plan.block * plan.blocks_per_sm <= 2048
-        if plan.persistence is not Persistence.LOOPED:
-            assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
-            assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
-        if plan.persistence is Persistence.STAGED:
-            assert plan.chunks < plan.slots <= 2 * plan.chunks and inputs and not sums
-            scratch = plan.warps * 2 * 8 * reductions
-            assert plan.slots * plan.span * inputs * itemsize + scratch + 1024 <= machine.shared_bytes
-        else:
-            assert plan.slots == 0
-        assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
+        plans = row_plans(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
+        assert len(set(plans)) == len(plans) <= 16
+        for plan in plans:
+            fits_the_machine(plan, machine, columns, itemsize, reductions, inputs, sums)
 
 
 def test_a_bound_of_a_row_is_not_its_length() -> None:
     name = size_symbol("n")
     rows = RowFeatures(Axes((axis_symbol("column"),), (name,)), [2], 1, 0, 1, 2)
     for bound in (32, 64, 1024, 8192, 32768):
-        plan = row_plan(rows, target("sm_90a"), {"n": 8}, {"n": bound})
-        assert not plan.exact and plan.lanes <= 8 and (plan.persistence is Persistence.LOOPED or covered(plan) >= bound)
-    assert row_plan(rows, target("sm_90a"), {"n": 8}, {}).persistence is Persistence.LOOPED
+        for plan in row_plans(rows, target("sm_90a"), {"n": 8}, {"n": bound}):
+            assert not plan.exact and plan.lanes <= 8 and (plan.persistence is Persistence.LOOPED or covered(plan) >= bound)
+    assert [plan.persistence for plan in row_plans(rows, target("sm_90a"), {"n": 8}, {})] == [Persistence.LOOPED]
+
+
+@pytest.mark.parametrize(("columns", "threads"), [(11008, 352), (5120, 160), (20480, 640), (6144, 192), (768, 32)])
+def test_a_row_of_any_length_can_fill_its_warps(columns: int, threads: int) -> None:
+    plans = row_plans(features(columns, 2, 0.5, 0, 2, 2), target("sm_90a"), {}, {})
+    (plan,) = (plan for plan in plans if plan.threads == threads and plan.persistence is Persistence.REGISTERS)
+    assert covered(plan) < columns * 1.05
 
 
 def test_tiles_of_columns_cover_a_row_whatever_its_length() -> None:
     for columns in LENGTHS:
-        plan = row_plan(features(columns, 4, 0, 1, 0, 0), target("sm_90a"), {}, {})
+        (plan,) = row_plans(features(columns, 4, 0, 1, 0, 0), target("sm_90a"), {}, {})
         assert plan.tiled and plan.chunks == 1 and plan.resident >= 1 and plan.exact is (columns % plan.span == 0)
     unknown = RowFeatures(Axes((axis_symbol("column"),), (size_symbol("n"),)), [4], 0, 1, 0, 0)
-    assert not row_plan(unknown, target("sm_90a"), {}, {}).exact
+    assert not row_plans(unknown, target("sm_90a"), {}, {})[0].exact
 
 
 @pytest.mark.parametrize("itemsizes", [(1,), (2,), (4,), (8,), (2, 4), (1, 8)])
 @pytest.mark.parametrize("shape", [(7,), (8,), (1 << 22,), (5, 7), (5, 12), (5, 64), (3, 5, 6)])
 def test_pointwise_plans_divide_their_rows(itemsizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     axes = Axes(tuple(axis_symbol(f"i{d}") for d in range(len(shape))), shape)
-    plan = pointwise_plan(axes, itemsizes, [], target("sm_90a"), {})
-    assert plan.lanes <= 8 and plan.lanes * min(itemsizes) <= 16
-    if len(shape) > 1:
-        assert shape[-1] % plan.lanes == 0 and not plan.tail
-    else:
-        assert plan.tail is (shape[0] % plan.lanes != 0)
+    plans = pointwise_plans(axes, itemsizes, [], target("sm_90a"), {})
+    assert len(set(plans)) == len(plans)
+    for plan in plans:
+        assert plan.lanes <= 8 and plan.lanes * min(itemsizes) <= 16
+        if len(shape) > 1:
+            assert shape[-1] % plan.lanes == 0 and not plan.tail
+        else:
+            assert plan.tail or shape[0] % plan.lanes == 0
 
 
 def of_launch(plan: ContractionPlan | AttentionPlan) -> None:

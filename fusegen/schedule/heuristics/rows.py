@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fusegen.ir.symbolic import Axes, literal
 from fusegen.schedule.access import Multiples, divisor
@@ -57,34 +58,46 @@ class RowFeatures:
     computed: int = 0
 
 
-def row_plan(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> RowPlan:
-    """The plan of a row kernel.
+def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
+    """The plans that a row kernel can have; what is expected to be fastest comes first.
 
     Args:
         multiples: known divisors of sizes.
         bounds: known bounds of sizes.
     """
     if target.backend is Backend.CPU:
-        return cpu.row_plan(features.axes, features.reductions, features.column_sums, features.computed)
+        return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed)
     lanes = _lanes(features, multiples)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
-        return _tiled(columns if known else None, lanes, target)
+        return (_tiled(columns if known else None, lanes, target),)
+    looped = _looped(lanes, target, features)
     if columns is None:
-        return _looped(lanes, target, features)
-    held = max(0.5, features.held + features.column_sums)
-    for threads in _THREADS:
-        chunks = max(1, -(-columns // (lanes * threads)))  # a sum of no columns is a row of them still
-        last_resort = bool(features.column_sums) and threads == _MOST_THREADS
-        if _fits(chunks * lanes, held, threads, features) or last_resort:
-            return _held(columns if known else None, lanes, threads, chunks, features, target)
-    return _staged(columns, known, lanes, features, target) or _looped(lanes, target, features)
+        return (looped,)
+    held = partial(_held_by, columns, known, lanes, features, target)
+    groups = max(1, -(-columns // lanes))  # a sum of no columns is a row of them still
+    powers = [held(threads) for threads in _THREADS if threads == _WARP or threads < 2 * groups]
+    fewest = [held(-(-groups // (chunks * _WARP)) * _WARP) for chunks in range(_MOST_ELEMENTS // lanes, 0, -1)]
+    if features.column_sums:  # which threads hold over all rows: there is no other way
+        found = [*powers, *fewest]
+        return tuple(dict.fromkeys(filter(None, found if any(found) else [held(_MOST_THREADS)])))
+    return tuple(dict.fromkeys(filter(None, [*powers, _staged(columns, known, lanes, features, target), looped, *fewest])))
 
 
-def _fits(elements: int, held: float, threads: int, features: RowFeatures) -> bool:
-    """Whether a thread can hold its part of a row; a whole block's threads only where column sums leave no other way."""
-    allowed = threads < _MOST_THREADS or features.column_sums > 0
-    return allowed and elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
+def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
+    """A row in the registers of so many threads, if these can hold it. A whole block's hold any where columns are summed, for
+    which there is no other way."""
+    chunks = max(1, -(-columns // (lanes * threads)))
+    if threads < _MOST_THREADS:
+        fits = _fits(chunks * lanes, max(0.5, features.held + features.column_sums))
+    else:
+        fits = threads == _MOST_THREADS and features.column_sums > 0
+    return _held(columns if known else None, lanes, threads, chunks, features, target) if fits else None
+
+
+def _fits(elements: int, held: float) -> bool:
+    """Whether a thread can hold its part of a row."""
+    return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import sympy
 
@@ -23,13 +23,18 @@ from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
-from fusegen.schedule.plan import ContractionPlan
+from fusegen.schedule.plan import ContractionPlan, LanePlan, PointwisePlan, RowPlan
 from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Read
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
 """Of launches of products, by their products."""
+
+Pins: TypeAlias = Mapping[tuple[int, ...], LanePlan]
+"""Plans that were asked for, by the outputs of the group."""
+
+P = TypeVar("P", PointwisePlan, RowPlan)
 
 
 @dataclass
@@ -44,6 +49,8 @@ class Context:
         plans: of launches of products.
         reads: for each node that the kernel reads from memory, the buffer.
         written: a buffer that holds the kernel's value already.
+        pins: plans that were asked for.
+        candidates: the plans that the kernel could have, once one was chosen.
         names: identifiers that are taken in the kernel's text.
     """
 
@@ -57,11 +64,19 @@ class Context:
     plans: Plans
     reads: Mapping[int, int]
     written: int | None = None
+    pins: Pins = field(default_factory=dict)
+    candidates: tuple[LanePlan, ...] = field(init=False, default=())
     names: Namer = field(init=False)
 
     def __post_init__(self) -> None:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
+
+    def chosen(self, candidates: tuple[P, ...]) -> P:
+        """The plan that was asked for, where it is one of the candidates; else the first."""
+        self.candidates = candidates
+        asked = self.pins.get(self.group.outputs)
+        return next((plan for plan in candidates if plan == asked), candidates[0])
 
     @property
     def stored(self) -> Mapping[int, int]:

@@ -8,7 +8,7 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.schedule.lower.attention import lower_attention
-from fusegen.schedule.lower.context import Context, Plans
+from fusegen.schedule.lower.context import Context, Pins, Plans
 from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_library
 from fusegen.schedule.lower.memory import Memory
@@ -32,7 +32,9 @@ _KINDS: dict[GroupKind, Callable[[Context], Sequence[Step]]] = {
 }
 
 
-def lower(graph: Graph, groups: tuple[Group, ...], target: Target, plans: Plans, *, wide: bool = False) -> Program:
+def lower(
+    graph: Graph, groups: tuple[Group, ...], target: Target, plans: Plans, *, wide: bool = False, pins: Pins | None = None
+) -> Program:
     """The program of a graph.
 
     Args:
@@ -41,13 +43,14 @@ def lower(graph: Graph, groups: tuple[Group, ...], target: Target, plans: Plans,
         target: the machine.
         plans: of launches of products.
         wide: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
+        pins: plans that were asked for, of other launches.
     """
     memory = Memory(graph, groups)
     fast = approximating(graph, groups, memory)
     steps: list[Step] = []
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
-        context = Context(graph, group, memory, target, wide, group in fast, name, plans, memory.reads)
+        context = Context(graph, group, memory, target, wide, group in fast, name, plans, memory.reads, pins=pins or {})
         found = _KINDS[group.kind](context)
         _check_shared(found, target)
         steps += found

@@ -8,7 +8,7 @@ from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import merge_axes
 from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.heuristics.pointwise import pointwise_plan
+from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
@@ -41,7 +41,7 @@ def _launch(
     lane_axis = axes.symbols[-1]
     itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
     offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
-    plan = pointwise_plan(axes, itemsizes, offsets, context.target, context.multiples)
+    plan = context.chosen(pointwise_plans(axes, itemsizes, offsets, context.target, context.multiples))
     fragments = Fragments(
         context,
         evaluator.terms,
@@ -53,4 +53,5 @@ def _launch(
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
     body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
-    return Launch(fragments.kernel(body, writes, [axes]), context.group, (), grid, plan.threads, 0, context.traffic())
+    kernel = fragments.kernel(body, writes, [axes])
+    return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)

@@ -98,7 +98,8 @@ class RowKernelBuilder:
         writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
         axes = [self.math.row_axes, self.math.column_axes]
         kernel = self.fragments.kernel(body, [*writes, *partials], axes, [PART])
-        return Launch(kernel, self.context.group, (), self._grid(), self.plan.block, body.shared.bytes, self.context.traffic())
+        context, layout = self.context, (self._grid(), self.plan.block, body.shared.bytes)
+        return Launch(kernel, context.group, (), *layout, context.traffic(), candidates=context.candidates)
 
     # Names and accesses.
 

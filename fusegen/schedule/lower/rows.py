@@ -13,7 +13,7 @@ from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
 from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.heuristics.rows import RowFeatures, row_plan
+from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
@@ -157,7 +157,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         stage_bytes=_stage_bytes(context, math),
         computed=sum(p not in math.leaves.reads for phase in kept for p in phase.held),
     )
-    plan = row_plan(features, context.target, context.multiples, dict(context.graph.bounds))
+    plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
 
 
