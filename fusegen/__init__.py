@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "vjp"]
+__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fusegen.gradients import Vjp, vjp
     from fusegen.lang.functions.random import dropout
     from fusegen.runtime.parameters import Static
+    from fusegen.tuning import tune
 else:
     _HOMES = {
         "FusegenError": "fusegen.errors",
@@ -35,6 +36,7 @@ else:
         "dropout": "fusegen.lang.functions.random",
         "kernel": "fusegen.api",
         "load": "fusegen.bundle.load",
+        "tune": "fusegen.tuning",
         "vjp": "fusegen.gradients",
     }
 

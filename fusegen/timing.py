@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.bench.case import Call
 from fusegen.errors import FusegenError
+
+Call: TypeAlias = Callable[[], Any]
 
 Timer: TypeAlias = Callable[[], float]
 """A round: the median of some calls in microseconds."""

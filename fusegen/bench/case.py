@@ -15,9 +15,9 @@ from fusegen.bench.declarations import OWN
 from fusegen.bench.record import Key
 from fusegen.specs import SPECS, materialize
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call
 
 Sizes: TypeAlias = tuple[int, ...]
-Call: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.case import Call
 from fusegen.bench.record import Latency
+from fusegen.timing import Call
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 

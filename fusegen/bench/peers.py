@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fusegen.bench.case import Call, Case, Way
+from fusegen.bench.case import Case, Way
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call
 
 _LIGER_LONGEST, _QUACK_LONGEST = 65536, 262144  # elements of a row
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)

@@ -9,9 +9,10 @@ from importlib import import_module
 import torch
 
 from fusegen.bench import peers
-from fusegen.bench.case import Call, Case, Way
+from fusegen.bench.case import Case, Way
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call
 
 
 @dataclass(frozen=True)

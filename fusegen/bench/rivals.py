@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.bench.case import Call, Way
+from fusegen.bench.case import Way
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call
 
 
 def _native_backward(arguments: Arguments) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -10,14 +11,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fusegen.bench.case import Call, Case, Way, minimum_bytes
+import fusegen as fg
+from fusegen.bench.case import Case, Way, minimum_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import Row, Timing
-from fusegen.bench.timing import Times, interleaved
 from fusegen.bench.values import compare, listed, reference
 from fusegen.errors import FusegenError
 from fusegen.runtime.backends import target_of
+from fusegen.runtime.tuned import untuned
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call, Times, interleaved
 
 T = TypeVar("T")
 
@@ -30,7 +33,7 @@ class _Checked:
     difference: float | None
 
 
-def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *, quick: bool = False) -> Row:
+def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *, quick: bool = False, tuned: bool = False) -> Row:
     """Measures a case.
 
     Args:
@@ -38,11 +41,12 @@ def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *,
         device: where.
         providers: who, in the order of the timings; those that don't know the case are left out.
         quick: fewer calls.
+        tuned: whether fusegen's plans are measured before; else what was measured on this machine is ignored.
     """
     ways = {provider: way for provider in providers if (way := provider.way(case)) is not None}
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if tuned else untuned():
         moved = _attempt(lambda: case.bytes)
-        found = _attempt(lambda: _measured(case, ways, device, quick))
+        found = _attempt(lambda: _measured(case, ways, device, quick, tuned))
         launches = _attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
     return Row(
         group=case.group,
@@ -56,10 +60,13 @@ def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *,
     )
 
 
-def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, quick: bool) -> tuple[Timing, ...]:
+def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, quick: bool, tuned: bool) -> tuple[Timing, ...]:
     arguments = case.arguments(device)
+    tuning = _attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
     wanted = reference(case, arguments)
     calls = {p: _attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
+    if isinstance(tuning, Exception):
+        calls |= {p: tuning for p in ways if p.name == "fusegen"}
     del wanted  # memory that the graphs may need
     sound = {p.name: checked.call for p, checked in calls.items() if isinstance(checked, _Checked)}
     times = interleaved(sound, device, quick=quick)

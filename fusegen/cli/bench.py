@@ -21,12 +21,12 @@ from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
-from fusegen.bench.timing import timer_name
 from fusegen.cli.device import chosen_device
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
 from fusegen.specs import find
+from fusegen.timing import timer_name
 
 _TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
+    parser.add_argument(
+        "--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest"
+    )
     parser.add_argument("--latency", action="store_true", help="time first calls and the host's part of later ones instead")
 
 
@@ -86,7 +89,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None) -> Record:
     device = chosen_device(options.device)
-    record = Record(environment(device, timer_name(device, quick=options.quick)), (), ())
+    record = Record(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
     if old is not None:
         check_same_device(old.environment, record.environment)
     if options.latency:
@@ -113,7 +116,7 @@ def _run_cases(
     with terminal.steps(len(missing)) as step:
         for case in missing:
             step(f"timing {case.name} {case.shape} {case.dtype_name} …")
-            row = run_case(case, device, providers, quick=options.quick)
+            row = run_case(case, device, providers, quick=options.quick, tuned=options.tune)
             record = _stored(replace(record, rows=with_row(record.rows, row)), options.out)
     return record
 

@@ -19,7 +19,6 @@ from fusegen.api import Kernel, Lowered
 from fusegen.bench.accuracy import Error, errors
 from fusegen.bench.case import minimum_bytes
 from fusegen.bench.providers import copying
-from fusegen.bench.timing import microseconds
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.explain import saving_fields
 from fusegen.cli.stages import stage_text
@@ -33,6 +32,7 @@ from fusegen.source import Source
 from fusegen.specs import find, materialize, meta
 from fusegen.specs.spec import Arguments
 from fusegen.target import Backend, Target
+from fusegen.timing import microseconds
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
 _SHOWN = "sm_90a"  # whose text is printed where there is no GPU

@@ -32,6 +32,7 @@ from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function
+from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
@@ -160,12 +161,21 @@ class Dispatcher:
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_derivatives(self.name, name, tensor)
             check_memory(self.name, name, tensor, device, "the first tensor")
+        return self.bound(in_measured_form(variant, self.sizes(variant, values, hidden), device), values, hidden, device), hidden
+
+    def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
+        """A variant for the exact shapes of a call."""
         sizes = self.sizes(variant, values, hidden)
-        program = machine.bound(variant, sizes, device)
+        program = machine_of(device).bound(variant, sizes, device)
         scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
         by_value = partial(self._call_by_value, scalars)
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
-        return Bound(program, facts, by_value, variant.state, hidden), hidden
+        return Bound(program, facts, by_value, variant.state, hidden)
+
+    def forget_bound(self) -> None:
+        """Later calls are bound anew, with what was measured since."""
+        with self._lock:
+            self._bound.clear()
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""

@@ -29,6 +29,7 @@ from fusegen.runtime.keys import tensor_part
 from fusegen.runtime.scalars import scalars_of
 from fusegen.runtime.signature import with_layout_of
 from fusegen.runtime.tensors import WIDE, span
+from fusegen.runtime.tuned import in_measured_form
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
@@ -137,7 +138,7 @@ class GraphKernel:
         specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
             known |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
-        compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
+        compiled = in_measured_form(self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors)), known, device)
         return _runner(compiled, machine.bound(compiled, known, device), known)
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:

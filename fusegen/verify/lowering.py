@@ -18,6 +18,7 @@ from fusegen.runtime.backends import machine_of, target_of
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.scalars import scalars_of
+from fusegen.runtime.tuned import untuned
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
@@ -90,7 +91,8 @@ class Prepared:
         """
         own = target_of(device)
         if self.variant is None or own == self.target:
-            results = self.dispatcher.call((), arguments)
+            with untuned():  # what is recorded is what everybody gets
+                results = self.dispatcher.call((), arguments)
             if self.variant is not None and self._variant(arguments, device).program is not self.variant.program:
                 raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
         else:

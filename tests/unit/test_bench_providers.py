@@ -14,15 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.bench import peers, timing
-from fusegen.bench.case import Call, Case, Way
+from fusegen import timing
+from fusegen.bench import peers
+from fusegen.bench.case import Case, Way
 from fusegen.bench.chains import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
 from fusegen.bench.run import run_case
-from fusegen.bench.timing import CaptureError, Times, interleaved, microseconds, timer_name
 from fusegen.bench.values import compare, reference
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
+from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds, timer_name
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda")
 BY_NAME = {each.name: each for each in PROVIDERS}

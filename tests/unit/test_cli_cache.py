@@ -28,6 +28,7 @@ OURS = {
     f"cpu/{HEX * 4}.cpp": 7,
     f"emulator/{HEX * 4}.so": 11,
     "emitted/sm_90a-gelu-bf16.json": 13,
+    f"tuned/{HEX * 2}.json": 17,
 }
 UNFINISHED = {
     "cubin/tmp/entry-ab12": 3,
@@ -64,14 +65,14 @@ def _age(root: Path) -> None:
 
 def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
-    assert found == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13)}
+    assert found == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13), "tuned": (1, 17)}
     assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
-    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 5
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 6
 
 
 def test_clear_removes_ours_alone(folder: Path) -> None:
     removed = {each.name: (each.entries, each.bytes) for each in cache.clear(folder)}
-    assert removed == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13)}
+    assert removed == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13), "tuned": (1, 17)}
     left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert left == {*THEIRS, *UNFINISHED}, "what others are writing stays as well"
     assert all(each.bytes == 0 for each in cache.clear(folder))
@@ -104,10 +105,10 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +5 +86 B", shown)
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +6 +103 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == 86 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert told["bytes"] == 103 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
     assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
     assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
 
@@ -120,8 +121,10 @@ def test_every_folder_of_the_package_is_known() -> None:
 _MAKES = """
 import torch, fusegen as fg
 from fusegen.jit.nvrtc import compile_cubin
+from fusegen.runtime.tuned import Entry, Place, keep
 kernel = fg.kernel(lambda x: x * 3 + 1)
 assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 4.0))
+keep(Place("launch", "device", (4, 4)), Entry((4, 4), {}, ("", ()), ()))
 for source in (low := kernel.lower(torch.empty(4, device="meta"), target="sm_90a")).sources:
     compile_cubin(source, low.target.name)
 """
@@ -132,7 +135,7 @@ def test_what_is_really_made_is_known(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)
     found = {each.name: each.entries for each in cache.usage(tmp_path)}
-    assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0, "emitted": 0}
+    assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0, "emitted": 0, "tuned": 1}
     cache.clear(tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)

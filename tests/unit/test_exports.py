@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "vjp"]
+NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
 
 
 def public(value: object) -> set[str]:

@@ -1,0 +1,254 @@
+"""``fg.tune``: the plans that a kernel could have for some arguments are measured, and later calls take the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fusegen.api import Kernel, Method
+from fusegen.errors import ArgumentError, FusegenError, VerificationError
+from fusegen.runtime.backends import machine_of
+from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.keys import Values
+from fusegen.runtime.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
+from fusegen.schedule.lower import Pins
+from fusegen.schedule.plan import LanePlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.words import plan_words
+from fusegen.timing import Times, interleaved
+
+_MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
+_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30}
+"""Root mean square by which two plans' results may differ, over that of the result: they add up in other orders."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that a launch could have.
+
+    Attributes:
+        plan: the plan.
+        times: of a whole call with it, in microseconds; None where it could not be timed.
+        error: why not.
+    """
+
+    plan: LanePlan
+    times: Times | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TunedLaunch:
+    """A launch and what its plans take.
+
+    Attributes:
+        name: of the kernel.
+        place: what was measured: which kind of launch, on which device, at which extents.
+        candidates: the first is what nobody has measured would be taken.
+        plan: the one that calls take from now on.
+    """
+
+    name: str
+    place: Place
+    candidates: tuple[Candidate, ...]
+    plan: LanePlan
+
+    def pin(self, plan: LanePlan) -> None:
+        """Keeps a candidate, whatever was measured; `tune` leaves it alone from then on. Kernels that were called already with such
+        shapes go on as they are.
+
+        Raises:
+            ArgumentError: the plan is none of the candidates.
+            SettingsError: the cache cannot be written to.
+        """
+        if plan not in [each.plan for each in self.candidates]:
+            raise ArgumentError(f"{plan} is no plan of {self.name}", mend="pass one of its candidates' plans")
+        keep(self.place, entry_of(self.place.extents, plan, _words(self.candidates), pinned=True))
+
+    def __str__(self) -> str:
+        rows, columns = self.place.extents
+        lines = [f"{self.name}, {rows} x {columns}:"]
+        for each in self.candidates:
+            time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
+            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {plan_words(each.plan)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` measured.
+
+    Attributes:
+        launches: those that have several plans.
+    """
+
+    launches: tuple[TunedLaunch, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.launches)) or "no launch has several plans"
+
+
+def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any) -> Tuning:
+    """Measures the plans that a kernel could have for some arguments, and keeps the fastest for later calls.
+
+    One launch after the other, each with all of its plans while the others have their best: whole calls, on a GPU device time of
+    CUDA graphs with a cold second-level cache. What is kept lies in the cache folder, by what the launch computes, its extents and
+    the device; calls of other sizes, no more than a factor of two away, take the plan that is most like it. In a job of several
+    processes (``torch.distributed``) rank 0 measures for all.
+
+    Args:
+        kernel: a kernel.
+        args, kwargs: as in a call. Tensors that it writes to are left as they are.
+
+    Raises:
+        ArgumentError: as a call does; or the arguments have no values.
+        SettingsError: the cache cannot be written to.
+        VerificationError: two plans give different results.
+    """
+    if isinstance(kernel, Method):
+        return tune(kernel.__func__, kernel.__self__, *args, **kwargs)
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
+    dispatcher = kernel._dispatcher_of(kwargs)
+    values = dispatcher.bind(args, kwargs)
+    dispatcher.check(values)
+    device = _device(values)
+    with torch.no_grad():
+        tuning = _of_rank_0(lambda: _Tuner(dispatcher, values, device).tuning())
+    dispatcher.forget_bound()
+    return tuning
+
+
+def _device(values: Values) -> torch.device:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if any(tensor.is_meta or not tensor.numel() for tensor in tensors):
+        raise ArgumentError("there is nothing to measure on tensors without elements", mend="pass tensors as a call gets them")
+    return tensors[0].device
+
+
+def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
+    """What rank 0 has measured, on all ranks of a job; what this process measures where it is alone."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return measure()
+    sent: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            sent = [measure()]
+        except FusegenError as error:  # which the other ranks would wait for
+            sent = [error]
+    dist.broadcast_object_list(sent)
+    if isinstance(sent[0], FusegenError):
+        raise sent[0]
+    tuning: Tuning = sent[0]
+    remember({each.place: entry_of(each.place.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
+    return tuning
+
+
+def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
+    return [(plan_words(each.plan), each.times.median) for each in candidates if each.times]
+
+
+class _Tuner:
+    """The launches of a call, one after the other.
+
+    Args:
+        dispatcher: of the kernel.
+        values: all arguments, in the order of the parameters.
+        device: where.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
+        self.dispatcher, self.values, self.device = dispatcher, values, device
+        self.variant, self.hidden = dispatcher.variant(values, machine_of(device).target, device)
+        self.sizes = dispatcher.sizes(self.variant, values, self.hidden)
+        self.pins: dict[tuple[int, ...], LanePlan] = {}
+
+    def tuning(self) -> Tuning:
+        """Measures all launches that have several plans."""
+        return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
+
+    def _launch(self, launch: Launch) -> TunedLaunch:
+        place = place_of(self.variant.program, launch, self.sizes, self.device)
+        candidates = self._measured(launch)
+        plan = _pinned(place, launch.candidates) or _fastest(candidates)
+        self.pins[launch.group.outputs] = plan
+        if not any(entry.pinned for entry in _here(place)):
+            keep(place, entry_of(place.extents, plan, _words(candidates)))
+        return TunedLaunch(launch.kernel.name, place, candidates, plan)
+
+    def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
+        calls: dict[str, Callable[[], Any]] = {}
+        wanted: list[Any] | None = None
+        for number, plan in enumerate(launch.candidates):
+            call = self._call({**self.pins, launch.group.outputs: plan})
+            results, given = call()
+            found = tree_leaves((results, given))
+            if wanted is None:
+                wanted = found
+            elif not self.variant.program.call.keys:  # what is drawn differs
+                _check_alike(launch.kernel.name, plan, found, wanted)
+            calls[str(number)] = call
+        times = interleaved(calls, self.device, quick=True)
+        return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(launch.candidates))
+
+    def _call(self, pins: Pins) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
+        """A call with some plans, on copies of what it writes to; it gives its results and these."""
+        variant = self.variant.in_form(self.variant.forms.pinned(self.sizes, pins))
+        mutated = self.dispatcher.parameters.mutates
+        names = self.dispatcher.parameters.names
+        values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]
+        written = [v for n, v in zip(names, values, strict=True) if n in mutated]
+        bound = self.dispatcher.bound(variant, values, self.hidden, self.device)
+        return lambda: (bound(values, self.hidden), written)
+
+
+def _here(place: Place) -> list[Entry]:
+    return [entry for entry in entries(place) if entry.extents == place.extents]
+
+
+def _pinned(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
+    return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
+
+
+def _candidate(plan: LanePlan, times: Times | Exception) -> Candidate:
+    if isinstance(times, Exception):
+        return Candidate(plan, None, f"{type(times).__name__}: {times}".partition("\n")[0])
+    return Candidate(plan, times)
+
+
+def _fastest(candidates: Sequence[Candidate]) -> LanePlan:
+    """The fastest plan; the first where none is clearly faster."""
+    timed = [(each.times.median, each.plan) for each in candidates if each.times]
+    first = candidates[0]
+    if not timed:
+        return first.plan
+    time, plan = min(timed, key=lambda pair: pair[0])
+    return plan if first.times is None or time < _MARGIN * first.times.median else first.plan
+
+
+def _check_alike(name: str, plan: LanePlan, found: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Refuses plans that give other results.
+
+    Raises:
+        VerificationError: naming the plan.
+    """
+    for one, other in zip(found, wanted, strict=True):
+        if isinstance(one, Tensor) and not _alike(one, other):
+            what = f"{name} gives other results with the plan {plan_words(plan)}"
+            raise VerificationError(what, mend="please report the declaration and its shapes")
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    finite = one.isfinite() & other.isfinite()
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return False
+    difference, whole = (torch.linalg.vector_norm(t[finite].double()) for t in (one - other, other))
+    return float(difference) <= _TOLERANCES[one.dtype] * float(whole)

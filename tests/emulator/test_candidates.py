@@ -1,0 +1,78 @@
+"""Every plan that a launch could have gives what torch gives: `fg.tune` may choose any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import target as targets
+from fusegen import tuning
+from fusegen.runtime import backends
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.timing import Call, Times
+from tests.unit.eager import agree, randn
+
+BF16 = torch.bfloat16
+pytestmark = pytest.mark.usefixtures("emulated")
+
+
+@pytest.fixture(autouse=True)
+def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor."""
+
+    def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
+        return dict.fromkeys(calls, Times(1.0, 1.0, 1.0))
+
+    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+
+
+def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
+
+
+def softmax_and_peak(x: Tensor) -> tuple[Tensor, Tensor]:
+    return F.softmax(x, -1), x.argmax(-1)
+
+
+def gradients(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = (x - x.mean(-1, keepdim=True)) * dy
+    return hidden - hidden.mean(-1, keepdim=True), hidden.sum(0)
+
+
+def scaled(x: Tensor, y: Tensor, b: Tensor) -> Tensor:
+    return x * 2 + y.mT * b
+
+
+WEIGHTS = randn(2816, dtype=BF16), randn(2816, dtype=BF16)
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a row that no power of two fills": (norm_gelu_add, (randn(2, 2816, dtype=BF16), *WEIGHTS, randn(2, 2816, dtype=BF16))),
+    "a row of six warps": (softmax_and_peak, (randn(3, 1536),)),
+    "an odd row": (softmax_and_peak, (randn(3, 333),)),
+    "a row that can be staged": (softmax_and_peak, (randn(3, 20480, dtype=BF16),)),
+    "sums over rows beside a row": (gradients, (randn(5, 1408), randn(5, 1408))),
+    "points of several axes": (scaled, (randn(61, 40), randn(40, 61), randn(40))),
+    "points of one axis": (lambda x: F.silu(x) * x, (randn(4100, dtype=BF16),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_plans_give_one_result(name: str) -> None:
+    function, inputs = CASES[name]
+    agree(function, inputs)
+    assert fg.tune(fg.kernel(function), *inputs).launches
+
+
+def test_there_are_plans_of_every_kind() -> None:
+    found = [fg.tune(fg.kernel(function), *inputs).launches[0] for function, inputs in (CASES["a row that can be staged"],)]
+    plans = [each.plan for launch in found for each in launch.candidates]
+    assert {plan.persistence for plan in plans if isinstance(plan, RowPlan)} == set(Persistence)
+    assert any(plan.threads == 640 for plan in plans)

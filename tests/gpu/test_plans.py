@@ -1,0 +1,54 @@
+"""`fg.tune` on a GPU: every plan gives one result, and what is kept is as right as what nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.settings import settings
+from tests.gpu.accuracy import check_function
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of the test's own, so that no other test goes by what is measured here."""
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
+
+
+def _norm_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    shapes = (rows, columns), (columns,), (columns,), (rows, columns)
+    return tuple(torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
+
+
+@pytest.mark.parametrize("columns", [768, 5120, 11008, 20480, 50257, 65536])
+def test_plans_of_rows(columns: int) -> None:
+    kernel, inputs = fg.kernel(norm_gelu_add), _norm_inputs(300, columns, BF16)
+    (launch,) = fg.tune(kernel, *inputs).launches
+    assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, norm_gelu_add, inputs)
+
+
+@pytest.mark.parametrize("function", [F.gelu, lambda x: F.softmax(x, -1), lambda x: (x * 2).sum(0)], ids=["gelu", "softmax", "sum"])
+@pytest.mark.parametrize("shape", [(1, 4096), (4096, 4096), (333, 1001)])
+def test_plans_of_other_kinds(function: Callable[..., Any], shape: tuple[int, int]) -> None:
+    kernel, x = fg.kernel(lambda x: function(x)), torch.randn(shape, device="cuda")
+    for launch in fg.tune(kernel, x).launches:
+        assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, function, (x,))

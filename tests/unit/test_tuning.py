@@ -1,0 +1,317 @@
+"""``fg.tune``: what is measured, what is kept, and which calls go by it. Times are made up: speed is no matter of tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import tuning
+from fusegen.errors import ArgumentError, VerificationError
+from fusegen.runtime import tuned
+from fusegen.runtime.backends import machine_of
+from fusegen.runtime.tuned import in_measured_form, untuned
+from fusegen.schedule.plan import LanePlan
+from fusegen.settings import settings
+from fusegen.timing import Call, Times
+from tests.unit.eager import randn
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, in which nothing was measured."""
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    monkeypatch.setattr(tuned, "_OF_THIS_JOB", {})
+    yield tmp_path
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes up times: of all candidates of each launch, that of this number is the fastest."""
+
+    def choose(number: int, time: float = 50.0) -> None:
+        def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
+            for call in calls.values():
+                call()
+            return {name: Times(t := time if name == str(number) else 100.0, t, t) for name in calls}
+
+        monkeypatch.setattr(tuning, "interleaved", interleaved)
+
+    return choose
+
+
+def softmax(x: Tensor) -> Tensor:
+    return F.softmax(x, -1)
+
+
+def plan_of(function: Callable[..., Any], *arguments: Any) -> LanePlan | None:
+    """The plan that a call of a kernel that nobody has called runs."""
+    dispatcher = fg.kernel(function)._dispatcher
+    variant, hidden = dispatcher.variant(list(arguments), machine_of(CPU).target, CPU)
+    measured = in_measured_form(variant, dispatcher.sizes(variant, list(arguments), hidden), CPU)
+    return measured.program.launches[0].plan
+
+
+# What is kept.
+
+
+def test_the_fastest_plan_is_kept_for_kernels_to_come(own_cache: Path, fastest: Callable[..., None]) -> None:
+    fastest(3)
+    x = randn(40, 500)
+    (launch,) = fg.tune(fg.kernel(softmax), x).launches
+    assert len(launch.candidates) > 3 and launch.plan == launch.candidates[3].plan != launch.candidates[0].plan
+    assert plan_of(softmax, x) == launch.plan
+    with untuned():
+        assert plan_of(softmax, x) == launch.candidates[0].plan
+    (file,) = (own_cache / "tuned").iterdir()
+    (entry,) = json.loads(file.read_text())["entries"]
+    assert entry["extents"] == [40, 500] and len(entry["times"]) == len(launch.candidates) and not entry["pinned"]
+
+
+def test_a_kernel_that_was_called_before_takes_the_plan(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(3)
+    kernel, x = fg.kernel(softmax), randn(40, 500)
+    kernel(x)
+    (launch,) = fg.tune(kernel, x).launches
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "fusegen.runtime.dispatch.in_measured_form", lambda *given: seen.append(in_measured_form(*given)) or seen[-1]
+    )
+    torch.testing.assert_close(kernel(x), softmax(x))
+    assert [variant.program.launches[0].plan for variant in seen] == [launch.plan]
+
+
+def test_what_is_hardly_faster_is_not_taken(fastest: Callable[..., None]) -> None:
+    fastest(3, 99.0)
+    (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+    assert launch.plan == launch.candidates[0].plan
+
+
+def test_each_launch_is_measured_beside_the_best_of_those_before(fastest: Callable[..., None]) -> None:
+    fastest(1)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = softmax(x) @ w
+        return hidden * 2 + 1, softmax(hidden)
+
+    found = fg.tune(fg.kernel(function), randn(40, 500), randn(500, 300))
+    assert len(found.launches) >= 2 and all(each.plan == each.candidates[1].plan for each in found.launches)
+    assert str(found).count("->") == len(found.launches)
+
+
+def test_a_kernel_with_one_way_alone() -> None:
+    assert not fg.tune(fg.kernel(lambda x, y: x @ y), randn(4, 5), randn(5, 6)).launches
+    assert str(fg.tune(fg.kernel(lambda x, y: x @ y), randn(4, 5), randn(5, 6))) == "no launch has several plans"
+
+
+def test_times_of_this_machine() -> None:
+    (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+    assert all(each.error is None and each.times is not None and each.times.median > 0 for each in launch.candidates)
+
+
+# Other sizes.
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "is_near"), [(40, 500, True), (60, 700, True), (20, 999, True), (90, 500, False), (40, 1100, False)]
+)
+def test_sizes_nearby_take_a_plan_that_is_alike(fastest: Callable[..., None], rows: int, columns: int, is_near: bool) -> None:
+    fastest(3)
+    (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+    x = randn(rows, columns)
+    with untuned():
+        first = plan_of(softmax, x)
+    found = plan_of(softmax, x)
+    assert found is not None and first is not None
+    assert found.traits == launch.plan.traits if is_near else found == first
+
+
+def test_the_nearest_of_several_sizes_counts(fastest: Callable[..., None]) -> None:
+    fastest(3)
+    (near,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+    fastest(0)
+    fg.tune(fg.kernel(softmax), randn(40, 900))
+    with untuned():
+        first = plan_of(softmax, randn(40, 950))
+    assert plan_of(softmax, randn(40, 950)) == first
+    assert plan_of(softmax, randn(40, 520)).traits == near.plan.traits
+
+
+def test_another_dtype_or_chain_is_something_else(fastest: Callable[..., None]) -> None:
+    fastest(3)
+    fg.tune(fg.kernel(softmax), randn(40, 500))
+    for function, x in (
+        (softmax, randn(40, 500).double()),
+        (lambda x: softmax(x) * 2, randn(40, 500)),
+        (softmax, randn(40, 500).T),
+    ):
+        with untuned():
+            first = plan_of(function, x)
+        assert plan_of(function, x) == first
+
+
+# Pinned.
+
+
+def test_a_pinned_plan_stays(fastest: Callable[..., None]) -> None:
+    fastest(3)
+    kernel, x = fg.kernel(softmax), randn(40, 500)
+    (launch,) = fg.tune(kernel, x).launches
+    launch.pin(launch.candidates[2].plan)
+    assert plan_of(softmax, x) == launch.candidates[2].plan
+    fastest(1)
+    (again,) = fg.tune(kernel, x).launches
+    assert again.plan == plan_of(softmax, x) == launch.candidates[2].plan
+    fg.tune(kernel, x)
+    assert plan_of(softmax, x) == launch.candidates[2].plan
+
+
+def test_what_is_no_candidate_cannot_be_pinned(fastest: Callable[..., None]) -> None:
+    fastest(1)
+    (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+    (other,) = fg.tune(fg.kernel(lambda x: x * 2), randn(40, 500)).launches
+    with pytest.raises(ArgumentError, match="is no plan of"):
+        launch.pin(other.plan)
+
+
+# What calls may be.
+
+
+def test_what_a_kernel_writes_to_is_left_alone(fastest: Callable[..., None]) -> None:
+    @fg.kernel(mutates=("cache",))
+    def update(cache: Tensor, x: Tensor) -> Tensor:
+        cache.add_(x)
+        return cache * 2
+
+    fastest(1)
+    cache, x = randn(40, 500), randn(40, 500)
+    before = cache.clone()
+    assert fg.tune(update, cache, x).launches
+    assert torch.equal(cache, before) and cache._version == 0
+    assert torch.equal(update(cache, x), (before + x) * 2)
+
+
+def test_methods_numbers_closed_over_tensors_and_dropout(fastest: Callable[..., None]) -> None:
+    fastest(1)
+    weight = randn(500)
+
+    class Layer:
+        scale = 3.0
+
+        @fg.kernel
+        def forward(self, x: Tensor, s: float) -> Tensor:
+            return F.dropout(x * weight * self.scale + s, 0.5)
+
+    assert fg.tune(Layer().forward, randn(40, 500), 0.5).launches
+    assert fg.tune(fg.kernel(softmax), randn(40, 500), out=randn(40, 500)).launches
+
+
+@pytest.mark.parametrize("x", [torch.empty(4, 5, device="meta"), torch.empty(0, 5), 3])
+def test_arguments_without_values(x: Any) -> None:
+    with pytest.raises(ArgumentError):
+        fg.tune(fg.kernel(softmax), x)
+
+
+def test_what_is_no_kernel() -> None:
+    with pytest.raises(ArgumentError, match=r"decorate it with @fg\.kernel"):
+        fg.tune(softmax, randn(4, 5))
+
+
+def test_a_plan_that_gives_something_else_is_refused(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(1)
+    calls = tuning._Tuner._call
+    made: list[int] = []
+
+    def wrong(self: Any, pins: Any) -> Any:
+        call, number = calls(self, pins), len(made)
+        made.append(number)
+        return lambda: (call()[0] + 0.01 * number, call()[1])
+
+    monkeypatch.setattr(tuning._Tuner, "_call", wrong)
+    with pytest.raises(VerificationError, match="gives other results"):
+        fg.tune(fg.kernel(softmax), randn(40, 500))
+
+
+def test_a_plan_that_cannot_be_timed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
+        return {name: RuntimeError("no graph") if name == "0" else Times(100.0 + int(name), 1.0, 1.0) for name in calls}
+
+    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    found = fg.tune(fg.kernel(softmax), randn(40, 500))
+    assert found.launches[0].plan == found.launches[0].candidates[1].plan and "RuntimeError: no graph" in str(found)
+
+
+# Files.
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "entries": [{}]}', '{"format": 1, "entries": 3}'])
+def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:
+    fastest(3)
+    x = randn(40, 500)
+    fg.tune(fg.kernel(softmax), x)
+    (file,) = (own_cache / "tuned").iterdir()
+    file.write_text(text)
+    with untuned():
+        first = plan_of(softmax, x)
+    with pytest.warns(UserWarning, match="no measurements"):
+        assert plan_of(softmax, x) == first
+    with pytest.warns(UserWarning, match="no measurements"):
+        (launch,) = fg.tune(fg.kernel(softmax), x).launches
+    assert plan_of(softmax, x) == launch.plan
+
+
+JOB = """
+import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
+import fusegen as fg
+from fusegen import tuning
+from fusegen.timing import Times
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+fast = "3" if rank == 0 else "1"
+tuning.interleaved = lambda calls, *_, **__: {name: Times(t := 50.0 if name == fast else 100.0, t, t) for name in calls}
+kernel = fg.kernel(lambda x: F.softmax(x, -1))
+(launch,) = fg.tune(kernel, torch.randn(40, 500)).launches
+assert launch.plan == launch.candidates[3].plan
+bound = []
+from fusegen.runtime import dispatch
+measured = dispatch.in_measured_form
+dispatch.in_measured_form = lambda *given: bound.append(measured(*given)) or bound[-1]
+kernel(torch.randn(40, 500))
+assert bound[0].program.launches[0].plan == launch.plan
+"""
+
+
+def test_ranks_of_a_job_share_what_rank_0_measured(tmp_path: Path) -> None:
+    place = f"file://{tmp_path / 'meet'}"
+    environment = [{"FUSEGEN_CACHE_DIR": str(tmp_path / str(rank)), "OMP_NUM_THREADS": "1"} for rank in (0, 1)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB, str(rank), place], env=_with(environment[rank]), stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    assert (tmp_path / "0" / "tuned").is_dir() and not (tmp_path / "1" / "tuned").exists()
+
+
+def _with(variables: Mapping[str, str]) -> dict[str, str]:
+    import os
+
+    root = str(Path(fg.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": root, **variables}
