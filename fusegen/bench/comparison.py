@@ -53,10 +53,16 @@ def check_same_device(old: Environment, new: Environment) -> None:
     """Refuses times that say nothing about each other.
 
     Raises:
-        ArgumentError: naming both devices.
+        ArgumentError: naming both devices, timers or, on a CPU, numbers of threads.
     """
     if old.device != new.device:
         raise ArgumentError(f"the records are of different devices: {old.device} and {new.device}", mend="one of the same device")
+    clocks = [each.timer.partition(",")[0] for each in (old, new)]
+    if clocks[0] != clocks[1]:
+        raise ArgumentError(f"the records are of different timers: {clocks[0]} and {clocks[1]}", mend="one of the same timer")
+    if new.kind == "cpu" and old.threads != new.threads:
+        what = f"the records are of different numbers of threads: {old.threads} and {new.threads}"
+        raise ArgumentError(what, mend=f"OMP_NUM_THREADS={old.threads}")
 
 
 def compare(old: Record, new: Record) -> Comparison:

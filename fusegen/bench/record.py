@@ -195,13 +195,25 @@ def _row(data: Mapping[str, Any]) -> Row:
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON, with its values checked: a table is made from them without further ado."""
+    """A dataclass from JSON, with its values checked: tables and charts are made from them without further ado."""
     made = kind(**data)
     for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
         value = getattr(made, field.name)
-        if not _fits(value, str(field.type)):
+        if not _fits(value, str(field.type)) or not _makes_sense(field.name, value):
             raise ValueError(f"{field.name} is {value!r}")
     return made
+
+
+_MORE_THAN_NOTHING = ("microseconds", "low", "high", "flops")
+
+
+def _makes_sense(name: str, value: object) -> bool:
+    """Whether a value can be: a time takes some time, a text is one line that can be shown."""
+    if isinstance(value, str):
+        return value.isprintable()
+    if isinstance(value, (int, float)):
+        return value > 0 if name in _MORE_THAN_NOTHING else value >= 0
+    return True
 
 
 def _fits(value: object, kind: str) -> bool:

@@ -28,7 +28,7 @@ def resumed(path: Path, here: Environment) -> Record:
     if not path.exists():
         return Record(here, (), ())
     found = read(path)
-    for field in _SAME:
+    for field in (*_SAME, *(("threads",) if here.kind == "cpu" else ())):
         old, new = getattr(found.environment, field), getattr(here, field)
         if old != new:
             raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", mend="another file with --out")

@@ -109,7 +109,8 @@ def _timing(provider: Provider, way: Way, checked: _Checked | Exception, times: 
 def _failed(provider: Provider, way: Way, error: Exception) -> Timing:
     difference = error.difference if isinstance(error, _WrongError) else None
     text = error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}"
-    return Timing(provider.name, way.what, None, None, None, difference, text.partition("\n")[0])
+    line = "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])
+    return Timing(provider.name, way.what, None, None, None, difference, line)
 
 
 def _attempt(call: Callable[[], T]) -> T | Exception:

@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
-    parser.add_argument(
-        "--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest"
-    )
+    parser.add_argument("--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest")
     parser.add_argument("--latency", action="store_true", help="time first calls and the host's part of later ones instead")
 
 
@@ -77,11 +75,24 @@ def _check(options: argparse.Namespace) -> None:
     """
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
+    if options.show is not None and (word := _beside_show(options)):
+        raise ArgumentError(f"--show times nothing, and {word} says what to time", mend="leave one of them out")
+    for word, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
+        if path is not None and options.report is not None and path.resolve() == options.report.resolve():
+            raise ArgumentError(f"--report would overwrite the record of {word}", mend="choose another file with --report")
     if options.show is None and options.out is not None:
         check_place(options.out, "--out")
     if options.report is not None:
         require_plots()
         check_place(options.report, "--report")
+
+
+def _beside_show(options: argparse.Namespace) -> str | None:
+    """A word that makes no sense where a stored record is shown."""
+    if options.names:
+        return str(options.names[0])
+    words = ("group", "providers", "out", "device", "quick", "tune", "latency")
+    return next((f"--{word}" for word in words if getattr(options, word)), None)
 
 
 # Measuring.

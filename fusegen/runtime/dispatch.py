@@ -63,6 +63,7 @@ class Dispatcher:
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
         self._lock = threading.RLock()
+        self._key: Callable[[Values], Key] | None = None
         self._warned = False
 
     @cached_property
@@ -117,10 +118,16 @@ class Dispatcher:
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    @cached_property
+    @property
     def key(self) -> Callable[[Values], Key]:
         """What the choice of a bound program depends on: a function of all arguments."""
-        return key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
+        return self._key or self._make_key()
+
+    def _make_key(self) -> Callable[[Values], Key]:
+        """Made late, when all annotations can be resolved; and under the lock, since another thread may just find out more."""
+        with self._lock:
+            self._key = key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
+            return self._key
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.check(values)
@@ -218,13 +225,13 @@ class Dispatcher:
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
         self.history.static.update(names)
-        self.__dict__.pop("key", None)
+        self._key = None
         self._bound.clear()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
         self.history.sizes.update(names)
-        self.__dict__.pop("key", None)
+        self._key = None
         self._bound.clear()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:

@@ -22,11 +22,20 @@ _HUGE_PAGES = 14  # MADV_HUGEPAGE of linux/mman.h
 
 def in_large_pages(tensor: Tensor) -> Tensor:
     """A fresh tensor of the host that is `LARGE`, after the system was asked for large pages."""
-    if _ADVISE is not None:
-        address, size = tensor.data_ptr(), tensor.nbytes
+    address = _address(tensor) if _ADVISE is not None else 0
+    if address:
+        size = tensor.nbytes
         first = -(-address // _PAGE) * _PAGE
         _ADVISE(first, (address + size - first) // _PAGE * _PAGE, _HUGE_PAGES)  # a system without such pages refuses: no harm
     return tensor
+
+
+def _address(tensor: Tensor) -> int:
+    """0 of a tensor that something around the call hands out in place of one with memory: the call itself refuses it."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _madvise() -> Any:

@@ -43,7 +43,7 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
 
 
 _PART = (
-    "if type({v}) is Tensor and (a := {v}.data_ptr()) and not a & 15:",
+    "if type({v}) is Tensor and (a := {v}.data_ptr()) and not a & 15 and not {v}.is_neg():",
     "    {k} = ({v}.dtype, {v}.device, {v}.shape, {v}.stride(), 0, {v}.requires_grad and recording(), Tensor)",
     "else:",
     "    {k} = part({v}, {static})",
@@ -66,7 +66,7 @@ def tensor_part(value: Tensor) -> object:
     grad = value.requires_grad and torch.is_grad_enabled()
     address = value.data_ptr() if kind is Tensor or has_memory(value) else 0
     low = address & 15
-    is_odd = not address or (low and value.is_neg())  # a negated .imag never lies at a multiple of 16 bytes
+    is_odd = not address or value.is_neg()
     return (value.dtype, value.device, value.shape, value.stride(), _ODD if is_odd else low, grad, kind)
 
 

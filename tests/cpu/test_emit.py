@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,6 +326,27 @@ def test_kernel_can_be_called_from_several_threads(run: Run) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(16)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_thread_with_a_small_stack(dtype: torch.dtype) -> None:
+    """In a process of its own: an overflow would end it."""
+    text = (
+        "import threading, torch, fusegen as fg\n"
+        "calls = []\n"
+        "for n in (16384, 32768, 65536):\n"
+        "    kernel = fg.kernel(lambda x: (g := torch.tanh(x)) / (g * g).sum(-1, keepdim=True))\n"
+        f"    calls.append((kernel, torch.randn(3, n, dtype={dtype})))\n"
+        "    kernel(calls[-1][1])\n"
+        "threading.stack_size(256 << 10)\n"
+        "threads = [threading.Thread(target=kernel, args=(x,)) for kernel, x in calls]\n"
+        "for thread in threads:\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=120)
 
 
 def test_flags_name_the_machine() -> None:

@@ -258,6 +258,12 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         ("bytes", None),
         ("bytes", 1.5),
         ("launches", 1),
+        ("microseconds", -1),
+        ("low", 0),
+        ("flops", -1),
+        ("difference", -0.5),
+        ("case", "gelu\x1b[31m"),
+        ("shape", "4\nx"),
         ("timings", {"provider": "eager"}),
     ],
 )

@@ -34,8 +34,8 @@ def _row(case: str = "gelu", microseconds: float | None = 100.0, *, spread: floa
     return Row("public", case, shape, "float32", 1024, None, "1", (ours, replace(ours, provider="eager")))
 
 
-def _record(*rows: Row, device: str = "one") -> Record:
-    return Record(replace(HERE, device=device), rows, ())
+def _record(*rows: Row, device: str = "one", **others: Any) -> Record:
+    return Record(replace(HERE, device=device, **others), rows, ())
 
 
 # Comparison.
@@ -75,6 +75,17 @@ def test_other_devices_are_not_compared() -> None:
         compare(_record(), _record(device="two"))
 
 
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ({"timer": "wall clock, 5 rounds"}, {"timer": "CUDA graphs, 5 rounds"}, "wall clock and CUDA graphs"),
+    ({"kind": "cpu", "threads": 64}, {"kind": "cpu", "threads": 2}, "64 and 2"),
+])  # fmt: skip
+def test_other_timers_and_threads_are_not_compared(old: dict[str, Any], new: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        compare(_record(**old), _record(**new))
+    compare(_record(timer="wall clock, tuned"), _record(timer="wall clock"))
+    compare(_record(kind="cuda", threads=64), _record(kind="cuda", threads=2))
+
+
 # Going on.
 
 
@@ -84,6 +95,18 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, field: str) -> No
     write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
     with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
         resumed(path, HERE)
+
+
+def test_a_record_of_other_threads_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    for kind in ("cpu", "cuda"):
+        write(Record(replace(HERE, kind=kind, threads=64), (_row(),), ()), path)
+        here = replace(HERE, kind=kind, threads=2)
+        if kind == "cuda":
+            assert resumed(path, here).rows
+        else:
+            with pytest.raises(ArgumentError, match="another threads: 64, not 2"):
+                resumed(path, here)
 
 
 def test_a_record_of_another_day_is_kept(tmp_path: Path) -> None:

@@ -383,6 +383,25 @@ def test_bench_writes_a_page(run: Run, tmp_path: Path) -> None:
     assert refused.code == 2 and "--report" in refused.err
 
 
+@pytest.mark.parametrize("words", [["--show"], ["--out"], ["--show", "docs", "--compare"]])
+def test_bench_refuses_to_lose_a_record(run: Run, tmp_path: Path, words: list[str]) -> None:
+    path, stored = tmp_path / "bench.json", ROOT / "docs/bench/h200.json"
+    path.write_bytes(stored.read_bytes())
+    places = [str(stored) if word == "docs" else word for word in words]
+    refused = run("bench", *places, str(path), "--report", str(tmp_path / "." / "x" / ".." / "bench.json"))
+    assert refused.code == 2 and "would overwrite the record" in refused.err
+    assert path.read_bytes() == stored.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words", [["gelu"], ["--group", "rows"], ["--out", "x"], ["--latency"], ["--quick"], ["--tune"], ["--device", "cpu"]], ids=str
+)
+def test_bench_shows_or_times(run: Run, words: list[str]) -> None:
+    names, others = (words, []) if words == ["gelu"] else ([], words)
+    refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)
+    assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
+
+
 def test_bench_without_the_library_for_charts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.bench.plots.find_spec", lambda name: None)
     refused = run("bench", "--show", str(ROOT / "docs/bench/h200.json"), "--report", str(tmp_path / "page.html"))

@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen as fg
 from fusegen.errors import FusegenError, GradientError, TraceError
+from fusegen.runtime import dispatch, keys
 from tests.unit.eager import agree, ints, randn
 
 X = randn(6, 8)
@@ -335,3 +336,27 @@ def test_a_meta_view_is_as_aligned_as_its_offset() -> None:
     double = fg.kernel(lambda x: x * 2)
     bodies = [double.lower(view, target="sm_90a").program.launches[0].kernel.body for view in (x[:64], x[1:])]
     assert [body.reads[0].width for body in bodies] == [8, 1]
+
+
+def test_a_key_is_made_while_another_thread_finds_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread is about to make the key of calls, another one finds that a number selects code."""
+    kernel = fg.kernel(lambda x, s: x * round(s))
+    x, making, found = torch.ones(4), threading.Event(), threading.Event()
+    make = keys.key_function
+
+    def slow(statics: Sequence[bool]) -> Any:
+        if not making.is_set():
+            making.set()
+            found.wait(2)  # the other thread may or may not get so far meanwhile
+        return make(statics)
+
+    monkeypatch.setattr(dispatch, "key_function", slow)
+    first = threading.Thread(target=kernel, args=(x, 7.0))
+    first.start()
+    making.wait()
+    other = threading.Thread(target=lambda: (kernel(x, 2.0), found.set()))
+    other.start()
+    first.join()
+    other.join()
+    for s in (2.0, 3.0, 5.0, 7.0):
+        assert torch.equal(kernel(x, s), x * s)

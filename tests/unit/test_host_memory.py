@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.runtime import host_memory
 from tests.unit.bundles import built
 
@@ -60,6 +61,13 @@ def test_a_system_without_such_pages(monkeypatch: pytest.MonkeyPatch, advise: An
     monkeypatch.setattr(host_memory, "_ADVISE", advise)
     x = torch.randn(1100, 1024)
     assert torch.equal(fg.kernel(lambda x: x + 1)(x), x + 1)
+
+
+def test_a_large_result_that_something_else_stands_in_for() -> None:
+    kernel, x = fg.kernel(lambda x: x * 2), torch.randn(1100, 1024)
+    kernel(x)
+    with pytest.raises(ArgumentError, match="tensor without memory"):
+        torch.func.grad(lambda t: (kernel(x) * t).sum())(torch.tensor(2.0))
 
 
 def test_torch_compile_looks_on(tmp_path: Path) -> None:

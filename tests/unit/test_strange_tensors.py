@@ -77,6 +77,7 @@ def nested() -> Tensor:
 
 STRANGE: dict[str, tuple[Callable[[], Tensor], str]] = {
     "negative": (lambda: randn(COUNT, dtype=torch.complex64).conj().imag, r"negative bit.*\n.*x\.resolve_neg\(\)"),
+    "negative-aligned": (lambda: torch._neg_view(randn(COUNT)), "negative bit"),
     "negative-double": (lambda: randn(COUNT, dtype=torch.complex128).conj().imag.unsqueeze(-1), "negative bit"),
     "conjugate": (lambda: randn(COUNT, dtype=torch.complex64).conj(), "complex64 is not supported"),
     "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zeros without memory.*\n.*x\.clone\(\)"),
@@ -135,7 +136,9 @@ def test_a_strange_tensor_that_is_closed_over(name: str) -> None:
         fg.kernel(lambda x: x * weight)(randn(COUNT))
 
 
-@pytest.mark.parametrize("name", ["negative", "zeros", "freed", "dispatching", "wrapper", "masked", "meta", "sparse"])
+@pytest.mark.parametrize(
+    "name", ["negative", "negative-aligned", "zeros", "freed", "dispatching", "wrapper", "masked", "meta", "sparse"]
+)
 def test_a_closed_over_tensor_that_becomes_strange(name: str) -> None:
     make, words = LATER[name]
     weight = randn(2 * COUNT)[1::2]

@@ -18,7 +18,7 @@ _SPAN = 32  # chunks of a task of a pointwise kernel
 _LANES_ACROSS = (_FEWEST_LANES, 2 * _FEWEST_LANES)  # where an operand lies across
 _ROWS = 128  # that a task of a pointwise kernel takes chunk by chunk where an operand lies across, so that its cache lines are used
 _TILE = 16  # chunks of columns that a task sums: accumulators of several sums fit the first-level cache
-_MOST_KEPT = 65536  # computed values of a row that are kept for later phases, on a stack of 512 KiB at least
+_MOST_KEPT = 128 << 10  # bytes of a row's computed values that are kept for later phases: threads may have a stack of 256 KiB
 _PARTS = 32  # of the rows, when columns are summed: tasks for the cores of a large machine
 
 
@@ -49,7 +49,7 @@ def row_plans(axes: Axes, reductions: int, column_sums: int, computed: int) -> t
         axes: the column axes, merged.
         reductions: along the row.
         column_sums: over rows.
-        computed: values of each element that later phases could use again.
+        computed: bytes of each element's values that later phases could use again.
     """
     every, parts = _all_lanes(axes), _PARTS if column_sums else 0
     if column_sums and not reductions:

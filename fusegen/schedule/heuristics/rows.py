@@ -46,7 +46,7 @@ class RowFeatures:
         column_sums: columns sums that are accumulated in registers.
         reductions: reductions along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
-        computed: values of each element that are computed in one phase and used in later ones.
+        computed: bytes of each element's values that are computed in one phase and used in later ones.
     """
 
     axes: Axes

@@ -155,7 +155,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
-        computed=sum(p not in math.leaves.reads for phase in kept for p in phase.held),
+        computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
