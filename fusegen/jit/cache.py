@@ -46,7 +46,8 @@ KINDS = (
     Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
     Kind("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
          re.compile(r"\.\w+-\w+-\w+\.json-\w+")),
-    Kind("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}\.json"), re.compile(r"\.[0-9a-f]{32}\.json-\w+")),
+    Kind("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
+         re.compile(r"[0-9a-f]{32}/\.\d+x\d+\.json-\w+")),
 )  # fmt: skip
 """All folders of the cache."""
 

@@ -142,7 +142,7 @@ class Writer:
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         """A fresh tensor, as an expression: ``torch.empty`` takes nearly twice as long."""
-        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        strides = tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))  # as torch has them
         made = f"empty({shape}, {strides}, dtype={self.value(dtype, 'dtype')}, device=device)"
         is_large = self.device.type == "cpu" and math.prod(shape) * dtype.itemsize >= LARGE
         return f"in_large_pages({made})" if is_large else made

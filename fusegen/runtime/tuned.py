@@ -1,7 +1,8 @@
 """Plans that were measured: what `fg.tune` found out for a launch, its sizes and a device, and later calls go by.
 
-A file a kind of launch and device lies in the cache, with an entry for each pair of extents that was measured. Where there is none,
-the nearest that is no more than a factor of two away says what the plan should be like. Removing the files is safe.
+A folder a kind of launch and device lies in the cache, with a file for each pair of extents that was measured: processes that
+measure at the same time lose nothing. Where there is none, the nearest that is no more than a factor of two away says what the plan
+should be like. Removing the files is safe.
 """
 
 from __future__ import annotations
@@ -53,9 +54,14 @@ class Place:
     extents: Extents
 
     @property
+    def folder(self) -> str:
+        """The folder of all measurements of such launches on such a device, by name."""
+        return hashlib.sha256(f"{self.launch} {self.device}".encode()).hexdigest()[:32]
+
+    @property
     def file(self) -> str:
         """The file that holds it, by name."""
-        return f"{hashlib.sha256(f'{self.launch} {self.device}'.encode()).hexdigest()[:32]}.json"
+        return f"{self.extents[0]}x{self.extents[1]}.json"
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def chosen(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
 
 def _most_alike(traits: Traits, candidates: Sequence[LanePlan]) -> LanePlan | None:
     kind, numbers = traits
-    alike = [plan for plan in candidates if plan.traits[0] == kind]
+    alike = [plan for plan in candidates if plan.traits[0] == kind and len(plan.traits[1]) == len(numbers)]
     return min(alike, key=lambda plan: math.dist(plan.traits[1], numbers), default=None)
 
 
@@ -149,7 +155,8 @@ def _distance(one: Extents, other: Extents) -> float:
 
 def entries(place: Place) -> list[Entry]:
     """All entries of a kind of launch on a kind of device."""
-    found = {entry.extents: entry for entry in _stored(_path(place))}
+    files = sorted((settings().cache_dir / _FOLDER / place.folder).glob("*.json"))
+    found = {entry.extents: entry for entry in map(_stored, files) if entry is not None}
     found |= {p.extents: entry for p, entry in _OF_THIS_JOB.items() if (p.launch, p.device) == (place.launch, place.device)}
     return list(found.values())
 
@@ -160,12 +167,10 @@ def keep(place: Place, entry: Entry) -> None:
     Raises:
         SettingsError: the cache cannot be written to.
     """
-    path = cache_folder("tuned") / place.file
-    others = [each for each in _stored(path) if each.extents != entry.extents]
-    document = {"format": FORMAT, "launch": place.launch, "device": place.device}
-    listed = [asdict(each) for each in sorted([*others, entry], key=lambda each: each.extents)]
-    with writing_to(path.parent):
-        write_atomically(path, (json.dumps(document | {"entries": listed}, indent=1) + "\n").encode())
+    folder = cache_folder("tuned")
+    document = {"format": FORMAT, "launch": place.launch, "device": place.device, "entry": asdict(entry)}
+    with writing_to(folder):
+        write_atomically(folder / place.folder / place.file, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def remember(found: Mapping[Place, Entry]) -> None:
@@ -173,20 +178,16 @@ def remember(found: Mapping[Place, Entry]) -> None:
     _OF_THIS_JOB.update(found)
 
 
-def _path(place: Place) -> Path:
-    return settings().cache_dir / _FOLDER / place.file
-
-
-def _stored(path: Path) -> list[Entry]:
-    """The entries of a file; none of one that is not there or that something else has written to."""
+def _stored(path: Path) -> Entry | None:
+    """The entry of a file; none of one that has just gone, or that something else has written to."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return [_entry(each) for each in document["entries"]] if document["format"] == FORMAT else []
+        return _entry(document["entry"]) if document["format"] == FORMAT else None
     except FileNotFoundError:
-        return []
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        warnings.warn(f"{path} holds no measurements of fusegen and is passed over ({error})", stacklevel=2)
-        return []
+        warnings.warn(f"{path} holds no measurement of fusegen and is passed over ({error})", stacklevel=2)
+        return None
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -28,7 +28,7 @@ OURS = {
     f"cpu/{HEX * 4}.cpp": 7,
     f"emulator/{HEX * 4}.so": 11,
     "emitted/sm_90a-gelu-bf16.json": 13,
-    f"tuned/{HEX * 2}.json": 17,
+    f"tuned/{HEX * 2}/40x500.json": 17,
 }
 UNFINISHED = {
     "cubin/tmp/entry-ab12": 3,

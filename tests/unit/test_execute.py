@@ -103,3 +103,14 @@ def test_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     current[0] = 2
     run((x,), {})
     assert switched == [2] and len(launched) == 2 * len(launches)
+
+
+@pytest.mark.parametrize("columns", [slice(0), slice(3, 3), slice(1, 4)])
+def test_results_have_the_strides_of_torch(columns: slice) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[:, columns] * 2, x[columns] + 1, x.mT * 2, x.sum(-1)
+
+    x = randn(5, 6)
+    for ours, theirs in zip(fg.kernel(function)(x), function(x), strict=True):
+        assert ours.stride() == torch.empty(theirs.shape).stride()
+        torch.testing.assert_close(ours, theirs)
