@@ -21,10 +21,11 @@ def likeness(graph: Graph, group: Group) -> str:
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """How many rows and how many columns a launch goes through."""
+    """How many rows and how many columns a launch goes through; where nothing is reduced, the last dim counts as columns."""
     domain = launch.group.domain
-    dims = [set(domain.rows), set(domain.columns) or {len(domain.shape) - 1}]
-    rows, columns = (product(domain.shape[d] for d in sorted(each)) for each in (dims[0] - dims[1], dims[1]))
+    along = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
+    rows = product(extent for d, extent in enumerate(domain.shape) if d not in along)
+    columns = product(domain.shape[d] for d in along)
     return formula(rows)(sizes), formula(columns)(sizes)
 
 
