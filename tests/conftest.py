@@ -45,6 +45,16 @@ def accept(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of the test's own: what `fg.tune` measures in it decides no plan of another test."""
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+        settings.cache_clear()
+        yield tmp_path
+    settings.cache_clear()
+
+
+@pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors go through the emulator."""
     with monkeypatch.context() as patch:

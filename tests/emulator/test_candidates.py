@@ -20,7 +20,7 @@ from fusegen.timing import Call, Times
 from tests.unit.eager import agree, randn
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.usefixtures("emulated")
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
 
 
 @pytest.fixture(autouse=True)

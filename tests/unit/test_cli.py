@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from fusegen import FusegenError, __version__
-from fusegen.bench.cases import GROUPS
-from fusegen.cli import bench, demo, show
+from fusegen.cli import demo, show
 from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
-from fusegen.cli.main import COMMANDS, main
+from fusegen.cli.main import COMMANDS
 from fusegen.jit import disassemble, nvrtc
 from fusegen.specs import SPECS
+from tests.unit.commands import Result, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,27 +65,6 @@ def user_file(tmp_path: Path) -> str:
     path = tmp_path / "mine.py"
     path.write_text(USER_FILE)
     return str(path)
-
-
-class Result:
-    """What a command did."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process."""
-
-    def call(*words: str) -> Result:
-        code = main(words)
-        return Result(code, *capsys.readouterr())
-
-    return call
 
 
 def refused(result: Result, *parts: str, code: int = 2) -> None:
@@ -348,80 +325,7 @@ def test_help(run: Run, words: tuple[str, ...]) -> None:
     assert ("usage: fusegen" if words[-1] == "--help" else f"fusegen {__version__}") in result.out
 
 
-# bench and demo, small.
-
-
-@pytest.fixture
-def small_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cases of few elements."""
-    found = [replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm")]
-    monkeypatch.setattr(bench, "GROUPS", {"public": tuple(found)})
-
-
-QUICK = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
-
-
-@pytest.mark.usefixtures("small_cases")
-def test_bench_stores_and_shows_the_same(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    result = run(*QUICK, "gelu", "--out", str(path))
-    assert result.code == 0, result.err
-    assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["gelu"]
-    assert run("bench", "--show", str(path)).out == result.out
-
-
-@pytest.mark.usefixtures("small_cases")
-def test_bench_writes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    page, record = tmp_path / "page.html", tmp_path / "bench.json"
-    assert run(*QUICK, "gelu", "--out", str(record), "--report", str(page)).code == 0
-    assert ">gelu<" in (first := page.read_text())
-    page.unlink()
-    assert run("bench", "--show", str(record), "--report", str(page)).code == 0
-    assert page.read_text() == first
-    refused = run("bench", "--show", str(record), "--report", str(tmp_path))
-    assert refused.code == 2 and "--report" in refused.err
-
-
-@pytest.mark.parametrize("words", [["--show"], ["--out"], ["--show", "docs", "--compare"]])
-def test_bench_refuses_to_lose_a_record(run: Run, tmp_path: Path, words: list[str]) -> None:
-    path, stored = tmp_path / "bench.json", ROOT / "docs/bench/h200.json"
-    path.write_bytes(stored.read_bytes())
-    places = [str(stored) if word == "docs" else word for word in words]
-    refused = run("bench", *places, str(path), "--report", str(tmp_path / "." / "x" / ".." / "bench.json"))
-    assert refused.code == 2 and "would overwrite the record" in refused.err
-    assert path.read_bytes() == stored.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "words", [["gelu"], ["--group", "rows"], ["--out", "x"], ["--latency"], ["--quick"], ["--tune"], ["--device", "cpu"]], ids=str
-)
-def test_bench_shows_or_times(run: Run, words: list[str]) -> None:
-    names, others = (words, []) if words == ["gelu"] else ([], words)
-    refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)
-    assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
-
-
-def test_bench_without_the_library_for_charts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.bench.plots.find_spec", lambda name: None)
-    refused = run("bench", "--show", str(ROOT / "docs/bench/h200.json"), "--report", str(tmp_path / "page.html"))
-    assert refused.code == 2 and "fusegen[bench]" in refused.err and not list(tmp_path.iterdir())
-
-
-def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, other = (replace(case, cpu_sizes=(4, 32)) for case in GROUPS["public"] if case.name in ("gelu", "rms_norm"))
-    broken = replace(good, build=lambda dtype, sizes: {"x": good.build(dtype, sizes)["x"].to(torch.complex64)})
-    monkeypatch.setattr(bench, "GROUPS", {"public": (broken, other)})
-    result = run(*QUICK)
-    assert result.code == 1
-    assert "failed" in result.out and "gelu 4x32: fusegen: " in result.out
-    assert result.out.count("rms_norm") == 1
-
-
-@pytest.mark.usefixtures("small_cases")
-def test_bench_refuses_a_place_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert run("bench", "gelu", "--quick", "--device", "cpu", "--out", str(tmp_path / "file" / "x.json")).code == 2
+# demo, small.
 
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ _LOCAL = re.compile(r"(?<![\w$}])/(?:home|root|work|tmp|opt|Users)/|file://")
 _NAMED_PATH = re.compile(r"`((?:fusegen|templates|tests|docs|examples|bench|\.ci)/[\w./-]*)`")
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_what_a_document_shows_comes_out(name: str, accept: bool) -> None:
     path = ROOT / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -22,22 +23,19 @@ from fusegen.runtime.backends import machine_of
 from fusegen.runtime.tuned import in_measured_form, untuned
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan
-from fusegen.settings import settings
 from fusegen.timing import Call, Times
 from tests.unit.eager import randn
 
 CPU = torch.device("cpu")
 
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, in which nothing was measured."""
-    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
-    settings.cache_clear()
+def nothing_measured_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other rank has measured anything."""
     monkeypatch.setattr(tuned, "_OF_THIS_JOB", {})
-    yield tmp_path
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.fixture
@@ -268,6 +266,17 @@ def test_a_plan_that_cannot_be_timed_is_not_taken(monkeypatch: pytest.MonkeyPatc
     assert found.launches[0].plan == found.launches[0].candidates[1].plan and "RuntimeError: no graph" in str(found)
 
 
+def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(3)
+    x = randn(40, 500)
+    (launch,) = fg.tune(fg.kernel(softmax), x).launches
+    bound: list[Any] = []
+    measured = lambda *given: bound.append(in_measured_form(*given)) or bound[-1]  # noqa: E731
+    monkeypatch.setattr("fusegen.runtime.graph_kernel.in_measured_form", measured)
+    fg.vjp(fg.kernel(softmax), x).forward(x)
+    assert [each.program.launches[0].plan for each in bound] == [launch.plan]
+
+
 # Files.
 
 
@@ -314,20 +323,12 @@ assert bound[0].program.launches[0].plan == launch.plan
 
 def test_ranks_of_a_job_share_what_rank_0_measured(tmp_path: Path) -> None:
     place = f"file://{tmp_path / 'meet'}"
-    environment = [{"FUSEGEN_CACHE_DIR": str(tmp_path / str(rank)), "OMP_NUM_THREADS": "1"} for rank in (0, 1)]
+    here = {**os.environ, "PYTHONPATH": str(Path(fg.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = [{**here, "FUSEGEN_CACHE_DIR": str(tmp_path / str(rank))} for rank in (0, 1)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOB, str(rank), place], env=_with(environment[rank]), stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", JOB, str(rank), place], env=environment[rank], stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
     errors = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     assert (tmp_path / "0" / "tuned").is_dir() and not (tmp_path / "1" / "tuned").exists()
-
-
-def _with(variables: Mapping[str, str]) -> dict[str, str]:
-    import os
-
-    root = str(Path(fg.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": root, **variables}

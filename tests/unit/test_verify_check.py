@@ -17,6 +17,7 @@ from fusegen.cli.main import main
 from fusegen.dtypes import DType
 from fusegen.ir.reference import evaluate
 from fusegen.jit import nvrtc
+from fusegen.runtime import tuned
 from fusegen.specs import SPECS, Spec, meta
 from fusegen.specs.spec import Arguments
 from fusegen.target import CPU, target
@@ -61,6 +62,18 @@ def outcome(name: str, change: Callable[[Tensor], Any] = lambda result: result) 
 def test_right_kernels_pass(name: str) -> None:
     found = outcome(name)
     assert found.passed and found.word == "passed", found.failure
+
+
+def test_what_was_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded is what everybody gets."""
+    ignored: list[bool] = []
+
+    def bound(compiled: Any, *_: Any) -> Any:
+        ignored.append(tuned._IGNORED.get())
+        return compiled
+
+    monkeypatch.setattr("fusegen.runtime.dispatch.in_measured_form", bound)
+    assert outcome("canonical").passed and ignored and all(ignored)
 
 
 def _last_is_wrong(result: Tensor) -> Tensor:
