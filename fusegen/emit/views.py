@@ -30,11 +30,12 @@ class FragmentView:
         name: of the variable in the computing type.
         type, wide: element type in memory and in computing.
         pointer: what is indexed.
-        pattern: ``vector``, ``uniform`` or ``gather``.
+        pattern: ``vector``, ``window``, ``uniform`` or ``gather``.
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
         checked: whether an index was checked on which depends whether something may be written.
+        drawn: whether it is computed of a key, wherever that is asked for.
     """
 
     name: str
@@ -48,6 +49,7 @@ class FragmentView:
     condition: str
     lane_condition: str
     checked: bool
+    drawn: bool
 
     @property
     def uniform(self) -> bool:
@@ -71,6 +73,7 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         condition=offsets.condition(access.conditions),
         lane_condition=offsets.condition(shift(b, shifted) for b in access.conditions),
         checked=has_checks([access.offset]),
+        drawn=pointer.stream is not None,
     )
 
 

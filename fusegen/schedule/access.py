@@ -21,6 +21,7 @@ class Pattern(Enum):
     """What the lanes of a thread read or write."""
 
     VECTOR = "vector"  # neighbouring elements
+    WINDOW = "window"  # neighbouring elements, from any place on
     UNIFORM = "uniform"  # the same element
     GATHER = "gather"  # anything else, one by one
 
@@ -44,6 +45,19 @@ class Access:
     pattern: Pattern
     width: int = 1
     conditions: tuple[Bounds, ...] = ()
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Where rows start of what is accessed at aligned places, when groups of lanes do not start with the row.
+
+    Attributes:
+        start: the offset of a row's first element.
+        dense: whether the rows lie one behind the other, so that memory goes on behind all but the last.
+    """
+
+    start: Index
+    dense: bool
 
 
 def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[Axes, dict[sympy.Symbol, Index]]:

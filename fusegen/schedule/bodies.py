@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Axes, Index
-from fusegen.schedule.access import Access
+from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.math import Call, Copy, Function, Parameter, Reduction
@@ -76,6 +76,7 @@ class RowBody:
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
             fragment of the first phase that is staged.
+        anchor: what is accessed at aligned places where groups of lanes do not start with the row; else None.
     """
 
     row_axes: Axes
@@ -85,6 +86,7 @@ class RowBody:
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan
+    anchor: Anchor | None = None
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    arguments base begin block count end fetch group inside is_first last_row first_row outer_count column_outer first_column rank
-    slot_of sum span spans task tasks tile tiles turn groups AHEAD KEPT BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY LANES
-    PARTS ROWS SLOT SLOTS SPAN Scratch failed THREADS TILE UNROLL WARPS WORTH_THREADS
+    arguments base begin block column_outer copied count end failed fetch first_column first_row group groups inside
+    is_first last_row leading outer_count rank slot_of span spans sum task tasks there tile tiles turn whole AHEAD BLOCK
+    CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES PARTS ROWS SLOT SLOTS SPAN Scratch THREADS TILE UNROLL WARPS
+    WORTH_THREADS
 """
 """Names that pipelines use for themselves."""
 
@@ -40,7 +41,7 @@ _PRIMITIVES = """
     expm1_f32 expm1_f64 expm1_reduced fast_divide fast_exp fast_exp2 fast_one_plus_erf fast_reciprocal fast_rsqrt
     fence_proxy_async float_bits
     float_from_bits float_to_bfloat float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load
-    load_lanes load_once load_vec load_wide load_wide_if
+    load_lanes load_once load_part load_vec load_window load_wide load_wide_if
     log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
@@ -49,7 +50,7 @@ _PRIMITIVES = """
     rint_f32 rint_f64 round_bf16 round_f16
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shift_left shift_right shuffle_up shuffle_xor sign_of
-    sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_shared_words store_vec
+    sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait
     widen widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub

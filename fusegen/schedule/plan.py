@@ -26,6 +26,7 @@ class PointwisePlan:
         unroll: groups of lanes that a thread loads before it computes the first.
         tail: whether the last group can be partial.
         rows: on the CPU, points of all axes but the last that a task takes before it goes on along the last axis.
+        wraps: whether a group of lanes may go on in the next row of the last axis.
     """
 
     threads: int
@@ -33,6 +34,7 @@ class PointwisePlan:
     unroll: int
     tail: bool
     rows: int = 1
+    wraps: bool = False
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
@@ -55,6 +57,8 @@ class RowPlan:
         resident: blocks that share the rows, each working on many; 0 when there is a block for every few rows.
         blocks_per_sm: blocks that registers must leave room for on a multiprocessor, so that one loads while another reduces.
         tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row.
+        shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
+            are partial then.
     """
 
     threads: int
@@ -67,6 +71,7 @@ class RowPlan:
     blocks_per_sm: int = 1
     slots: int = 0
     tiled: bool = False
+    shifted: bool = False
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:

@@ -32,11 +32,12 @@ def launch_words(launch: Launch) -> str:
 def plan_words(plan: LanePlan) -> str:
     """What tells a plan from the others that a launch could have."""
     if isinstance(plan, PointwisePlan):
-        across = f", {plan.rows} rows in turn" if plan.rows > 1 else ""
+        across = f", {plan.rows} rows in turn" if plan.rows > 1 else ", across rows" if plan.wraps else ""
         return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}"
     how = "tiles of columns" if plan.tiled else plan.persistence.value
     groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
-    return f"{how}: {plan.threads} threads, {groups} elements each" + (f", {plan.rows} rows" if plan.rows > 1 else "")
+    rows = f", {plan.rows} rows" if plan.rows > 1 else ""
+    return f"{how}: {plan.threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
 
 
 def row_reason(plan: RowPlan) -> str:

@@ -26,6 +26,7 @@ inline double __longlong_as_double(i64 bits) { double x; memcpy(&x, &bits, sizeo
 inline i64 __double_as_longlong(double x) { i64 bits; memcpy(&bits, &x, sizeof(x)); return bits; }
 inline u32 __umulhi(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
 inline u64 __umul64hi(u64 a, u64 b) { return static_cast<u64>(static_cast<unsigned __int128>(a) * b >> 64); }
+inline u32 __funnelshift_r(u32 low, u32 high, u32 by) { return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> (by & 31)); }
 inline i32 __popc(u32 x) { return __builtin_popcount(x); }
 inline i32 __clz(i32 x) { return x == 0 ? 32 : __builtin_clz(static_cast<u32>(x)); }
 inline i32 __ffs(i32 x) { return __builtin_ffs(x); }

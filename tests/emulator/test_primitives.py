@@ -44,10 +44,15 @@ USES = {
     "ldmatrix_transposed": "u32 m[4]; ldmatrix_transposed(m, shared_address(&*shared_array<u8>(16)));"
     "store(integers, 0, widen(i32(m[3])));",
     "load": "store(bytes, 0, load(bytes, 1)); store(brains, 0, load(brains, 1)); store(flags, 0, load(flags, 1));",
+    "load_part": "bf16 b[8]; load_part<8>(b, brains, 8, 0, 5, 9); i64 q[2]; load_part<2>(q, integers, 2, -1, 1, 1);"
+    "store_part(brains, 8, b, 0, 5); store_part(integers, 2, q, 1, 2);",
     "load_vec": "float v[8]; load_vec(v, floats, 0); bf16 b[8]; load_vec(b, brains, 0); f16 h[2]; load_vec<2>(h, halves, 0);"
     "bool t[3]; load_vec(t, flags, 0); i64 q[1]; load_vec(q, integers, 0); double d[3]; load_vec(d, doubles, 0);"
     "store_vec(floats, 8, v); store_vec(brains, 8, b); store_vec(halves, 2, h); store_vec(flags, 3, t);"
     "store_vec(integers, 1, q); store_vec(doubles, 3, d);",
+    "load_window": "bf16 b[8]; load_window<8>(b, brains, 3, -3, 30); float v[8]; load_window<8>(v, floats, 1, -1, 12);"
+    "i8 c[4]; load_window<4>(c, bytes, 5, -5, 40); double d[2]; load_window<2>(d, doubles, 1, 0, 2); store_vec(brains, 0, b);"
+    "store_vec(floats, 8, v); store_vec(bytes, 4, c); store_vec(doubles, 2, d);",
     "maximum": "store(floats, 0, maximum(load(floats, 1), 0.0f)); store(doubles, 0, maximum(load(doubles, 1), 0.0));"
     "store(integers, 0, maximum(load(integers, 1), load(integers, 2)));",
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
@@ -72,6 +77,7 @@ USES = {
     "sign_of": "store(floats, 0, sign_of(load(floats, 1))); store(doubles, 0, sign_of(load(doubles, 1)));"
     "store(integers, 0, sign_of(load(integers, 1)));",
     "store": "store(halves, 0, f16{0}); store(bytes, 0, i8{1}); store(flags, 0, true);",
+    "store_part": "f16 h[4] = {}; store_part(halves, 4, h, -1, 9); i8 c[16] = {}; store_part(bytes, 16, c, 3, 4);",
     "store_vec": "f16 h[6] = {}; store_vec(halves, 6, h); i8 c[16] = {}; store_vec(bytes, 16, c);",
     "thread_id": "store(integers, 0, widen(thread_id()));",
     "types": "store(integers, 0, static_cast<i64>(sizeof(TensorMap)));",
@@ -306,3 +312,33 @@ def test_integer_remainders_of_every_sign(launch: Launch) -> None:
     a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
     for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
         assert torch.equal(run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want)
+
+
+WINDOWS = [
+    (torch.int8, 8),
+    (torch.int8, 4),
+    (torch.int16, 8),
+    (torch.int16, 2),
+    (torch.int32, 4),
+    (torch.int32, 8),
+    (torch.int64, 2),
+]
+
+
+@pytest.mark.parametrize(("dtype", "lanes"), WINDOWS)
+def test_a_window_from_any_place_on(launch: Launch, dtype: torch.dtype, lanes: int) -> None:
+    """Of a row in the middle of a buffer, on any of whose elements a window may start; no more is read than the row has."""
+    start, length = 3, 41
+    x = torch.randint(-128, 127, (start + length,)).to(dtype)
+    name = {torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}[dtype]
+    text = f"""
+        {name} window[{lanes}];
+        const i64 begin = -i, end = {length} - i;
+        load_window<{lanes}>(window, x0, {start} + i, begin, end);
+        for (i32 v = 0; v < {lanes}; ++v) if (v < end) store(out, i + v * {length}, window[v]);
+        if (i >= {length}) return;
+    """
+    got = torch.zeros(lanes, length, dtype=dtype)
+    run_map(launch, f"if (i < {length}) {{ {text} }}", got, x)
+    for lane in range(lanes):
+        assert torch.equal(got[lane, : length - lane], x[start + lane :][: length - lane])

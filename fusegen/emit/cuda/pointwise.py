@@ -36,7 +36,10 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         places=[*placed.lines.values()],
         writes=[fragment(a, placed, lane_axis) for a in body.writes],
-        call=call_view(body.call, offsets, lane_axis),
+        call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
         plan=body.plan,
+        extent=c_text(body.axes.extents[-1]),
+        lane_axis=lane_axis.name,
+        lane_decode=decode(body.axes, "(position + v)", "Index"),
     )
     return assemble(launch, target, math_text([body.call.function]), pipeline)

@@ -45,6 +45,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         plan=body.plan,
+        anchor=body.anchor and {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense},
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)

@@ -10,7 +10,7 @@ from fusegen.emit.uses import Uses
 from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
 from fusegen.schedule.program import Launch
 
-_MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec)<(\w+)>")
+_MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
 _UNUSED = frozenset((16,))
 """Where no run of neighbours is moved: ``random_bits`` mentions what moves one all the same."""
 _ROUNDED = {"round_bf16(": DType.BFLOAT16, "round_f16(": DType.FLOAT16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,13 +14,14 @@ from fusegen.target import Backend, Target
 
 _VECTOR_BYTES = 16  # the widest memory access of a thread
 _MOST_LANES = 8
+_LEAST_BYTES = 4  # of a group of lanes that a window brings
 _THREADS, _ALL_THREADS = 256, (128, 256, 512)
 _UNROLLS = (1, 2, 4)
 _SMALL = 1 << 20  # elements below which more blocks pay more than more loads in flight
 
 
 def pointwise_plans(
-    axes: Axes, itemsizes: Sequence[int], offsets: Sequence[Index], target: Target, multiples: Multiples
+    axes: Axes, itemsizes: Sequence[int], offsets: Sequence[Index], target: Target, multiples: Multiples, *, may_wrap: bool = False
 ) -> tuple[PointwisePlan, ...]:
     """The plans for an iteration space; what is expected to be fastest comes first.
 
@@ -28,20 +30,30 @@ def pointwise_plans(
         itemsizes, offsets: of everything that is read or written.
         target: the machine.
         multiples: known divisors of sizes.
+        may_wrap: whether groups of lanes may go on in the next row.
     """
     if target.backend is Backend.CPU:
         return cpu.pointwise_plans(axes, offsets)
     inner = axes.extents[-1]
     lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
-    tail = False
-    if divisor(inner, multiples) % lanes:
-        if len(axes.symbols) == 1:
-            tail = True  # one long row: only its end is partial
-        else:
-            lanes = _dividing(divisor(inner, multiples), lanes)
-    first = PointwisePlan(_THREADS, lanes, _unroll(axes), tail)
+    least = min(itemsizes, default=4) * lanes
+    dividing = _dividing(divisor(inner, multiples), lanes)
+    whole = divisor(math.prod(divisor(e, multiples) for e in axes.extents), {}) % lanes == 0
+    if dividing == lanes:
+        return _variants(PointwisePlan(_THREADS, lanes, _unroll(axes), False))
+    if len(axes.symbols) == 1:  # one long row: only its end is partial
+        return _variants(PointwisePlan(_THREADS, lanes, _unroll(axes), True))
+    narrow = _variants(PointwisePlan(_THREADS, dividing, _unroll(axes), False))
+    if may_wrap and least >= _LEAST_BYTES:
+        wrapped = PointwisePlan(_THREADS, lanes, _unroll(axes), not whole, wraps=True)
+        return (*narrow, *_variants(wrapped))  # which nobody has measured yet
+    return narrow
+
+
+def _variants(first: PointwisePlan) -> tuple[PointwisePlan, ...]:
+    """A plan, and others that differ in how many blocks and loads in flight there are."""
     others = [replace(first, threads=threads, unroll=unroll) for threads in _ALL_THREADS for unroll in _UNROLLS]
-    fewer = [replace(first, lanes=lanes // 2, unroll=unroll) for unroll in _UNROLLS if lanes > 1]
+    fewer = [replace(first, lanes=first.lanes // 2, unroll=unroll) for unroll in _UNROLLS if first.lanes > 1 and not first.wraps]
     return tuple(dict.fromkeys([first, *others, *fewer]))
 
 

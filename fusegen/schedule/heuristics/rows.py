@@ -8,7 +8,7 @@ were measured on an H200 and lost to both (35% to 60% of the speed of a copy): t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fusegen.ir.symbolic import Axes, literal
@@ -31,6 +31,7 @@ _THREADS_PER_SM = 1024
 """Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
+_LEAST_BYTES = 4  # of a group of lanes that a window brings
 _SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 
@@ -47,6 +48,8 @@ class RowFeatures:
         reductions: reductions along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
         computed: bytes of each element's values that are computed in one phase and used in later ones.
+        shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
+            cannot.
     """
 
     axes: Axes
@@ -56,6 +59,7 @@ class RowFeatures:
     reductions: int
     stage_bytes: int
     computed: int = 0
+    shifted_stage_bytes: int | None = None
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -67,10 +71,18 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
     """
     if target.backend is Backend.CPU:
         return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed)
-    lanes = _lanes(features, multiples)
+    lanes, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
         return (_tiled(columns if known else None, lanes, target),)
+    plans = _plans(columns, known, lanes, features, target)
+    if lanes < widest and _may_be_shifted(features, columns, widest):
+        return (*plans, *_shifted(columns, known, widest, features, target))  # which nobody has measured yet
+    return plans
+
+
+def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    """Plans of rows whose groups of lanes start where the row does."""
     looped = _looped(lanes, target, features)
     if columns is None:
         return (looped,)
@@ -82,6 +94,21 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         found = [*powers, *fewest]
         return tuple(dict.fromkeys(filter(None, found if any(found) else [held(_MOST_THREADS)])))
     return tuple(dict.fromkeys(filter(None, [*powers, _staged(columns, known, lanes, features, target), looped, *fewest])))
+
+
+def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> bool:
+    """Whether groups of lanes may start at aligned places and not where rows do, and a row is worth a warp of them. Sums of columns
+    need the same lanes in each row."""
+    if features.shifted_stage_bytes is None or features.column_sums or min(features.itemsizes, default=4) * lanes < _LEAST_BYTES:
+        return False
+    return columns is None or columns >= _WARP * lanes
+
+
+def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    """Plans of rows whose groups of lanes start at aligned places: there may be one group more."""
+    longest = None if columns is None else columns + lanes - 1
+    features = replace(features, stage_bytes=features.shifted_stage_bytes or 0)
+    return tuple(replace(plan, shifted=True, exact=False) for plan in _plans(longest, known, lanes, features, target))
 
 
 def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
@@ -100,8 +127,12 @@ def _fits(elements: int, held: float) -> bool:
     return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
 
 
+def _widest(features: RowFeatures) -> int:
+    return max(1, min(_MOST_LANES, _VECTOR_BYTES // min(features.itemsizes, default=4)))
+
+
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:
-    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(features.itemsizes, default=4)))
+    lanes = _widest(features)
     while divisor(features.axes.extents[-1], multiples) % lanes:
         lanes //= 2
     return lanes

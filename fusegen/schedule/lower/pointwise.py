@@ -5,14 +5,16 @@ from __future__ import annotations
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.schedule.access import merge_axes
+from fusegen.schedule.access import Access, merge_axes
 from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
+from fusegen.schedule.lower.shifted import may_wrap, wrapped
 from fusegen.schedule.program import Launch
+from fusegen.schedule.terms import Read
 
 
 def lower_pointwise(context: Context) -> Launch:
@@ -41,15 +43,16 @@ def _launch(
     lane_axis = axes.symbols[-1]
     itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
     offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
-    plan = context.chosen(pointwise_plans(axes, itemsizes, offsets, context.target, context.multiples))
-    fragments = Fragments(
-        context,
-        evaluator.terms,
-        leaves,
-        lambda name, r: context.access(name, r.buffer, r.offset, lane_axis, plan.lanes, r.conditions),
-        [offset for _, offset in stores],
-    )
-    writes = tuple(context.access(context.names.take("result"), b, o, lane_axis, plan.lanes) for b, o in stores)
+    touched = [*((r.buffer, r.offset) for r in leaves.reads.values()), *stores]
+    wraps = may_wrap(context, touched, stores, axes) and not leaves.checks
+    plan = context.chosen(pointwise_plans(axes, itemsizes, offsets, context.target, context.multiples, may_wrap=wraps))
+
+    def access(name: str, read: Read) -> Access:
+        found = context.access(name, read.buffer, read.offset, lane_axis, plan.lanes, read.conditions)
+        return wrapped(context, found, axes, plan.lanes) if plan.wraps else found
+
+    fragments = Fragments(context, evaluator.terms, leaves, access, [offset for _, offset in stores])
+    writes = tuple(access(context.names.take("result"), Read(b, o)) for b, o in stores)
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
     body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)

@@ -12,7 +12,7 @@ from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
-from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import Phase, RowBody
 from fusegen.schedule.lower.columns import PART, partial_offset
 from fusegen.schedule.lower.context import Context
@@ -21,6 +21,7 @@ from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
 from fusegen.schedule.lower.row_names import ValueNames, statistic_name
+from fusegen.schedule.lower.shifted import shifted
 from fusegen.schedule.math import Argument, Call, Copy, Origin, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
@@ -43,6 +44,7 @@ class RowMath:
         row_axes, column_axes: merged.
         rows, columns: the domain's axes that number rows, and those along which a row runs.
         moves: what became of the domain's axes when they were merged.
+        anchor: what is accessed at aligned places when groups of lanes do not start with the row; None where nothing can be.
     """
 
     terms: Terms
@@ -56,6 +58,7 @@ class RowMath:
     rows: frozenset[sympy.Symbol]
     columns: frozenset[sympy.Symbol]
     moves: Mapping[object, Index]
+    anchor: Anchor | None
 
 
 class RowKernelBuilder:
@@ -94,6 +97,7 @@ class RowKernelBuilder:
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
+            anchor=self.math.anchor if self.plan.shifted else None,
         )
         writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
         axes = [self.math.row_axes, self.math.column_axes]
@@ -107,8 +111,15 @@ class RowKernelBuilder:
         along = self._is_along(read.offset, *(b.index for b in read.conditions))
         axis = self.lane_axis if along else None
         access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
-        # The lanes of a group may share an element that differs from group to group: a fragment all the same.
-        return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
+        if along and access.pattern is Pattern.UNIFORM:
+            # The lanes of a group may share an element that differs from group to group: a fragment all the same.
+            return replace(access, pattern=Pattern.GATHER)
+        return self._shifted(access, Pattern.VECTOR if read.drawn else Pattern.WINDOW) if along else access
+
+    def _shifted(self, access: Access, other: Pattern) -> Access:
+        """An access of the plan's lanes, wherever groups of these start."""
+        anchor = self.math.anchor if self.plan.shifted else None
+        return access if anchor is None else shifted(self.context, access, self.lane_axis, anchor, self.plan.lanes, other)
 
     def _reduction(self, node: int) -> Reduction:
         graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
@@ -192,7 +203,8 @@ class RowKernelBuilder:
 
     def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
         store = self.math.stores[root.key]
-        return self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
+        access = self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
+        return access if axis is None else self._shifted(access, Pattern.GATHER)
 
     def _row_value(self, term: int) -> str:
         return self.fragments.values[term].name

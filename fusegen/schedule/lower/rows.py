@@ -20,6 +20,7 @@ from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
+from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import element_type, lifted, states_of
@@ -123,7 +124,11 @@ def _merged(
     row_axes, column_axes, moves = rows_and_columns(domain, axes, expressions)
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
-    return RowMath(terms, tuple(roots), states, statistics, moved, leaves.moved(moves), row_axes, column_axes, rows, columns, moves)
+    leaves = leaves.moved(moves)
+    touched = [(s.buffer, s.offset) for s in (moved[r.key] for r in roots if r.kind == "write")]
+    touched += [(r.buffer, r.offset) for r in leaves.reads.values() if not r.drawn]
+    anchor = anchor_of(context, touched, row_axes, column_axes)
+    return RowMath(terms, tuple(roots), states, statistics, moved, leaves, row_axes, column_axes, rows, columns, moves, anchor)
 
 
 def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
@@ -155,6 +160,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
+        shifted_stage_bytes=_shifted_stage_bytes(context, math),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
@@ -185,6 +191,16 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
                 return 0
             total += itemsize
     return total
+
+
+def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
+    """The same where groups of lanes are shifted; None where they cannot be."""
+    if math.anchor is None:
+        return None
+    axis, reads = math.column_axes.symbols[-1], [r for t, r in math.leaves.reads.items() if _along_row(math, t)]
+    reads = [r for r in reads if _along(r.offset, math.column_axes)]
+    are_alike = all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, math.anchor) for r in reads)
+    return sum(context.dtype(r.buffer).itemsize for r in reads) if are_alike else 0
 
 
 def _along_row(math: RowMath, term: int) -> bool:
