@@ -68,6 +68,7 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a mask of bytes": (masked, (randn(3, 333), ints(3, 333, low=0, high=2, dtype=torch.uint8))),
     "a mask of positions": (causal, (randn(7, 261, dtype=BF16),)),
     "two parts": (of_two_parts, (randn(3, 200), randn(3, 201))),
+    "the sum of a part": (lambda x, y: (F.pad(x, (3, 0)) + y).sum(-1), (randn(3, 330), randn(3, 333))),
     "rows of a table": (looked_up, (ints(5, low=0, high=9, dtype=torch.int64), randn(9, 335, dtype=BF16))),
     "one row": (several, (randn(1, 1001, dtype=BF16),)),
     "integers": (lambda x: (x - x.amax(-1, keepdim=True), x.sum(-1)), (ints(3, 333, dtype=torch.int64),)),

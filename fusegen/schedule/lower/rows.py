@@ -126,7 +126,7 @@ def _merged(
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     leaves = leaves.moved(moves)
     touched = [(s.buffer, s.offset) for s in (moved[r.key] for r in roots if r.kind == "write")]
-    touched += [(r.buffer, r.offset) for r in leaves.reads.values() if not r.drawn]
+    touched += [(r.buffer, r.offset) for r in leaves.reads.values() if not r.drawn and not r.conditions]  # else they may be below 0
     anchor = anchor_of(context, touched, row_axes, column_axes)
     return RowMath(terms, tuple(roots), states, statistics, moved, leaves, row_axes, column_axes, rows, columns, moves, anchor)
 
