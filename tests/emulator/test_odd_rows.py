@@ -47,6 +47,11 @@ def of_two_parts(x: Tensor, y: Tensor) -> Tensor:
     return F.rms_norm(torch.cat([x, y], -1), (x.shape[-1] + y.shape[-1],))
 
 
+def of_two_tensors(x: Tensor, y: Tensor) -> Tensor:
+    rows = torch.stack([x, y])
+    return rows - rows.amax(-1, keepdim=True)
+
+
 def looked_up(ids: Tensor, table: Tensor) -> Tensor:
     return F.rms_norm(F.embedding(ids, table), table.shape[-1:])
 
@@ -68,6 +73,7 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a mask of bytes": (masked, (randn(3, 333), ints(3, 333, low=0, high=2, dtype=torch.uint8))),
     "a mask of positions": (causal, (randn(7, 261, dtype=BF16),)),
     "two parts": (of_two_parts, (randn(3, 200), randn(3, 201))),
+    "rows of two tensors": (of_two_tensors, (randn(3, 331, dtype=BF16), randn(3, 331, dtype=BF16))),
     "the sum of a part": (lambda x, y: (F.pad(x, (3, 0)) + y).sum(-1), (randn(3, 330), randn(3, 333))),
     "rows of a table": (looked_up, (ints(5, low=0, high=9, dtype=torch.int64), randn(9, 335, dtype=BF16))),
     "one row": (several, (randn(1, 1001, dtype=BF16),)),

@@ -52,7 +52,7 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
         return replace(access, pattern=Pattern.GATHER, width=1)
     if access.pattern is not Pattern.VECTOR:
         return access
-    if is_alike(context, access.buffer, access.offset, axis, anchor):
+    if is_alike(context, access.buffer, access.offset, axis, anchor) and not access.conditions:  # as of a part, which ends before
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=other, width=1)
 
