@@ -98,6 +98,10 @@ POINTWISE: dict[str, Case] = {
     "an index of an index": (lambda x, a, b: x[a[b]], (X, ints(9, low=-6, high=6), ints(5, low=-9, high=9))),
     "a sum as an index": (lambda x, i: x[i + 1], (X, ints(7, low=-7, high=5, dtype=torch.int64))),
     "positions from 2 on": (lambda x, y: y + x[torch.arange(4) + 2], (X, randn(4, 8))),
+    "positions that are numbers too": (
+        lambda x: (x * torch.arange(x.shape[-1], device=x.device)).mT[:, torch.arange(2) + 0],
+        (randn(3, 4, 5),),
+    ),
     "positions by twos": (lambda x: x[torch.arange(0, 6, 2)] * 1, (X,)),
     "a computed index": (lambda x, i: x[i.clamp(0, 5)], (X, ints(7))),
     "a computed index that is a result": (lambda x, i: (x.gather(1, i % 3), i % 3), (X, ints(6, 8, dtype=torch.int64))),

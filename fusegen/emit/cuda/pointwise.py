@@ -20,8 +20,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
-    offsets = cuda_offsets(kernel).found_first(body.reads, [lane_axis])
-    placed = cuda_offsets(kernel).found_first(body.writes, [lane_axis])
+    offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     pipeline = render(
@@ -31,11 +30,11 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         index_type="i64" if kernel.wide else "i32",
         count=c_text(product(body.axes.extents)),
         decode=decode(body.axes, "position", "Index"),
-        indices=[*offsets.lines.values(), *checks.once],
+        indices=[*offsets.lines.values()],
+        once=checks.once,
         checks=checks.lanes,
         reads=reads,
-        places=[*placed.lines.values()],
-        writes=[fragment(a, placed, lane_axis) for a in body.writes],
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
         plan=body.plan,
         extent=c_text(body.axes.extents[-1]),
