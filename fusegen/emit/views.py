@@ -56,6 +56,11 @@ class FragmentView:
         """Whether all lanes see one element."""
         return self.pattern == Pattern.UNIFORM.value
 
+    @property
+    def same_in_row(self) -> bool:
+        """Whether lanes of one row see one element."""
+        return (self.offset, self.condition) == (self.lane_offset, self.lane_condition)
+
 
 def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -> FragmentView:
     """The view of an access whose lanes run along an axis."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,26 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen import target as targets
-from fusegen import tuning
-from fusegen.runtime import backends
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.timing import Call, Times
 from tests.unit.eager import agree, randn
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
-
-
-@pytest.fixture(autouse=True)
-def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor."""
-
-    def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
-        return dict.fromkeys(calls, Times(1.0, 1.0, 1.0))
-
-    monkeypatch.setattr(tuning, "interleaved", interleaved)
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
 
 
 def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:

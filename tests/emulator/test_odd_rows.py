@@ -12,12 +12,26 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
+from fusegen.schedule.lower import context
 from fusegen.schedule.program import Launch
-from tests.emulator.test_candidates import made_up_times  # noqa: F401
 from tests.unit.eager import agree, ints, randn
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
+BF16, F16 = torch.bfloat16, torch.float16
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
+
+
+@pytest.fixture
+def at_aligned_places(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels take the plans that these tests are about, though others come first; those that were taken."""
+    taken: list[Any] = []
+
+    def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+        self.candidates = candidates
+        taken.append(next(p for p in candidates if getattr(p, "shifted", False) or getattr(p, "wraps", False)))
+        return taken[-1]
+
+    monkeypatch.setattr(context.Context, "chosen", chosen)
+    return taken
 
 
 def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
@@ -96,25 +110,30 @@ POINTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_plan_of_a_row(name: str) -> None:
-    function, inputs = ROWS[name]
+def every_plan_agrees(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Any]:
     agree(function, inputs)
     (launch,) = fg.tune(fg.kernel(function), *inputs).launches
-    assert any(each.plan.shifted for each in launch.candidates)
     assert not any(each.error for each in launch.candidates)
+    return [each.plan for each in launch.candidates]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_plan_of_a_row(name: str) -> None:
+    assert any(plan.shifted for plan in every_plan_agrees(*ROWS[name]))
 
 
 @pytest.mark.parametrize("name", POINTS)
 def test_every_plan_of_points(name: str) -> None:
-    function, inputs = POINTS[name]
-    agree(function, inputs)
-    (launch,) = fg.tune(fg.kernel(function), *inputs).launches
-    assert any(each.plan.wraps for each in launch.candidates)
-    assert not any(each.error for each in launch.candidates)
+    assert any(plan.wraps for plan in every_plan_agrees(*POINTS[name]))
 
 
-def test_in_place() -> None:
+@pytest.mark.parametrize("name", [*ROWS, *POINTS])
+def test_what_torch_gives(name: str, at_aligned_places: list[Any]) -> None:
+    agree(*{**ROWS, **POINTS}[name])
+    assert at_aligned_places
+
+
+def test_in_place(at_aligned_places: list[Any]) -> None:
     """Neighbours of other rows are brought along while others write them."""
 
     def normalised(x: Tensor) -> Tensor:
@@ -125,17 +144,18 @@ def test_in_place() -> None:
     wanted = F.softmax(x, -1)
     fg.kernel(normalised, mutates=("x",))(x)
     torch.testing.assert_close(x, wanted)
+    assert at_aligned_places
 
 
-def test_dropout_draws_what_rows_of_any_length_draw() -> None:
-    """A mask depends on the seed alone, not on how lanes are grouped."""
+def test_a_mask_depends_on_the_seed_alone(request: pytest.FixtureRequest) -> None:
+    """Not on how lanes are grouped."""
     x = torch.zeros(4, 333)
     torch.manual_seed(3)
-    got = fg.kernel(dropped)(x)
-    kept = got != 0
-    torch.manual_seed(3)
     alone = fg.kernel(lambda x: F.dropout(x, 0.3, training=True))(torch.ones(4, 333)) != 0
-    assert torch.equal(kept, alone)
+    taken = request.getfixturevalue("at_aligned_places")
+    torch.manual_seed(3)
+    kept = fg.kernel(dropped)(x) != 0
+    assert taken and torch.equal(kept, alone)
     assert 0.6 < kept.float().mean().item() < 0.8
 
 

@@ -43,3 +43,12 @@ def test_plans_of_other_kinds(function: Callable[..., Any], shape: tuple[int, in
     for launch in fg.tune(kernel, x).launches:
         assert all(each.times is not None for each in launch.candidates), str(launch)
     check_function(kernel, function, (x,))
+
+
+@pytest.mark.parametrize("shape", [(1024, 50257), (333, 1001), (4000, 7)])
+def test_plans_of_points_of_odd_rows(shape: tuple[int, int]) -> None:
+    kernel = fg.kernel(lambda x, b: F.gelu(x + b))
+    inputs = torch.randn(shape, device="cuda").to(BF16), torch.randn(shape[1], device="cuda").to(BF16)
+    (launch,) = fg.tune(kernel, *inputs).launches
+    assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, kernel.function, inputs)

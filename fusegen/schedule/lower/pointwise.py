@@ -41,9 +41,8 @@ def _launch(
     context: Context, evaluator: Evaluator, roots: list[int], leaves: Leaves, stores: list[tuple[int, Index]], axes: Axes
 ) -> Launch:
     lane_axis = axes.symbols[-1]
-    itemsizes = [context.dtype(b).itemsize for b in (*(r.buffer for r in leaves.reads.values()), *(b for b, _ in stores))]
-    offsets = [*(r.offset for r in leaves.reads.values()), *(o for _, o in stores)]
     touched = [*((r.buffer, r.offset) for r in leaves.reads.values()), *stores]
+    itemsizes, offsets = [context.dtype(b).itemsize for b, _ in touched], [o for _, o in touched]
     wraps = may_wrap(context, touched, stores, axes) and not leaves.checks
     plan = context.chosen(pointwise_plans(axes, itemsizes, offsets, context.target, context.multiples, may_wrap=wraps))
 
