@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fusegen.api import Kernel, Method
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.backends import machine_of
+from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
 from fusegen.runtime.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
@@ -165,7 +166,8 @@ class _Tuner:
 
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
-        self.variant, self.hidden = dispatcher.variant(values, machine_of(device).target, device)
+        self.machine = machine_of(device)
+        self.variant, self.hidden = dispatcher.variant(values, self.machine.target, device)
         self.sizes = dispatcher.sizes(self.variant, values, self.hidden)
         self.pins: dict[tuple[int, ...], LanePlan] = {}
 
@@ -185,8 +187,10 @@ class _Tuner:
     def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
         wanted: list[Any] | None = None
-        for number, plan in enumerate(launch.candidates):
-            call = self._call({**self.pins, launch.group.outputs: plan})
+        forms = [self._form({**self.pins, launch.group.outputs: plan}) for plan in launch.candidates]
+        self.machine.prepare([source for form in forms for source in form.sources])
+        for number, (plan, form) in enumerate(zip(launch.candidates, forms, strict=True)):
+            call = self._call(form)
             results, given = call()
             found = tree_leaves((results, given))
             if wanted is None:
@@ -197,9 +201,12 @@ class _Tuner:
         times = interleaved(calls, self.device, quick=True)
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(launch.candidates))
 
-    def _call(self, pins: Pins) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
-        """A call with some plans, on copies of what it writes to; it gives its results and these."""
-        variant = self.variant.in_form(self.variant.forms.pinned(self.sizes, pins))
+    def _form(self, pins: Pins) -> Variant:
+        """The variant with some plans."""
+        return self.variant.in_form(self.variant.forms.pinned(self.sizes, pins))
+
+    def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
+        """A call of a variant, on copies of what it writes to; it gives its results and these."""
         mutated = self.dispatcher.parameters.mutates
         names = self.dispatcher.parameters.names
         values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,23 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
     with writing_to(cache_folder("cubin")):
         _cache()[key] = sealed(cubin)
     return Binary(source.entry, architecture, cubin, path, from_cache=False)
+
+
+def compile_cubins(sources: Sequence[Source], architecture: str) -> list[Binary]:
+    """The cubins of some sources, compiled side by side: NVRTC works outside the interpreter's lock.
+
+    Raises:
+        As `compile_cubin`, for the first source that cannot be compiled.
+    """
+    if len(sources) < 2:
+        return [compile_cubin(source, architecture) for source in sources]
+    with ThreadPoolExecutor(min(len(sources), processors())) as pool:
+        return list(pool.map(partial(compile_cubin, architecture=architecture), sources))
+
+
+def processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def forget(source: Source, architecture: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -47,11 +47,13 @@ class Machine:
         target: what code is made for.
         backend: what launches.
         kernels: compiles and loads the kernels of some launches.
+        prepare: compiles texts of which `kernels` will be asked for some at a time, side by side where that can be done.
     """
 
     target: Target
     backend: Backend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
+    prepare: Callable[[Sequence[Source]], object] = lambda _: None
 
     def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
         """The program of a graph for exact sizes."""
@@ -72,22 +74,24 @@ def machine_of(device: torch.device) -> Machine:
 
 @lru_cache(maxsize=64)
 def _gpu(target: Target, index: int) -> Machine:
+    prepare = partial(nvrtc.compile_cubins, architecture=target.name)
+
     def kernels(sources: Sequence[Source], launches: Sequence[KernelLaunch]) -> list[Any]:
-        return [_cuda_kernel(s, target.name, launch.shared_bytes, index) for s, launch in zip(sources, launches, strict=True)]
+        binaries = prepare(sources)
+        return [_loaded(*each, index) for each in zip(sources, binaries, launches, strict=True)]
 
-    return Machine(target, CudaBackend(index), kernels)
+    return Machine(target, CudaBackend(index), kernels, prepare)
 
 
-def _cuda_kernel(source: Source, architecture: str, shared_bytes: int, index: int) -> Any:
+def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: int) -> Any:
     """The kernel of a source; a damaged cache entry is compiled again."""
-    binary = nvrtc.compile_cubin(source, architecture)
     try:
-        return cuda.load(binary.cubin, source.name, source.entry, shared_bytes, index)
+        return cuda.load(binary.cubin, source.name, source.entry, launch.shared_bytes, index)
     except LaunchError as error:
         if not binary.from_cache:
             raise LaunchError(error.what, where=str(binary.source_path)) from error
-        nvrtc.forget(source, architecture)
-        return _cuda_kernel(source, architecture, shared_bytes, index)
+        nvrtc.forget(source, binary.architecture)
+        return _loaded(source, nvrtc.compile_cubin(source, binary.architecture), launch, index)
 
 
 def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:

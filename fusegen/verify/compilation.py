@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from fusegen.errors import CompileError
-from fusegen.jit.nvrtc import compile_cubin
+from fusegen.jit.nvrtc import compile_cubin, processors
 from fusegen.source import Source
 
 
@@ -29,11 +28,6 @@ def compile_all(sources: Iterable[Source], architecture: str) -> Iterator[int]:
         for done, future in enumerate(as_completed(pending), 1):
             future.result()
             yield done
-
-
-def processors() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compile(source: Source, architecture: str) -> None:

@@ -27,12 +27,12 @@ from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.jit.files import write_atomically
+from fusegen.jit.nvrtc import processors
 from fusegen.settings import cache_folder
 from fusegen.specs import SPECS
 from fusegen.specs.spec import Spec
 from fusegen.target import Target, target
 from fusegen.verify.cases import CANONICAL, Case, canonical, cases
-from fusegen.verify.compilation import processors
 from fusegen.verify.lowering import prepare
 
 _WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to start

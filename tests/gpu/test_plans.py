@@ -31,8 +31,8 @@ def _norm_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, .
 @pytest.mark.parametrize("columns", [768, 5120, 11008, 20480, 50257, 65536])
 def test_plans_of_rows(columns: int) -> None:
     kernel, inputs = fg.kernel(norm_gelu_add), _norm_inputs(300, columns, BF16)
-    (launch,) = fg.tune(kernel, *inputs).launches
-    assert all(each.times is not None for each in launch.candidates), str(launch)
+    for launch in fg.tune(kernel, *inputs).launches:  # none where there is only one plan
+        assert all(each.times is not None for each in launch.candidates), str(launch)
     check_function(kernel, norm_gelu_add, inputs)
 
 
