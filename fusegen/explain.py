@@ -8,12 +8,15 @@ from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
-from fusegen.schedule.words import launch_words
+from fusegen.schedule.ranking import expected_times
+from fusegen.schedule.words import launch_words, plan_words
+from fusegen.target import Target
 from fusegen.units import human_bytes
 
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
-    """One paragraph a step: what it is, how it is laid out, what it reads and writes; of products also what was expected.
+    """One paragraph a step: what it is, how it is laid out, what it reads and writes; where there was a choice also what was
+    expected.
 
     Args:
         sizes: of the example.
@@ -25,7 +28,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
     for number, step in enumerate(program.steps, 1):
         lines += [
             f"{number}. {line}" if k == 0 else f"   {line}"
-            for k, line in enumerate([*_step(step, sizes), *_expected(step, choices)])
+            for k, line in enumerate([*_step(step, sizes), *_expected(step, choices), *_ranked(step, sizes, program.target)])
         ]
     _, workspace = arrange(program.call, sizes)
     if workspace:
@@ -59,6 +62,19 @@ def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
     return [
         f"expected: {choice.ours:.1f} µs by a kernel of ours, {choice.library:.1f} µs by the library with its epilogue behind it"
     ]
+
+
+def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
+    """What a launch was expected to take with its plan, and with the best of the others."""
+    if not isinstance(step, Launch) or step.plan is None:
+        return []
+    times = expected_times(step, sizes, target)
+    others = sorted((time, plan_words(plan)) for plan, time in times.items() if plan != step.plan)
+    if not others:
+        return []
+    time, words = others[0]
+    more = f" (best of {len(others)} others)" if len(others) > 1 else ""
+    return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}; {time:.1f} µs with {words}{more}"]
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

@@ -118,11 +118,28 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
         raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
     values = dispatcher.bind(args, kwargs)
-    dispatcher.check(values)
-    device = _device(values)
-    with torch.no_grad():
-        tuning = _of_rank_0(lambda: _Tuner(dispatcher, values, device).tuning())
+    tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
     dispatcher.forget_bound()
+    return tuning
+
+
+def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
+    """Measures as `tune` does, and keeps nothing."""
+    dispatcher = kernel._dispatcher_of({})
+    return _measured(dispatcher, dispatcher.bind(args, {}))
+
+
+def _measured(dispatcher: Dispatcher, values: Values) -> Tuning:
+    dispatcher.check(values)
+    with torch.no_grad():
+        return _Tuner(dispatcher, values, _device(values)).tuning()
+
+
+def _kept(tuning: Tuning) -> Tuning:
+    """Writes down what was measured; where the user has pinned a plan, that stays."""
+    for each in tuning.launches:
+        if not any(entry.pinned for entry in _here(each.place)):
+            keep(each.place, entry_of(each.place.extents, each.plan, _words(each.candidates)))
     return tuning
 
 
@@ -180,16 +197,15 @@ class _Tuner:
         candidates = self._measured(launch)
         plan = _pinned(place, launch.candidates) or _fastest(candidates)
         self.pins[launch.group.outputs] = plan
-        if not any(entry.pinned for entry in _here(place)):
-            keep(place, entry_of(place.extents, plan, _words(candidates)))
         return TunedLaunch(launch.kernel.name, place, candidates, plan)
 
     def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
         wanted: list[Any] | None = None
-        forms = [self._form({**self.pins, launch.group.outputs: plan}) for plan in launch.candidates]
+        plans = _in_order(launch)
+        forms = [self._form({**self.pins, launch.group.outputs: plan}) for plan in plans]
         self.machine.prepare([source for form in forms for source in form.sources])
-        for number, (plan, form) in enumerate(zip(launch.candidates, forms, strict=True)):
+        for number, (plan, form) in enumerate(zip(plans, forms, strict=True)):
             call = self._call(form)
             results, given = call()
             found = tree_leaves((results, given))
@@ -199,7 +215,7 @@ class _Tuner:
                 _check_alike(launch.kernel.name, plan, found, wanted)
             calls[str(number)] = call
         times = interleaved(calls, self.device, quick=True)
-        return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(launch.candidates))
+        return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
     def _form(self, pins: Pins) -> Variant:
         """The variant with some plans."""
@@ -213,6 +229,11 @@ class _Tuner:
         written = [v for n, v in zip(names, values, strict=True) if n in mutated]
         bound = self.dispatcher.bound(variant, values, self.hidden, self.device)
         return lambda: (bound(values, self.hidden), written)
+
+
+def _in_order(launch: Launch) -> list[LanePlan]:
+    """The plans of a launch; the one that it has comes first."""
+    return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
 def _here(place: Place) -> list[Entry]:

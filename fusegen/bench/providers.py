@@ -14,6 +14,9 @@ from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call
 
+_PAGE = 4096
+_MANY = 1 << 20  # bytes, beside which a page is nothing
+
 
 @dataclass(frozen=True)
 class Provider:
@@ -129,8 +132,10 @@ def _copy(case: Case) -> Way | None:
 
 
 def copying(moved: int, device: torch.device) -> Call:
-    """``Tensor.copy_`` that reads and writes ``moved`` bytes together."""
-    source = torch.arange(max(1, moved // 8), dtype=torch.int32, device=device)  # zeros might be no memory at all
+    """``Tensor.copy_`` that reads and writes ``moved`` bytes together. Many are rounded up to whole pages: an H200 takes
+    up to 1.6 times as long to copy what ends within one (264 MB: 107 µs instead of 69)."""
+    copied = moved // 2 if moved < _MANY else -(-moved // (2 * _PAGE)) * _PAGE
+    source = torch.arange(max(1, copied // 4), dtype=torch.int32, device=device)  # zeros might be no memory at all
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 

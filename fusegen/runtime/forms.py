@@ -23,6 +23,7 @@ from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import Pins, lower
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
+from fusegen.schedule.ranking import preferred
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -82,13 +83,16 @@ class Form:
         graph: in primitives; products that the library computes by choice say so.
         groups: what fusion decided.
         program: the steps of a call.
-        sources: the text of each launch.
     """
 
     graph: Graph
     groups: tuple[Group, ...]
     program: Program
-    sources: tuple[Source, ...]
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch, which takes longer than all that comes before."""
+        return tuple(emit(launch, self.program.target) for launch in self.program.launches)
 
 
 class Forms:
@@ -104,18 +108,15 @@ class Forms:
     def __init__(self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose) -> None:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
         self._made: dict[tuple[Key, frozenset[tuple[tuple[int, ...], LanePlan]]], Form] = {}
-        self._by_class: dict[tuple[int, ...], Form] = {}
+        self._first: dict[tuple[int, ...], Form] = {}  # by class, with the first plan of each launch
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Form:
-        """The form for some sizes."""
-        classes = self._classes(sizes)
-        if classes not in self._by_class:
-            self._by_class[classes] = self._form(classes)
-        return self._by_class[classes]
+        """The form for some sizes: its launches have the plans that are expected to be fastest."""
+        return self.pinned(sizes, _NO_PINS)
 
     def pinned(self, sizes: Mapping[str, int], pins: Pins) -> Form:
         """The form for some sizes, of which some launches have other plans.
@@ -123,7 +124,15 @@ class Forms:
         Args:
             pins: candidates of launches of `at`, by the outputs of their groups.
         """
-        return self._form(self._classes(sizes), pins)
+        classes = self._classes(sizes)
+        if classes not in self._first:
+            self._first[classes] = self._form(classes)
+        plans: dict[tuple[int, ...], LanePlan] = {}
+        for launch in self._first[classes].program.launches:
+            wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
+            if wanted is not None and wanted != launch.plan:
+                plans[launch.group.outputs] = wanted
+        return self._form(classes, plans)
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
         """What is expected of some sizes."""
@@ -220,8 +229,7 @@ class Forms:
 
     def _lowered(self, decision: _Decision, pins: Pins) -> Form:
         graph, groups = decision.fused.graph, decision.fused.groups
-        program = lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins)
-        return Form(graph, groups, program, tuple(emit(launch, self._target) for launch in program.launches))
+        return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins))
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:

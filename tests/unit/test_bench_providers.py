@@ -192,6 +192,12 @@ def test_a_copy_moves_as_many_bytes() -> None:
     assert BY_NAME["copy"].way(replace(_small("gelu"), flops=lambda sizes: 1)) is None
 
 
+@pytest.mark.parametrize(("moved", "copied"), [(1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)])
+def test_many_bytes_are_copied_in_whole_pages(moved: int, copied: int) -> None:
+    target = copying(moved, torch.device("meta"))()
+    assert target.numel() * target.element_size() == copied
+
+
 # What they compute.
 
 

@@ -202,7 +202,7 @@ def test_the_first_lines_say_how_it_is_launched_and_why() -> None:
     assert first == "// norm: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a."
     assert (
         second
-        == "// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each."
+        == "// Grid x_dim0, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each."
     )
     assert third == "// Reads x_dim0 * 8192 bytes, writes x_dim0 * 8192."
 

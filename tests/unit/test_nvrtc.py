@@ -34,6 +34,17 @@ def test_text_compiles_for_every_architecture(target: str) -> None:
         assert nvrtc.compile_cubin(each, target).cubin[:4] == b"\x7fELF"
 
 
+def test_several_are_compiled_side_by_side_and_stay_in_order() -> None:
+    sources = [source(2.0 + number) for number in range(3)]
+    for each in sources[::2]:
+        nvrtc.forget(each, "sm_90a")
+    binaries = nvrtc.compile_cubins(sources, "sm_90a")
+    assert [binary.cubin for binary in binaries] == [nvrtc.compile_cubin(each, "sm_90a").cubin for each in sources]
+    assert len({binary.cubin for binary in binaries}) == 3
+    with pytest.raises(CompileError):
+        nvrtc.compile_cubins([sources[0], replace(sources[1], pipeline="this is no C++")], "sm_90a")
+
+
 def test_the_second_time_comes_from_the_cache() -> None:
     first = source(2.71828)
     nvrtc.forget(first, "sm_90a")

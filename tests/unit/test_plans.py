@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.errors import VerificationError
@@ -17,8 +19,9 @@ from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
 from fusegen.target import Target, cuda_targets, target
+from tests.unit.ptxas import figures
 
 REGISTERS = 65536  # of a multiprocessor; of a block as well
 LENGTHS = (1, 3, 8, 24, 32, 33, 256, 1000, 1024, 4096, 5000, 8192, 16384, 16392, 24576, 32768, 40000, 65536, 100_000, 1 << 20)
@@ -169,12 +172,43 @@ def test_what_all_rows_share_is_not_staged() -> None:
         scaled = x * weight
         return scaled - (scaled * weight).mean(-1, keepdim=True)
 
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 24576), (24576,))]
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 40960), (40960,))]
     (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
     body = launch.kernel.body
     assert isinstance(body, RowBody) and body.plan.persistence is Persistence.STAGED
     assert [[access.name for access in phase.late] for phase in body.phases] == [["weight"], ["weight"]]
     assert launch.shared_bytes <= target("sm_90a").shared_bytes
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def norm_gelu_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias), approximate="tanh") + y
+
+
+@pytest.mark.parametrize(("function", "columns", "blocks"), [(norm, 18432, {2}), (norm, 24576, {1}), (norm_gelu_add, 18432, {1})])
+def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
+    function: Callable[..., torch.Tensor], columns: int, blocks: set[int]
+) -> None:
+    shapes = (300, columns), (columns,), (columns,), (300, columns)
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes[: 4 if function is norm_gelu_add else 3]]
+    low = fg.kernel(function).lower(*tensors, target="sm_90a")
+    (launch,) = low.program.launches
+    plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.REGISTERS]
+    assert plans and {plan.blocks_per_sm for plan in plans if 512 < plan.threads < 1024} == blocks
+    for plan in plans:
+        (source,) = low._forms.pinned(low.sizes, {launch.group.outputs: plan}).sources
+        assert figures(source).spilled == 0, plan
+
+
+@pytest.mark.parametrize(("columns", "wraps"), [(7, False), (63, False), (65, True), (1001, True), (1004, True), (1008, False)])
+def test_groups_of_lanes_go_on_in_the_next_row_where_that_was_measured_to_pay(columns: int, wraps: bool) -> None:
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((60_000, columns), (columns,))]
+    (launch,) = fg.kernel(lambda x, y: x + y).lower(*tensors, target="sm_90a").program.launches
+    assert isinstance(launch.plan, PointwisePlan) and launch.plan.wraps == wraps
+    assert any(isinstance(plan, PointwisePlan) and plan.wraps for plan in launch.candidates) == (columns != 1008)
 
 
 def test_a_plan_that_no_block_could_have_is_refused() -> None:

@@ -29,9 +29,16 @@ _MOST_REGISTERS = 64
 """Registers of a thread that a row may take in all, beside the arithmetic."""
 _THREADS_PER_SM = 1024
 """Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
+_REGISTERS = 65536  # of a multiprocessor
+_OWN_REGISTERS = 27
+"""Of a thread, beside its part of the row. Where two blocks of more than 512 threads have room for so many, the compiler needs no
+more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
 _LEAST_BYTES = 4  # of a group of lanes that a window brings
+_LONG = 1024
+"""Groups of lanes in a row from which on wider groups at aligned places pay, whatever they cost at its ends: on an H200 1001
+single elements take as long either way, and 3001 a third longer; 1002 in pairs take less."""
 _SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 
@@ -76,9 +83,10 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
     if features.column_sums and not features.reductions:
         return (_tiled(columns if known else None, lanes, target),)
     plans = _plans(columns, known, lanes, features, target)
-    if lanes < widest and _may_be_shifted(features, columns, widest):
-        return (*plans, *_shifted(columns, known, widest, features, target))  # which nobody has measured yet
-    return plans
+    if lanes == widest or not _may_be_shifted(features, columns, widest):
+        return plans
+    shifted = _shifted(columns, known, widest, features, target)
+    return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
 
 
 def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
@@ -155,9 +163,12 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
     """A row in the registers of some threads."""
     rows = _BLOCK // threads if threads == _WARP else 1
     exact = columns == chunks * lanes * threads
-    resident = _resident(threads * rows, target) if features.column_sums else 0
-    blocks = max(1, _THREADS_PER_SM // (threads * rows))
-    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks)
+    if features.column_sums:  # no more blocks than run: what is summed takes all the registers that it can have
+        resident = _resident(threads * rows, target)
+        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, resident // target.processors)
+    needed = _OWN_REGISTERS + chunks * lanes * features.held
+    blocks = 2 if threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS else _THREADS_PER_SM // (threads * rows)
+    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, 0, max(1, blocks))
 
 
 def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> RowPlan | None:

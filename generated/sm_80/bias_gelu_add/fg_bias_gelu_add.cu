@@ -1,5 +1,5 @@
 // bias_gelu_add: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_80.
-// Grid ((x_dim0 * 8192 + 4095) // 4096), block 256.
+// Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads x_dim0 * 32768 + 16384 bytes, writes x_dim0 * 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -181,19 +181,19 @@ __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residu
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
+    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
     const Index element_count = x_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
+    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 x_raw[UNROLL][LANES];
     bf16 bias_raw[UNROLL][LANES];
     bf16 residual_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         const Index i0 = position / 8192;
         const Index i1 = position - i0 * 8192;
@@ -203,7 +203,7 @@ fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_p
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         const Index i0 = position / 8192;
         const Index i1 = position - i0 * 8192;

@@ -67,6 +67,43 @@ __device__ __forceinline__ float load(const float* base, i64 i) {
   return bit_cast<float>(bits);
 }
 
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// Of N consecutive elements, which start an aligned access, those from `begin` to `end`; the others are of no use. They are brought
+// along where the memory holds all N, of which it has `there`.
+template <int N, typename T>
+__device__ __forceinline__ void load_part(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end, i64 there) {
+  if (there >= N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 v = 0; v < N; ++v) {
+      if (v >= begin && v < end) dst[v] = load(base, i + v);
+    }
+  }
+}
+
 // The larger of two values; NaN if either is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {
   float result;
@@ -130,6 +167,36 @@ __device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
 __device__ __forceinline__ void store(float* base, i64 i, float value) {
   u32 bits = bit_cast<u32>(value);
   asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
+}
+
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+  }
+}
+
+// Of N consecutive elements, which start an aligned access, those from `begin` to `end`.
+template <int N, typename T>
+__device__ __forceinline__ void store_part(T* base, i64 i, const T (&src)[N], i64 begin, i64 end) {
+  if (begin <= 0 && end >= N) {
+    store_vec(base, i, src);
+  } else {
+#pragma unroll
+    for (i32 v = 0; v < N; ++v) {
+      if (v >= begin && v < end) store(base, i + v, src[v]);
+    }
+  }
 }
 
 // Index of this thread in its block.
@@ -202,7 +269,7 @@ __device__ __forceinline__ float flash_attention_1_2(float largest, float total,
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 1;  // neighbours that one access moves
+constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 1024;  // that share a row
 constexpr i32 WARPS = 32;
 
@@ -236,23 +303,27 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
 fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+    const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 leading = static_cast<i32>((q_dim2 * row) % LANES);  // lanes that lie before the row
 
     // Phase 1 of 3: reduces each row to largest.
     float largest = amax_f32_identity();
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
+        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
+        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
         float value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
+        load_part<8>(value_4_raw, value_4_ptr, column + q_dim2 * row, begin, end, there);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
         float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             largest_part[v] = flash_attention_1_0(value_4[v]);
-            largest = amax_f32_combine(largest, largest_part[v]);
+            if (v >= begin && v < end) largest = amax_f32_combine(largest, largest_part[v]);
         }
     }
     largest = row_amax_f32(largest, shared_array<float>(0));
@@ -260,25 +331,29 @@ fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i
     // Phase 2 of 3: reduces each row to total.
     float total = sum_f32_identity();
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
+        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
+        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
         float value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
+        load_part<8>(value_4_raw, value_4_ptr, column + q_dim2 * row, begin, end, there);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
         float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             total_part[v] = flash_attention_1_1(largest, value_4[v]);
-            total = sum_f32_combine(total, total_part[v]);
+            if (v >= begin && v < end) total = sum_f32_combine(total, total_part[v]);
         }
     }
     total = row_sum_f32(total, shared_array<float>(512));
 
     // Phase 3 of 3: writes value_11.
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
+        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
+        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
         float value_4_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_4_raw[v] = load(value_4_ptr, column + q_dim2 * row + v);
+        load_part<8>(value_4_raw, value_4_ptr, column + q_dim2 * row, begin, end, there);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
         float result_0[LANES];
@@ -288,6 +363,6 @@ fg_flash_attention_1(const float* value_4_ptr, bf16* value_11_ptr, i64 q_dim0, i
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        for (i32 v = 0; v < 1; ++v) store(value_11_ptr, column + q_dim2 * row + v, result_0_raw[v]);
+        store_part<8>(value_11_ptr, column + q_dim2 * row, result_0_raw, begin, end);
     }
 }

@@ -1,5 +1,5 @@
 // swiglu: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_80.
-// Grid ((gate_dim0 * 14336 + 4095) // 4096), block 256.
+// Grid ((gate_dim0 * 14336 + 1023) // 1024), block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -179,25 +179,25 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 fg_swiglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
+    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
     const Index element_count = gate_dim0 * 14336;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
+    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 gate_raw[UNROLL][LANES];
     bf16 up_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         load_lanes<8>(gate_raw[u], gate_ptr, position);
         load_lanes<8>(up_raw[u], up_ptr, position);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         float gate[8];
         widen_vec(gate_raw[u], gate);

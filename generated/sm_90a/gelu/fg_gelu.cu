@@ -1,5 +1,5 @@
 // gelu: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((x_dim0 * 8192 + 4095) // 4096), block 256.
+// Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads x_dim0 * 16384 bytes, writes x_dim0 * 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -180,23 +180,23 @@ __device__ __forceinline__ float gelu(float x) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 fg_gelu(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 2;   // groups of lanes in flight in a thread
+    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
     const Index element_count = x_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 256 + thread_id()) * LANES;
+    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 x_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         load_lanes<8>(x_raw[u], x_ptr, position);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 256 * LANES;
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
         float x[8];
         widen_vec(x_raw[u], x);

@@ -284,7 +284,7 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 2)
 fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0) {
     const Index row_count = x_dim0;
     const i32 thread = thread_id();

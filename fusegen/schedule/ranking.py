@@ -1,0 +1,81 @@
+"""Which of its plans a launch of points or of rows is expected to be fastest with, at some sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sympy import sympify
+
+from fusegen.ir.symbolic import literal
+from fusegen.schedule.access import Access
+from fusegen.schedule.bodies import PointwiseBody, RowBody
+from fusegen.schedule.heuristics.pointwise import SHORT
+from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, RowWork, point_time, row_time
+from fusegen.schedule.likeness import extents
+from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.target import Target
+
+_MARGIN = 0.97  # of the time of the first plan: what is expected to be hardly faster is not worth a kernel of its own
+
+
+def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> LanePlan | None:
+    """The plan that is expected to be fastest; the first one where none is clearly faster, None where there are no several."""
+    if not launch.candidates:
+        return None
+    times = expected_times(launch, sizes, target)
+    first = launch.candidates[0]
+    best = min(times, key=lambda plan: times[plan], default=first)
+    return best if best in times and times[best] < _MARGIN * times.get(first, times[best]) else first
+
+
+def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict[LanePlan, float]:
+    """What a launch is expected to take with each of its plans, in µs; nothing where nothing is known of them.
+
+    Args:
+        launch: with any of its plans.
+        sizes: values of all sizes.
+    """
+    costs = LANE_COSTS.get(target.name)
+    work = _work(launch, sizes)
+    if costs is None or work is None:
+        return {}
+    if isinstance(work, RowWork):
+        plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
+        return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
+    points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
+    return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
+
+
+def _is_short(launch: Launch) -> bool:
+    """Whether points lie in rows that a group of lanes would wrap around often, which nobody has measured."""
+    body = launch.kernel.body
+    columns = literal(body.axes.extents[-1]) if isinstance(body, PointwiseBody) else None
+    return columns is not None and columns < SHORT
+
+
+def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | None:
+    """What a launch has to do; None for what nobody has measured: sums of columns, whose blocks share the rows."""
+    kernel, (rows, columns) = launch.kernel, extents(launch, sizes)
+    moved = launch.traffic.read(sizes) + launch.traffic.written(sizes)
+    itemsizes = {pointer.buffer: pointer.dtype.itemsize for pointer in kernel.pointers if pointer.stream is None}
+    if isinstance(kernel.body, PointwiseBody):
+        reads = [access for access in kernel.body.reads if access.buffer in itemsizes]  # others are drawn
+        return PointWork(rows * columns, moved, len(reads) + len(kernel.body.writes))
+    if not isinstance(kernel.body, RowBody) or kernel.body.partials:
+        return None
+    return _row_work(kernel.body, itemsizes, rows, columns, moved)
+
+
+def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: int, moved: int) -> RowWork:
+    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
+    reads = [access for access in found.values() if access.buffer in itemsizes]  # others are drawn
+    of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
+    writes = sum(len(phase.writes) for phase in body.phases)
+    reductions = sum(len(phase.reductions) for phase in body.phases)
+    operands = len(reads) + writes
+    return RowWork(rows, columns, moved, max(of_row, default=0), operands, max(0, len(of_row) - 1), reductions)
+
+
+def _numbers_rows(access: Access, body: RowBody) -> bool:
+    return bool(sympify(access.offset).free_symbols & set(body.row_axes.symbols))

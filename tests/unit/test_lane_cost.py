@@ -1,0 +1,104 @@
+"""What kernels of points and of rows are expected to take, beside what they took on an H200: the choice that follows is close to
+the best that was."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusegen as fg
+from fusegen.bench.lanes import FUNCTIONS, inputs, read
+from fusegen.schedule.plan import PointwisePlan, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.words import plan_words
+from fusegen.target import target
+
+MEASURED = Path(__file__).parents[2] / "docs/costs/lanes-h200.json"
+HOPPER = target("sm_90a")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured: microseconds by plan, in words."""
+
+    launch: Launch
+    rows: int
+    times: Mapping[str, float]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict.fromkeys(("x_dim0", "y_dim0"), self.rows)
+
+    def chosen(self) -> float:
+        """What the plan took that is chosen, over what the best did."""
+        plan = preferred(self.launch, self.sizes, HOPPER)
+        assert plan is not None
+        return self.times[plan_words(plan)] / min(self.times.values())
+
+
+@cache
+def lowered(function: str, columns: int, dtype: torch.dtype, *, one_row: bool) -> Launch:
+    rows = 1 if one_row else 300  # one row is known to be one, any other number may be any
+    arguments = inputs(function, rows, columns, dtype, "meta")
+    (launch,) = fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").program.launches
+    return launch
+
+
+def cases() -> Iterator[Case]:
+    for case in read(MEASURED):
+        launch = lowered(case.function, case.columns, getattr(torch, case.dtype), one_row=case.rows == 1)
+        yield Case(launch, case.rows, case.microseconds)
+
+
+@pytest.mark.parametrize(("kind", "fewest"), [(RowPlan, 770), (PointwisePlan, 230)])
+def test_the_choice_is_close_to_the_best_that_was_measured(kind: type, fewest: int) -> None:
+    ratios = [case.chosen() for case in cases() if isinstance(case.launch.plan, kind)]
+    assert len(ratios) >= fewest and statistics.geometric_mean(ratios) < 1.035
+    assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.8
+
+
+def test_what_is_expected_is_about_what_was_measured() -> None:
+    errors = []
+    for case in cases():
+        best = min(case.times.values())
+        times = {plan_words(plan): time for plan, time in expected_times(case.launch, case.sizes, HOPPER).items()}
+        errors += [times[words] / time - 1 for words, time in case.times.items() if words in times and time < 1.3 * best]
+    assert len(errors) > 5000 and statistics.mean(map(abs, errors)) < 0.12
+
+
+def test_few_rows_have_many_threads_and_many_rows_have_few() -> None:
+    launch = lowered("layer_norm", 4096, torch.bfloat16, one_row=False)
+    plans = [preferred(launch, {"x_dim0": rows}, HOPPER) for rows in (2, 100, 1000, 16384)]
+    threads = [plan.threads for plan in plans if plan is not None]
+    assert threads == sorted(threads, reverse=True) and threads[0] == 512 and threads[-1] == 128
+
+
+def test_of_other_machines_nothing_is_known() -> None:
+    (launch,) = fg.kernel(FUNCTIONS["softmax"]).lower(torch.empty(2, 4096, device="meta"), target="sm_80").program.launches
+    assert launch.candidates and launch.plan == launch.candidates[0]
+    assert expected_times(launch, {"x_dim0": 2}, target("sm_80")) == {}
+
+
+def test_sums_of_columns_keep_their_plan() -> None:
+    kernel = fg.kernel(lambda x: (x.softmax(-1), x.sum(0)))
+    first, second = kernel.lower(torch.empty(2, 4096, device="meta"), target="sm_90a").program.launches
+    assert len(first.candidates) > 1 and first.plan == first.candidates[0] and second.candidates == ()
+    assert expected_times(first, {"x_dim0": 2}, HOPPER) == {} and preferred(second, {"x_dim0": 2}, HOPPER) is None
+
+
+def test_calls_take_the_plan_of_their_sizes() -> None:
+    kernel = fg.kernel(FUNCTIONS["layer_norm"])
+    weights = [torch.empty(4096, device="meta", dtype=torch.bfloat16) for _ in range(2)]
+    few, many = (
+        kernel.lower(torch.empty(rows, 4096, device="meta", dtype=torch.bfloat16), *weights, target="sm_90a") for rows in (2, 16384)
+    )
+    (one,), (other,) = few.program.launches, many.program.launches
+    assert one.plan != other.plan and one.candidates == other.candidates
+    assert "128 threads, 4 x 8 elements each;" in many.explain() and "512 threads, 1 x 8 elements each;" in few.explain()
