@@ -201,8 +201,7 @@ def test_the_first_lines_say_how_it_is_launched_and_why() -> None:
     first, second, third = source.banner.splitlines()
     assert first == "// norm: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a."
     assert (
-        second
-        == "// Grid x_dim0, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each."
+        second == "// Grid x_dim0, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each."
     )
     assert third == "// Reads x_dim0 * 8192 bytes, writes x_dim0 * 8192."
 
