@@ -1,21 +1,21 @@
-"""Launches on a CUDA device: loading, streams, tensor maps. Only this file touches a GPU."""
+"""What a launch on a CUDA device needs: loaded kernels, streams, tensor maps. Only this file and `driver` touch a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import torch
 
-from fusegen.calls.call import KernelLaunch
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
+from fusegen.runtime.driver import Loaded, encoded
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 
-def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) -> Any:
+def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) -> Loaded:
     """A kernel that is loaded on a device.
 
     Args:
@@ -38,7 +38,7 @@ def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) ->
             raise LaunchError(f"the driver cannot load {entry}: {error}") from error
         if shared_bytes > _SHARED_WITHOUT_REQUEST:
             _request_shared(kernel, shared_bytes, device)
-    return kernel
+    return Loaded(entry, int(kernel.handle), kernel)
 
 
 def _request_shared(kernel: Any, amount: int, device: int) -> None:
@@ -50,33 +50,10 @@ def _request_shared(kernel: Any, amount: int, device: int) -> None:
         raise LaunchError(f"the device refuses {amount} bytes of shared memory a block: {status.name}")
 
 
-def launch_config(grid: int, launch: KernelLaunch) -> Any:
-    """cuda.core's launch configuration."""
-    from cuda.core import LaunchConfig
-
-    return LaunchConfig(grid=grid, block=launch.block, shmem_size=launch.shared_bytes)
-
-
-@lru_cache(maxsize=64)
-def stream_of(handle: int) -> Any:
-    """cuda.core's view of a torch stream."""
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
-
-
 def queries() -> tuple[Callable[[int], int], Callable[[], int]]:
     """torch's own functions that give the handle of the stream that it would use now on a device, and the index of its current
     device: a tenth of a microsecond, against three and a half for ``torch.cuda.current_stream``."""
     return torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
-
-
-@lru_cache(maxsize=1)
-def launcher() -> Any:
-    """cuda.core's launch function."""
-    from cuda.core import launch
-
-    return launch
 
 
 class TensorMaps:
@@ -88,6 +65,9 @@ class TensorMaps:
         offset: of the view's first element from the tensor's.
         box: the tile.
         promote: whether reads should bring whole lines of L2.
+
+    Attributes:
+        known: gives the map of the tensor at an address; None where it is yet to be made.
     """
 
     _MOST = 64
@@ -95,32 +75,15 @@ class TensorMaps:
     def __init__(
         self, dtype: DType, shape: Sequence[int], strides: Sequence[int], offset: int, box: Sequence[int], *, promote: bool
     ) -> None:
-        self.dtype, self.shape, self.strides, self.offset = dtype, tuple(shape), tuple(strides), offset
-        self.box, self.promote = tuple(box), promote
-        self._known: dict[int, Any] = {}
+        self._offset = offset * dtype.itemsize
+        self._encoded = partial(encoded, dtype, shape=tuple(shape), strides=tuple(strides), box=tuple(box), promote=promote)
+        self._known: dict[int, bytes] = {}
+        self.known = self._known.get
 
-    def at(self, tensor: torch.Tensor) -> Any:
-        """The map of the view of a tensor."""
-        address = tensor.data_ptr()
-        if address not in self._known:
-            if len(self._known) >= self._MOST:
-                self._known.clear()
-            self._known[address] = self._encode(tensor)
-        return self._known[address]
-
-    def _encode(self, tensor: torch.Tensor) -> Any:
-        from cuda.core._tensor_map import TensorMapDataType, TensorMapL2Promotion, TensorMapSwizzle
-        from cuda.core.utils import StridedMemoryView
-
-        types = {
-            DType.BFLOAT16: TensorMapDataType.BFLOAT16,
-            DType.FLOAT16: TensorMapDataType.FLOAT16,
-            DType.FLOAT32: TensorMapDataType.FLOAT32,
-        }
-        view = tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
-        return StridedMemoryView.from_any_interface(view, stream_ptr=-1).as_tensor_map(
-            self.box,
-            data_type=types[self.dtype],
-            swizzle=TensorMapSwizzle.SWIZZLE_128B,
-            l2_promotion=TensorMapL2Promotion.L2_256B if self.promote else TensorMapL2Promotion.NONE,
-        )
+    def make(self, address: int) -> bytes:
+        """The map of the view of the tensor at an address."""
+        found = self._encoded(address + self._offset)
+        if len(self._known) >= self._MOST:
+            self._known.clear()
+        self._known[address] = found
+        return found

@@ -14,9 +14,20 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusegen.calls.call import Call, KernelLaunch, MatrixProduct, ScalarArgument, StridedOperand, TensorMapSpec
+from fusegen.calls.call import (
+    Call,
+    KernelLaunch,
+    LaunchArgument,
+    MapArgument,
+    MatrixProduct,
+    ScalarArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
 from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
+from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.library import multiply
 from fusegen.runtime.straight import Run, Writer
 
@@ -91,25 +102,44 @@ class CudaBackend(Backend):
         self.index = index
 
     def write_launch(self, writer: Writer, launch: KernelLaunch, kernel: Any) -> None:
-        """A call of cuda.core's function for launches."""
+        """A call of the driver, with a frame of the launch for its arguments."""
         grid = launch.grid(writer.sizes)
         if not grid:
             return
         self._write_first(writer)
         maps = [self._map(writer, spec) for spec in launch.tensor_maps]
-        arguments = writer.arguments(launch.arguments, maps)
-        config, loaded = writer.value(cuda.launch_config(grid, launch), "config"), writer.value(kernel, "kernel")
-        writer.add(f"launch({', '.join(['stream', config, loaded, *arguments])})")
+        kinds = [self._kind(argument, writer.sizes) for argument in launch.arguments]
+        given = [text for text, kind in zip(writer.arguments(launch.arguments, maps), kinds, strict=True) if isinstance(kind, str)]
+        site = LaunchSite(kernel, self.index, grid, launch.block, launch.shared_bytes, kinds)
+        names = ("frame", "frames", "fill", "launch", "kernel", "refused")
+        frame, frames, fill, launched, loaded, refused = (writer.value(getattr(site, name), name) for name in names)
+        writer.add(
+            "try:",
+            f"    memory, config, table = frame = {frames}.pop()",
+            "except IndexError:",
+            f"    memory, config, table = frame = {frame}()",
+            f"{fill}({', '.join(['memory', str(site.start), 'stream', *given])})",
+            f"status = {launched}(config, {loaded}, table, None)",
+            f"if status: {refused}(status, frame)",
+            f"{frames}.append(frame)",
+        )
+
+    def _kind(self, argument: LaunchArgument, sizes: Mapping[str, int]) -> Kind | int:
+        """An argument's kind; its value where shapes determine it."""
+        if isinstance(argument, SizeArgument):
+            return argument.formula(sizes)
+        if isinstance(argument, ScalarArgument):
+            return REAL if argument.is_float else INTEGER
+        return MAP if isinstance(argument, MapArgument) else ADDRESS
 
     def _write_first(self, writer: Writer) -> None:
         """The driver launches in the current context only; and all steps use the stream that torch uses now."""
         raw_stream, current_device = cuda.queries()
-        writer.known(launch=cuda.launcher(), stream_of=cuda.stream_of, raw_stream=raw_stream, current_device=current_device)
-        writer.known(on_device=torch.cuda.device)
+        writer.known(raw_stream=raw_stream, current_device=current_device, on_device=torch.cuda.device)
         writer.first(
             f"if current_device() != {self.index}:",
             f"    with on_device({self.index}): return run(tensors, scalars)",
-            f"stream = stream_of(raw_stream({self.index}))",
+            f"stream = raw_stream({self.index})",
         )
 
     def _map(self, writer: Writer, spec: TensorMapSpec) -> str:
@@ -117,7 +147,8 @@ class CudaBackend(Backend):
         sizes, dtype = writer.sizes, next(b.dtype for b in writer.call.buffers if b.key == spec.buffer)
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
         maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=not spec.writable)
-        return f"{writer.value(maps.at, 'map')}({writer.tensor(spec.buffer)})"
+        at = writer.address(spec.buffer)
+        return f"({writer.value(maps.known, 'map')}({at}) or {writer.value(maps.make, 'make')}({at}))"
 
 
 class HostBackend(Backend):

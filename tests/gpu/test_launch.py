@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
+from fusegen.errors import LaunchError
+from fusegen.runtime.backends import machine_of
+from fusegen.runtime.execute import bound_call
 
 
 @fg.kernel
@@ -46,6 +51,48 @@ def test_capture_in_a_cuda_graph() -> None:
     captured.zero_()
     graph.replay()
     assert torch.equal(captured, expected)
+
+
+def test_streams_in_turn() -> None:
+    """Each call goes to the stream that is current then: behind what that stream does, and before what follows on it."""
+    x, weight = arguments()
+    expected, streams = norm_gelu(x, weight), [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for turn in range(30):
+        with torch.cuda.stream(streams[turn % 3]):
+            late = torch.zeros_like(x)
+            torch.cuda._sleep(300_000)
+            late.copy_(x)
+            results.append(norm_gelu(late, weight))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_a_graph_keeps_the_arguments_of_its_capture() -> None:
+    """Later calls of the same kernel, with other tensors and numbers, change nothing that is replayed."""
+    x, others = torch.randn(8, 64, device="cuda"), [torch.randn(8, 64, device="cuda") for _ in range(4)]
+    scaled(x, 0.5, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [scaled(x, 1.5, 2), scaled(x, -2.5, 3)]
+    for turn, other in enumerate(others):
+        assert torch.equal(scaled(other, float(turn), turn), other * turn + turn)
+        x.copy_(other)
+        graph.replay()
+        assert torch.equal(captured[0], x * 1.5 + 2) and torch.equal(captured[1], x * -2.5 + 3)
+
+
+def test_a_launch_that_the_driver_refuses() -> None:
+    x = torch.randn(8, 64, device="cuda")
+    low = scaled.lower(x, 1.5, 2)
+    machine, call = machine_of(x.device), low.program.call
+    kernels = machine.kernels(low.sources, call.launches)
+    wide = replace(call, steps=tuple(replace(launch, block=4096) for launch in call.launches))
+    run = bound_call(wide, None, low.sizes, x.device, machine.backend, kernels)
+    with pytest.raises(LaunchError, match=r"does not launch fg_scaled: CUDA_ERROR_(INVALID_VALUE|LAUNCH_OUT_OF_RESOURCES): "):
+        run((x,), {name: 1.0 for name, _ in call.scalars.results})
+    assert torch.equal(scaled(x, 1.5, 2), x * 1.5 + 2)
 
 
 def test_run_time_scalars_do_not_recompile() -> None:

@@ -87,6 +87,43 @@ def test_threads_with_shapes_of_their_own() -> None:
     assert all(together(work))
 
 
+def scaled(x: Tensor, factor: float, count: int) -> Tensor:
+    return x * factor + count
+
+
+def test_threads_in_one_call_with_numbers_of_their_own() -> None:
+    """Launches of one kernel at one shape: no thread's arguments are another one's."""
+    kernel, tensors = fg.kernel(scaled), [torch.randn(64, 128, device="cuda") for _ in range(THREADS)]
+    kernel(tensors[0], 0.5, 1)
+
+    def work(number: int) -> bool:
+        x, stream = tensors[number], torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            results = [kernel(x, number + turn / 8, turn) for turn in range(200)]
+            wanted = [x * (number + turn / 8) + turn for turn in range(200)]
+        stream.synchronize()
+        return all(torch.equal(*both) for both in zip(results, wanted, strict=True))
+
+    torch.cuda.synchronize()
+    assert all(together(work))
+
+
+@pytest.mark.parametrize("function", [bias_silu, linear_relu], ids=lambda function: function.__name__)
+def test_a_thread_that_does_nothing_but_call(function: Function) -> None:
+    """Nothing has given it a context: neither a stream nor an operation of torch's."""
+    kernel, call = fg.kernel(function), inputs(function, 0)
+    expected = kernel(*call)
+    kernel(*call)  # leaves memory for the thread's result
+    torch.cuda.synchronize()
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(kernel(*call)))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert len(results) == 1 and torch.equal(results[0], expected)
+
+
 def _two_devices() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("this machine has one GPU; run on one with two")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 import fusegen as fg
 from fusegen.calls.call import KernelLaunch
 from fusegen.errors import ArgumentError
-from fusegen.runtime import cuda
-from fusegen.runtime.execute import Backend, CudaBackend, bound_call
+from fusegen.runtime.execute import Backend, bound_call
 from fusegen.runtime.straight import Writer
 from tests.unit.eager import agree, randn
 
@@ -65,44 +62,6 @@ def test_a_program_of_several_steps_with_temporaries_of_many_sizes() -> None:
         return hidden.softmax(-1), (hidden * 2).sum(0), hidden.T @ x
 
     agree(function, *[(randn(n, 6), randn(6, 5)) for n in (1, 3, 33)])
-
-
-def test_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cuda.core would be given: all launches of a call on the stream that torch uses now, on the device of the call."""
-    launched: list[tuple[Any, ...]] = []
-    current, switched = [1], list[int]()
-
-    @contextmanager
-    def on_device(index: int) -> Iterator[None]:
-        switched.append(index)
-        before, current[0] = current[0], index
-        yield
-        current[0] = before
-
-    monkeypatch.setattr(cuda, "queries", lambda: (lambda index: 70 + index, lambda: current[0]))
-    monkeypatch.setattr(cuda, "stream_of", lambda handle: f"stream {handle}")
-    monkeypatch.setattr(cuda, "launcher", lambda: lambda *arguments: launched.append((current[0], *arguments)))
-    monkeypatch.setattr(cuda, "launch_config", lambda grid, launch: (grid, launch.block))
-    monkeypatch.setattr(torch.cuda, "device", on_device)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return (x - x.mean(0)).softmax(-1)
-
-    x = randn(9, 6)
-    low = fg.kernel(function).lower(x, target="sm_90a")
-    launches = low.program.call.launches
-    run = bound_call(
-        low.program.call, None, low.sizes, torch.device("cpu"), CudaBackend(2), [f"kernel {n}" for n in range(len(launches))]
-    )
-    result = run((x,), {})
-    assert switched == [2] and current == [1]
-    assert [line[:2] for line in launched] == [(2, "stream 72")] * len(launches)
-    assert [line[3] for line in launched] == [f"kernel {n}" for n in range(len(launches))]
-    assert [line[2] for line in launched] == [(launch.grid(low.sizes), launch.block) for launch in launches]
-    assert x.data_ptr() in launched[0][4:] and result.data_ptr() in launched[-1][4:]
-    current[0] = 2
-    run((x,), {})
-    assert switched == [2] and len(launched) == 2 * len(launches)
 
 
 @pytest.mark.parametrize("columns", [slice(0), slice(3, 3), slice(1, 4)])
