@@ -62,7 +62,7 @@ class Kernel(Generic[P, R]):
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        result: R = self._dispatcher_of(kwargs).call(args, kwargs)
+        result: R = (self._dispatcher_of(kwargs) if kwargs else self._dispatcher).call(args, kwargs)
         return result
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:

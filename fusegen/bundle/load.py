@@ -23,7 +23,7 @@ from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError
 from fusegen.lang.running import is_tracing
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import check
-from fusegen.runtime.bound import NOTHING, Bound, Facts, unfollowed
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, unfollowed
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_call
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
 from fusegen.runtime.keys import Values, key_function
@@ -119,7 +119,7 @@ class BuiltFunction:
             if bound.find(values) is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:
                     check(self.__name__, self._given, values)
-                return bound(values, NOTHING)
+                return bound(values, NOTHING) if bound.plain is None else bound.plain(values, NO_SCALARS)
         return self._first_call(values)
 
     # Copies: binaries are loaded once, and found again by their folder.

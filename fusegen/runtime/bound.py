@@ -20,7 +20,7 @@ Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
 
 NOTHING: Hidden = ()
-_NO_SCALARS: Mapping[str, float] = {}
+NO_SCALARS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,21 @@ class Fit:
         condition: what must hold of the scalars; None where nothing must.
         state: what the function read besides its arguments; None where no function is left to ask.
         hidden: the tensors that it closes over.
+
+    Attributes:
+        find: from the arguments of a call to the tensors that the function closes over, as they are now; None where the calls
+            differ: what the function read has changed, or the scalars are not such as is assumed.
     """
 
     def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
         self._condition = condition
         self._check = None if state is None else state.check
         self._parts = tuple(map(tensor_part, hidden))
+        self.find: Callable[[Values], Hidden | None] = self._find
+        if condition is None and not hidden:
+            self.find = _always if self._check is None else self._check
 
-    def find(self, values: Values) -> Hidden | None:
-        """The tensors that the function closes over, as they are now; None where the calls differ: what the function read has
-        changed, or the scalars are not such as is assumed."""
+    def _find(self, values: Values) -> Hidden | None:
         if self._condition is not None and not self._condition(values):
             return None
         if self._check is None:
@@ -73,6 +78,11 @@ class Fit:
             return False
 
 
+def _always(_: Values) -> Hidden:
+    """Of a function that reads nothing but its arguments."""
+    return NOTHING
+
+
 class Bound(Fit):
     """A bound program.
 
@@ -85,6 +95,8 @@ class Bound(Fit):
 
     Attributes:
         names: of the tensors that the function closes over.
+        plain: the program, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
+            None where there is more to do.
     """
 
     def __init__(
@@ -103,12 +115,13 @@ class Bound(Fit):
         where = {name: place for place, name in enumerate((*facts.parameters, *self.names))}
         self._order = tuple(where[name] for _, name in facts.call.inputs)
         self._in_order = self._order == tuple(range(len(where)))
+        self.plain = program if self._in_order and not self.names and self._scalars is None else None
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
         tensors = everything if self._in_order else [everything[place] for place in self._order]
         if self._scalars is None:
-            return self._program(tensors, _NO_SCALARS)
+            return self._program(tensors, NO_SCALARS)
         try:
             scalars = self._scalars(values)
         except ERRORS:  # which the user's own line shall raise, or catch

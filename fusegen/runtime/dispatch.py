@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
-from fusegen.lang.running import is_tracing
+from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
 from fusegen.runtime.backends import machine_of
-from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, unfollowed
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, Hidden, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Key, Values, is_scalar, key_function, static_part
 from fusegen.runtime.parameters import Parameters
@@ -39,6 +39,7 @@ from fusegen.target import Target
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
+_NO_KEY = (TypeError, RuntimeError, ValueError, TraceError)  # what making one raises for arguments that no kernel takes
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
 
@@ -52,6 +53,9 @@ class Dispatcher:
         function: the user's function.
         name: the kernel's name.
         mutates: parameters that it may write to.
+
+    Attributes:
+        key: from all arguments of a call to what the choice of a bound program depends on.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
@@ -63,7 +67,7 @@ class Dispatcher:
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
         self._lock = threading.RLock()
-        self._key: Callable[[Values], Key] | None = None
+        self.key: Callable[[Values], Key] = self._late_key
         self._warned = False
 
     @cached_property
@@ -84,16 +88,20 @@ class Dispatcher:
             GradientError: an input requires a gradient.
             TraceError: the function does something that no kernel can do.
         """
-        if is_tracing():
+        if RUNNING.count:
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
-        values = self.values(args, kwargs)
-        for bound in self.known(self._bound, values):
+        values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
+        try:
+            candidates: Sequence[Bound] = self._bound.get(self.key(values), ())
+        except _NO_KEY:
+            candidates = ()
+        for bound in candidates:
             hidden = bound.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:
                     self._check_again(values, bound, hidden)
-                return bound(values, hidden)
+                return bound(values, hidden) if bound.plain is None else bound.plain(values, NO_SCALARS)
         return self._first_call(values, args, kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
@@ -104,7 +112,7 @@ class Dispatcher:
         """What a table has for calls of this key; nothing for what no kernel takes, or only a trace can."""
         try:
             return table.get(self.key(values), ())
-        except (TypeError, RuntimeError, ValueError, TraceError):
+        except _NO_KEY:
             return ()
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -118,16 +126,11 @@ class Dispatcher:
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    @property
-    def key(self) -> Callable[[Values], Key]:
-        """What the choice of a bound program depends on: a function of all arguments."""
-        return self._key or self._make_key()
-
-    def _make_key(self) -> Callable[[Values], Key]:
-        """Made late, when all annotations can be resolved; and under the lock, since another thread may just find out more."""
+    def _late_key(self, values: Values) -> Key:
+        """Makes `key`, now that all annotations can be resolved; under the lock, since another thread may just find out more."""
         with self._lock:
-            self._key = key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
-            return self._key
+            self.key = key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
+            return self.key(values)
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.check(values)
@@ -225,13 +228,13 @@ class Dispatcher:
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
         self.history.static.update(names)
-        self._key = None
+        self.key = self._late_key
         self._bound.clear()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
         self.history.sizes.update(names)
-        self._key = None
+        self.key = self._late_key
         self._bound.clear()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:

@@ -24,7 +24,7 @@ _TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: t
 
 def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     """From all arguments of a call to what the choice of a bound program depends on; written for a number of parameters, with what
-    ordinary tensors contribute in place.
+    ordinary tensors and floats contribute in place.
 
     Args:
         statics: for each parameter, whether a program is bound to its value.
@@ -32,7 +32,8 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     names = [f"v{place}" for place in range(len(statics))]
     lines = [f"{', '.join(names)}, = values"] if names else []
     for place, (name, static) in enumerate(zip(names, statics, strict=True)):
-        lines += [line.format(v=name, k=f"k{place}", static=static) for line in _PART]
+        pattern = (*_OF_A_TENSOR, *(() if static else _OF_A_NUMBER), *_OF_ANYTHING)
+        lines += [line.format(v=name, k=f"k{place}", static=static) for line in pattern]
     # What torch.ones(n) gives, and what an integer times 0.5, depends on the default dtype.
     lines.append(f"return ({''.join(f'k{place}, ' for place in range(len(names)))}default_dtype(),)")
     scope: dict[str, Any] = {"Tensor": Tensor, "part": part}
@@ -42,13 +43,13 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     return function
 
 
-_PART = (
+_OF_A_TENSOR = (
     "if type({v}) is Tensor and (a := {v}.data_ptr()) and not a & 15 and not {v}.is_neg():",
     "    {k} = ({v}.dtype, {v}.device, {v}.shape, {v}.stride(), 0, {v}.requires_grad and recording(), Tensor)",
-    "else:",
-    "    {k} = part({v}, {static})",
 )
-"""The part of an argument: of a tensor as `tensor_part` gives it, which most are."""
+_OF_A_NUMBER = ("elif type({v}) is float:", "    {k} = float")
+_OF_ANYTHING = ("else:", "    {k} = part({v}, {static})")
+"""The part of an argument, as `part` gives it: of most tensors, and of most numbers that select no code, without asking it."""
 
 
 def part(value: Any, is_static: bool) -> object:

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack
 
 from fusegen.calls.call import Call, LaunchArgument, MapArgument, PointerArgument, RandomKey, Role, ScalarArgument, SizeArgument
 from fusegen.calls.workspace import Slot, arrange
@@ -25,6 +27,10 @@ Run: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]
 _STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
 _OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
 _BEYOND = 1 << 63
+
+_FRESH: dict[str, Any] = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
+"""Fresh tensors on the current device of a kind, past the dispatcher, as code that torch compiles has them: the dispatcher takes
+longer than the allocation."""
 
 
 class Writer:
@@ -42,7 +48,8 @@ class Writer:
         slots, self._workspace_bytes = arrange(call, sizes)
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": _integer}
-        self._scope |= {"empty": torch.empty_strided, "in_large_pages": in_large_pages, "device": device}
+        self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
+        self._scope |= {"modes": dispatch_modes, "transforms": peek_interpreter_stack}
         self._parts: dict[str, str] = {}  # views of the workspace, by name
         self._addresses: dict[str, str] = {}  # of tensors, by name
         self._first: list[str] = []
@@ -133,6 +140,8 @@ class Writer:
             yield f"{', '.join(names)}, = tensors"
 
     def _allocations(self) -> Iterator[str]:
+        if self._slots or any(spec.role is Role.OUTPUT for spec in self.call.buffers):
+            yield "empty = seen if modes() or transforms() else fresh" if self._scope["fresh"] else "empty = seen"
         for spec in self.call.buffers:
             if spec.role is Role.OUTPUT:
                 shape = tuple(formula(self.sizes) for formula in spec.shape)
@@ -141,9 +150,9 @@ class Writer:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """A fresh tensor, as an expression: ``torch.empty`` takes nearly twice as long."""
+        """A fresh tensor, as an expression."""
         strides = tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))  # as torch has them
-        made = f"empty({shape}, {strides}, dtype={self.value(dtype, 'dtype')}, device=device)"
+        made = f"empty({shape}, {strides}, {self.value(dtype, 'dtype')})"
         is_large = self.device.type == "cpu" and math.prod(shape) * dtype.itemsize >= LARGE
         return f"in_large_pages({made})" if is_large else made
 
@@ -183,6 +192,11 @@ class Writer:
         if written:
             names = ", ".join(self._named(self.call.inputs[place][0]) for place in written)
             yield f"{self.value(count_writes, 'count_writes')}([{names}])"
+
+
+def _seen_by_modes(device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A fresh tensor by an operation of torch's, which modes and transforms may see, and replace."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def drawn_key(device: torch.device) -> Tensor:
