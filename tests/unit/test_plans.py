@@ -205,7 +205,7 @@ def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
 
 @pytest.mark.parametrize(("columns", "wraps"), [(7, False), (63, False), (65, True), (1001, True), (1004, True), (1008, False)])
 def test_groups_of_lanes_go_on_in_the_next_row_where_that_was_measured_to_pay(columns: int, wraps: bool) -> None:
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((60_000, columns), (columns,))]
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1_000_000, columns), (columns,))]
     (launch,) = fg.kernel(lambda x, y: x + y).lower(*tensors, target="sm_90a").program.launches
     assert isinstance(launch.plan, PointwisePlan) and launch.plan.wraps == wraps
     assert any(isinstance(plan, PointwisePlan) and plan.wraps for plan in launch.candidates) == (columns != 1008)
