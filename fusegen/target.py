@@ -28,6 +28,7 @@ class Target:
         processors: streaming multiprocessors of the representative part (sizes persistent grids).
         shared_bytes: shared memory that one block can have.
         wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
+        cluster: blocks that can share a row and reach each other's shared memory; 1 where none can.
         products: skeletons for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
     """
 
@@ -36,19 +37,21 @@ class Target:
     processors: int = 1
     shared_bytes: int = 0
     wgmma: bool = False
+    cluster: int = 1
     products: tuple[str, ...] = ()
 
 
 CPU = Target("cpu", Backend.CPU)
 
-# Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets.
+# Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of eight
+# blocks are portable; of sixteen the tuning guides of Hopper and Blackwell speak, for H100 and B200.
 _CUDA = (
     Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912, products=("mma.sync",)),
     Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376, products=("mma.sync",)),
     Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376, products=("mma.sync",)),
-    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True, products=("wgmma",)),
-    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, products=("mma.sync",)),
-    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, products=("mma.sync",)),
+    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True, cluster=16, products=("wgmma",)),
+    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, cluster=16, products=("mma.sync",)),
+    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, cluster=8, products=("mma.sync",)),
 )
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
 _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, binary, read_manifest
 from fusegen.bundle.match import Mismatch, OtherForm, described, match
+from fusegen.calls.call import KernelLaunch
 from fusegen.calls.signature import Constant, ExtentArgument
 from fusegen.calls.structure import builder
 from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
@@ -220,12 +221,12 @@ class BuiltFunction:
     def _load(self, variant: BuiltVariant, index: int | None) -> tuple[Backend, list[Any]]:
         if index is None:
             return HostBackend(), [self._host_kernel(code, variant.machine) for code in variant.code]
-        shared = [launch.shared_bytes for launch in variant.call.launches]
-        return CudaBackend(index), [self._cuda_kernel(c, s, index) for c, s in zip(variant.code, shared, strict=True)]
+        kernels = zip(variant.code, variant.call.launches, strict=True)
+        return CudaBackend(index), [self._cuda_kernel(code, launch, index) for code, launch in kernels]
 
-    def _cuda_kernel(self, code: Code, shared_bytes: int, index: int) -> Any:
+    def _cuda_kernel(self, code: Code, launch: KernelLaunch, index: int) -> Any:
         try:
-            return cuda.load(binary(self._folder, code), code.entry, code.entry, shared_bytes, index)
+            return cuda.load(binary(self._folder, code), code.entry, code.entry, launch, index)
         except LaunchError as error:
             raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
 

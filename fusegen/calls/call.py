@@ -117,6 +117,7 @@ class KernelLaunch:
         shared_bytes: dynamic shared memory of a block.
         arguments: in the order of the kernel's parameters.
         checks: whether the kernel says of an index that it read that it names no element.
+        cluster: blocks that run together, as the kernel's text says too.
     """
 
     tensor_maps: tuple[TensorMapSpec, ...]
@@ -125,6 +126,7 @@ class KernelLaunch:
     shared_bytes: int
     arguments: tuple[LaunchArgument, ...]
     checks: bool = False
+    cluster: int = 1
 
     @property
     def touched(self) -> dict[int, bool]:

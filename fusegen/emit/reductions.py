@@ -29,6 +29,11 @@ class ReductionView:
         """Whether the state is one value, which functions return; they write several through references."""
         return len(self.components) == 1
 
+    @property
+    def bytes(self) -> str:
+        """Of a state, as an expression."""
+        return " + ".join(f"sizeof({type_})" for _, type_ in self.components)
+
     def of(self, pattern: str) -> list[str]:
         """A pattern of each component's variable."""
         return [pattern.format(name) for name, _ in self.components]

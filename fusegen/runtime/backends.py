@@ -86,7 +86,7 @@ def _gpu(target: Target, index: int) -> Machine:
 def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: int) -> Any:
     """The kernel of a source; a damaged cache entry is compiled again."""
     try:
-        return cuda.load(binary.cubin, source.name, source.entry, launch.shared_bytes, index)
+        return cuda.load(binary.cubin, source.name, source.entry, launch, index)
     except LaunchError as error:
         if not binary.from_cache:
             raise LaunchError(error.what, where=str(binary.source_path)) from error

@@ -8,25 +8,27 @@ from typing import Any
 
 import torch
 
+from fusegen.calls.call import KernelLaunch
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
 from fusegen.runtime.driver import Loaded, encoded
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
+_PORTABLE_CLUSTER = 8  # blocks of a cluster that a kernel gets without asking
 
 
-def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) -> Loaded:
+def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> Loaded:
     """A kernel that is loaded on a device.
 
     Args:
         cubin: the machine code.
         name: of the kernel, for debuggers.
         entry: its symbol.
-        shared_bytes: dynamic shared memory that its launches ask for.
+        launch: says what its launches ask for: dynamic shared memory, and blocks of a cluster.
         device: the index.
 
     Raises:
-        LaunchError: the driver refuses the machine code.
+        LaunchError: the driver refuses the machine code, or the device what it asks for.
     """
     from cuda.core import Device, ObjectCode
 
@@ -36,18 +38,30 @@ def load(cubin: bytes, name: str, entry: str, shared_bytes: int, device: int) ->
             kernel = ObjectCode.from_cubin(cubin, name=name).get_kernel(entry)
         except Exception as error:
             raise LaunchError(f"the driver cannot load {entry}: {error}") from error
-        if shared_bytes > _SHARED_WITHOUT_REQUEST:
-            _request_shared(kernel, shared_bytes, device)
+        request(kernel, launch, device)
     return Loaded(entry, int(kernel.handle), kernel)
 
 
-def _request_shared(kernel: Any, amount: int, device: int) -> None:
+def request(kernel: Any, launch: KernelLaunch, device: int) -> None:
+    """Asks for what no kernel gets without asking.
+
+    Raises:
+        LaunchError: the device refuses it.
+    """
+    if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
+        what = f"{launch.shared_bytes} bytes of shared memory a block"
+        _request(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launch.shared_bytes, device, what)
+    if launch.cluster > _PORTABLE_CLUSTER:
+        _request(kernel, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device, f"clusters of {launch.cluster} blocks")
+
+
+def _request(kernel: Any, attribute: str, value: int, device: int, what: str) -> None:
     from cuda.bindings import driver
 
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (status,) = driver.cuKernelSetAttribute(attribute, amount, kernel.handle, device)
+    number = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
+    (status,) = driver.cuKernelSetAttribute(number, value, kernel.handle, device)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"the device refuses {amount} bytes of shared memory a block: {status.name}")
+        raise LaunchError(f"the device refuses {what}: {status.name}")
 
 
 def queries() -> tuple[Callable[[int], int], Callable[[], int]]:

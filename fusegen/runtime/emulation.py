@@ -40,7 +40,8 @@ class EmulatorBackend(Backend):
         grid = launch.grid(writer.sizes)
         if not grid:
             return
-        run = partial(emulate, kernel, grid=grid, block=launch.block, shared_bytes=launch.shared_bytes, timing=self.timing)
+        shape = partial(emulate, grid=grid, block=launch.block, cluster=launch.cluster, shared_bytes=launch.shared_bytes)
+        run = partial(shape, kernel, timing=self.timing)
         names = {spec.key: spec.name for spec in writer.call.buffers}
 
         def step(arguments: Sequence[Any], *given: Tensor) -> None:

@@ -75,7 +75,7 @@ class RowBody:
         checks: indices that must be in range, and which no access mentions.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
-            fragment of the first phase that is staged.
+            fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
         anchor: what is accessed at aligned places where groups of lanes do not start with the row; else None.
     """
 

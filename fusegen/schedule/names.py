@@ -26,16 +26,17 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    arguments base begin block column_outer copied count end failed fetch first_column first_row group groups inside
-    is_first last_row leading outer_count rank slot_of span spans sum task tasks there tile tiles turn whole AHEAD BLOCK
+    arguments arrived base begin block column_outer copied count end failed fetch first_column first_row group groups inside
+    is_first last_row leading outer_count rank slot_of span spans sum task tasks there tile tiles turn warp_of_row whole AHEAD BLOCK
     CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES PARTS ROWS SLOT SLOTS SPAN Scratch THREADS TILE UNROLL WARPS
     WORTH_THREADS
 """
 """Names that pipelines use for themselves."""
 
 _PRIMITIVES = """
-    argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index cluster_load cluster_rank
-    cluster_size cluster_sync copy_async_some ldmatrix ldmatrix_transposed mma_m16n8k16_bf16 mma_m16n8k16_f16
+    argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index cluster_arrive cluster_load cluster_push
+    cluster_rank cluster_size cluster_sync cluster_wait copy_async_some ldmatrix ldmatrix_transposed mma_m16n8k16_bf16
+    mma_m16n8k16_f16
     copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
     double_from_bits each_chunk erf_f32 erf_f64 exp_below exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce
     expm1_f32 expm1_f64 expm1_reduced fast_divide fast_exp fast_exp2 fast_one_plus_erf fast_reciprocal fast_rsqrt
@@ -44,6 +45,7 @@ _PRIMITIVES = """
     load_lanes load_once load_part load_vec load_window load_wide load_wide_if
     log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
+    mbarrier_wait_cluster
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
     pow_f32 pow_f64
     philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor

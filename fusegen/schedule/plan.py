@@ -47,7 +47,7 @@ class RowPlan:
     """A row kernel.
 
     Attributes:
-        threads: that share a row.
+        threads: that share a row, of all blocks that do.
         rows: rows that a block works on at the same time (more than one only when a row takes a warp or less).
         lanes: neighbouring elements that a thread handles together.
         chunks: groups of lanes of a row that a thread holds or stages; 0 when the row is looped over.
@@ -59,6 +59,7 @@ class RowPlan:
         tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row.
         shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
             are partial then.
+        cluster: blocks that share a row, and send each other their parts of what is reduced along it.
     """
 
     threads: int
@@ -72,16 +73,18 @@ class RowPlan:
     slots: int = 0
     tiled: bool = False
     shifted: bool = False
+    cluster: int = 1
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
         """As of a `PointwisePlan`: longer rows take more threads that hold as much each."""
-        return self.persistence.value, tuple(map(math.log2, (max(1, self.chunks) * self.lanes, self.lanes, self.rows)))
+        numbers = (max(1, self.chunks) * self.lanes, self.lanes, self.rows, self.cluster)
+        return self.persistence.value, tuple(map(math.log2, numbers))
 
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return self.threads * self.rows
+        return self.threads * self.rows // self.cluster
 
     @property
     def warps(self) -> int:

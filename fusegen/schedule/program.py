@@ -87,6 +87,11 @@ class Launch:
         return self.kernel.body.plan if isinstance(self.kernel.body, (PointwiseBody, RowBody)) else None
 
     @property
+    def cluster(self) -> int:
+        """Blocks that can reach each other's shared memory."""
+        return self.kernel.body.plan.cluster if isinstance(self.kernel.body, RowBody) else 1
+
+    @property
     def call(self) -> KernelLaunch:
         """What runs it: its kernel's arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
         arguments: tuple[LaunchArgument, ...] = (
@@ -96,7 +101,7 @@ class Launch:
             *(SizeArgument(size(name)) for name in self.kernel.sizes),
             *(ScalarArgument(name, dtype.is_float) for name, dtype in self.kernel.scalars),
         )
-        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments, self.kernel.checks)
+        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments, self.kernel.checks, self.cluster)
 
 
 @dataclass(frozen=True)

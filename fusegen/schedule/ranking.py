@@ -41,7 +41,7 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
     if costs is None or work is None:
         return {}
     if isinstance(work, RowWork):
-        plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
+        plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.cluster == 1]
         return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 SCRATCH_BYTES = 8
 """Of an element of a state that threads exchange: the widest type."""
+BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,22 @@ class SharedArrays:
         scratch: by which threads exchange components of states.
         sums: to which the row groups of a block add components of column sums.
         staged: fragments of rows.
+        barriers: each of which counts what other blocks send for one reduction.
         bytes: of all arrays.
     """
 
     scratch: tuple[int, ...]
     sums: tuple[int, ...]
     staged: tuple[int, ...]
+    barriers: tuple[int, ...]
     bytes: int
 
 
-def arranged(scratch: Sequence[int] = (), sums: Sequence[int] = (), staged: Sequence[int] = ()) -> SharedArrays:
+def arranged(
+    scratch: Sequence[int] = (), sums: Sequence[int] = (), staged: Sequence[int] = (), barriers: Sequence[int] = ()
+) -> SharedArrays:
     """Arrays of some bytes each, in this order."""
-    ends = tuple(accumulate((0, *scratch, *sums, *staged)))
+    ends = tuple(accumulate((0, *scratch, *sums, *staged, *barriers)))
     behind, last = len(scratch), len(scratch) + len(sums)
-    return SharedArrays(ends[:behind], ends[behind:last], ends[last:-1], ends[-1])
+    above = last + len(staged)
+    return SharedArrays(ends[:behind], ends[behind:last], ends[last:above], ends[above:-1], ends[-1])

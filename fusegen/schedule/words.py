@@ -23,7 +23,8 @@ def launch_words(launch: Launch) -> str:
     if isinstance(body, ScanBody):
         return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
     if isinstance(body, RowBody):
-        return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}"
+        sharing = f" by {body.plan.cluster} blocks" if body.plan.cluster > 1 else ""
+        return f"{kind}, {len(body.phases)} phases, rows {_KEPT[body.plan.persistence]}{sharing}"
     if isinstance(body, ContractionBody):
         return _products(kind, body)
     return kind
@@ -37,7 +38,8 @@ def plan_words(plan: LanePlan) -> str:
     how = "tiles of columns" if plan.tiled else plan.persistence.value
     groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
     rows = f", {plan.rows} rows" if plan.rows > 1 else ""
-    return f"{how}: {plan.threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
+    threads = f"{plan.cluster} blocks of {plan.block}" if plan.cluster > 1 else str(plan.threads)
+    return f"{how}: {threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
 
 
 def row_reason(plan: RowPlan) -> str:
@@ -47,9 +49,11 @@ def row_reason(plan: RowPlan) -> str:
         return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
     if plan.persistence is Persistence.STAGED:
         return "a row is too long for the registers of a block, and fits its shared memory"
+    sharing = f"{plan.cluster} blocks" if plan.cluster > 1 else "a block"
     if plan.persistence is Persistence.LOOPED:
-        return "a row is too long for a block to keep, or may be"
-    return f"a row fits the registers of {plan.threads} threads, {elements} element{'s' if elements > 1 else ''} each"
+        return f"a row is too long for {sharing} to keep, or may be"
+    threads = f"{plan.threads} threads" + (f" of {sharing}" if plan.cluster > 1 else "")
+    return f"a row fits the registers of {threads}, {elements} element{'s' if elements > 1 else ''} each"
 
 
 def _products(kind: str, body: ContractionBody) -> str:

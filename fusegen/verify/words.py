@@ -40,7 +40,8 @@ def _step(step: CallStep, sizes: Sizes) -> str:
         return " ".join(["product", *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
     maps = [_map(spec, sizes) for spec in step.tensor_maps]
     arguments = [_argument(argument, sizes) for argument in step.arguments]
-    head = f"launch {step.grid(sizes)} x {step.block}, {step.shared_bytes} bytes"
+    clusters = f" in clusters of {step.cluster}" if step.cluster > 1 else ""
+    head = f"launch {step.grid(sizes)} x {step.block}{clusters}, {step.shared_bytes} bytes"
     return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
 
 

@@ -48,6 +48,9 @@ struct Barrier {
   Meeting meeting{"mbarrier_wait"};
   i64 bytes = 0;
   bool visible = false;
+  Stamp made;
+  u32 sent = 0;  // phases up to which other blocks sent something
+  u32 seen = 0;  // phases up to which some thread has waited for that
 
   void complete() {
     if (bytes == 0) meeting.release_if_complete();
@@ -63,6 +66,12 @@ struct Warp {
   u32 shown[2][32][6] = {};  // addresses or operands of a warp's matrices, likewise
 };
 
+// What told of a byte that another block sent: a barrier, in one of its phases.
+struct Arrival {
+  const Barrier* barrier = nullptr;
+  u32 phase = 0;
+};
+
 struct Block {
   i32 index = 0;
   i32 alive = 0;
@@ -73,6 +82,8 @@ struct Block {
   std::vector<bool> in_flight;  // bytes that an asynchronous copy is bringing
   std::vector<bool> leaving;    // bytes that the copy engine has yet to read
   std::vector<bool> unfenced;   // bytes that were written and that the copy engine may not see yet
+  std::vector<Arrival> pushed;  // bytes that a block of the cluster has sent, or is sending
+  i32 pushes = 0;               // under way to this block
   std::map<i64, Barrier> barriers;
   Meeting named[16];
   Stamp last_remote_read;
@@ -127,6 +138,9 @@ struct Thread {
   Warp* warp = nullptr;
   Meeting* waiting = nullptr;
   u32 waiting_epoch = 0;
+  bool has_arrived = false;  // at the cluster's barrier, where it has not waited yet
+  u32 arrived_epoch = 0;
+  std::map<const Barrier*, u32> seen;  // phases of barriers up to which the thread sees what other blocks sent
   bool done = false;
 
   bool runnable() const { return !done && (waiting == nullptr || waiting->epoch != waiting_epoch); }
@@ -163,7 +177,8 @@ inline bool is_late() { return machine->launch.timing & 1; }
 inline Stamp stamp_now() {
   const Thread& thread = *machine->current;
   u32 number = static_cast<u32>(thread.block->index * machine->launch.block + thread.index + 1);
-  return {number, thread.warp->sync.epoch, thread.block->sync.epoch, machine->cluster_sync.epoch};
+  u32 cluster = thread.has_arrived ? 2 * thread.arrived_epoch + 1 : 2 * machine->cluster_sync.epoch;
+  return {number, thread.warp->sync.epoch, thread.block->sync.epoch, cluster};
 }
 
 // Says what is wrong, and that the launch is over.
@@ -219,12 +234,36 @@ inline void meet(Meeting& meeting) {
   thread.waiting = nullptr;
 }
 
+// A cluster's barrier in two steps: between them a thread goes on.
+inline void arrive_at_cluster() {
+  Thread& thread = *machine->current;
+  if (thread.has_arrived) fail("arrives at the cluster's barrier twice, with no cluster_wait between");
+  thread.has_arrived = true;
+  thread.arrived_epoch = machine->cluster_sync.epoch;
+  ++machine->cluster_sync.arrived;
+  machine->cluster_sync.release_if_complete();
+}
+
+inline void wait_for_cluster() {
+  Thread& thread = *machine->current;
+  if (!thread.has_arrived) fail("waits at the cluster's barrier, at which it has not arrived");
+  thread.waiting = &machine->cluster_sync;
+  thread.waiting_epoch = thread.arrived_epoch;
+  if (!thread.runnable()) switch_context(thread.context, machine->scheduler);
+  thread.waiting = nullptr;
+  thread.has_arrived = false;
+}
+
 // As the hardware has it, a thread that ended counts as arrived at cluster barriers, and its block's shared memory is gone.
 inline void leave(Thread& thread) {
+  if (thread.has_arrived) fail("ends between cluster_arrive and cluster_wait");
   thread.done = true;
   --machine->cluster_sync.members;
   machine->cluster_sync.release_if_complete();
   if (--thread.block->alive > 0) return;
+  bool comes = thread.block->pushes > 0;
+  for (auto& entry : thread.block->barriers) comes = comes || entry.second.sent > entry.second.seen;
+  if (comes) fail("the block ends while another one may still send to its shared memory");
   const Stamp& reader = thread.block->last_remote_read;
   if (!happens_before(reader, stamp_now(), machine->shape)) {
     fail("the block ends while block %d may still read its shared memory: a cluster_sync is missing after the last "
@@ -308,6 +347,7 @@ inline void start_block(Block& block, i32 index) {
   block.in_flight.resize(launch.shared_bytes);
   block.leaving.resize(launch.shared_bytes);
   block.unfenced.resize(launch.shared_bytes);
+  block.pushed.resize(launch.shared_bytes);
   for (i32 t = 0; t < launch.block; ++t) {
     Warp& warp = block.warps[t / 32];
     ++warp.sync.members;

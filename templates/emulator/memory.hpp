@@ -139,11 +139,21 @@ inline void check_arrived(const Block& block, const char* doing, i64 offset, i64
   }
 }
 
+// What another block sent is there for a thread that has waited at the barrier that counts it.
+inline void check_seen(const Arrival& arrival, i64 offset) {
+  const auto& seen = machine->current->seen;
+  auto found = seen.find(arrival.barrier);
+  if (found == seen.end() || found->second <= arrival.phase) {
+    fail("race: reads byte %lld of shared memory, which another block sent, with no mbarrier_wait_cluster between", offset);
+  }
+}
+
 inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
   check_shared("reads", offset, bytes);
   check_arrived(block, "reads", offset, bytes);
   for (i64 b = offset; b < offset + bytes; ++b) {
-    if (block.shadow[b].writer.thread == 0) {
+    if (block.pushed[b].barrier) check_seen(block.pushed[b], b);
+    else if (block.shadow[b].writer.thread == 0) {
       fail("uninitialised: reads byte %lld of the shared memory of block %d, which nobody has written", b, block.index);
     }
   }
@@ -155,6 +165,7 @@ inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) 
   check_shared("writes", offset, bytes);
   check_arrived(block, "writes", offset, bytes);
   note_write(&block.shadow[offset], bytes, "shared memory", offset);
+  for (i64 b = offset; b < offset + bytes; ++b) block.pushed[b] = Arrival{};
   memcpy(&block.memory[offset], from, bytes);
 }
 
@@ -166,7 +177,10 @@ inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 pr
   check_shared("copies", offset, bytes);
   check_arrived(*thread.block, "copies to", offset, bytes);
   note_write(&thread.block->shadow[offset], bytes, "shared memory", offset);
-  for (i64 b = offset; b < offset + bytes; ++b) thread.block->in_flight[b] = true;
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    thread.block->in_flight[b] = true;
+    thread.block->pushed[b] = Arrival{};
+  }
   thread.copies.push_back(copy);
 }
 

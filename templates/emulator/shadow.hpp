@@ -2,7 +2,7 @@
 namespace emulator {
 
 // An access: by which thread (counted through the grid from 1; 0 is nobody), and how often each barrier that the thread
-// belongs to had been passed.
+// belongs to had been passed. A cluster's barrier counts twice: an odd number is of an access between arriving there and waiting.
 struct Stamp {
   u32 thread = 0;
   u32 warp_epoch = 0;
@@ -39,7 +39,7 @@ inline bool happens_before(const Stamp& first, const Stamp& then, Shape shape) {
       if (first.block_epoch < then.block_epoch) return true;
       [[fallthrough]];
     case Scope::cluster:
-      return first.cluster_epoch < then.cluster_epoch;
+      return (first.cluster_epoch + 1) / 2 < then.cluster_epoch / 2;
     default:
       return false;
   }

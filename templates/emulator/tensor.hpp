@@ -20,7 +20,9 @@ inline void init_barrier(const void* pointer, u32 arrivals) {
   check_shared("initialises", offset, 8);
   Block& block = *machine->current->block;
   if (block.barriers.count(offset)) fail("the barrier at byte %lld of shared memory is initialised twice", offset);
-  block.barriers[offset].meeting.members = static_cast<i32>(arrivals);
+  Barrier& barrier = block.barriers[offset];
+  barrier.meeting.members = static_cast<i32>(arrivals);
+  barrier.made = stamp_now();
 }
 
 inline void show_barriers() {
@@ -44,6 +46,13 @@ inline void wait_for_phase(Barrier& barrier, u32 parity) {
     switch_context(thread.context, machine->scheduler);
     thread.waiting = nullptr;
   }
+}
+
+// As it is for whoever also sees what other blocks have sent.
+inline void wait_for_blocks(Barrier& barrier, u32 parity) {
+  if (!happens_before(barrier.made, stamp_now(), machine->shape)) fail("waits at a barrier that may not be initialised yet");
+  wait_for_phase(barrier, parity);
+  machine->current->seen[&barrier] = barrier.seen = barrier.meeting.epoch;
 }
 
 inline void meet_named(i32 id, i32 threads) {
@@ -125,12 +134,71 @@ inline void load_tile(void* destination, const TensorMap& opaque, const void* ba
   for (i64 b = offset; b < offset + bytes; ++b) {
     if (block.in_flight[b] || block.leaving[b]) fail("loads over byte %lld of shared memory, which another copy still uses", b);
     block.in_flight[b] = true;
+    block.pushed[b] = Arrival{};
   }
   Stamp issuer = stamp_now();
   std::vector<i32> place(at, at + rank);
   auto arrives = [&block, &barrier, issuer, map, offset, place] { deliver(block, issuer, map, offset, place.data(), barrier); };
   if (is_late()) machine->deliveries.push_back(arrives);
   else arrives();
+}
+
+// A value on its way to the shared memory of a block of the cluster, where a barrier counts it.
+
+inline Barrier& find_barrier_of(Block& block, const void* pointer) {
+  i64 offset = shared_offset(pointer);
+  auto found = block.barriers.find(offset);
+  if (found == block.barriers.end() || !found->second.visible || !happens_before(found->second.made, stamp_now(), machine->shape)) {
+    fail("sends to block %d, whose barrier at byte %lld may not be initialised yet: a cluster_sync is missing", block.index, offset);
+  }
+  return found->second;
+}
+
+inline void check_push(Block& block, const Barrier& barrier, i64 offset, i64 bytes) {
+  check_shared("sends", offset, bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    const Arrival& before = block.pushed[b];
+    if (before.barrier == &barrier && before.phase == barrier.meeting.epoch) {
+      fail("sends byte %lld of the shared memory of block %d, to which another thread sends", b, block.index);
+    }
+  }
+  check_arrived(block, "sends", offset, bytes);
+  note_write(&block.shadow[offset], bytes, "shared memory of another block", offset);
+}
+
+inline void take_push(const Thread& sender, Block& block, Barrier& barrier, i64 offset, u64 value, i64 bytes) {
+  if (barrier.bytes < bytes) return report(sender, "sends %lld bytes of which the barrier of block %d was not told", bytes, block.index);
+  memcpy(&block.memory[offset], &value, bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    block.in_flight[b] = false;
+    block.shadow[b] = ShadowByte{};
+  }
+  --block.pushes;
+  barrier.bytes -= bytes;
+  barrier.complete();
+}
+
+inline void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at) {
+  if (rank < 0 || rank >= machine->launch.cluster) {
+    fail("out of bounds: cluster_push to block %d of a cluster of %d", rank, machine->launch.cluster);
+  }
+  Block& block = machine->blocks[rank];
+  if (block.alive == 0) fail("sends to block %d, which has ended", block.index);
+  Barrier& barrier = find_barrier_of(block, barrier_at);
+  check_push(block, barrier, offset, bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    block.in_flight[b] = true;
+    block.pushed[b] = Arrival{&barrier, barrier.meeting.epoch};
+  }
+  ++block.pushes;
+  barrier.sent = barrier.meeting.epoch + 1;
+  u64 value = 0;
+  memcpy(&value, from, bytes);
+  const Thread& sender = *machine->current;
+  auto arrives = [&sender, &block, &barrier, offset, value, bytes] { take_push(sender, block, barrier, offset, value, bytes); };
+  if (is_late()) machine->deliveries.push_back(arrives);
+  else arrives();
+  if (machine->failed) pause();  // for good
 }
 
 // Called by the scheduler when no thread can go on: the youngest copy arrives first, since they have no order.

@@ -23,12 +23,17 @@ USES = {
     "block_count": "store(integers, 0, widen(block_count()));",
     "block_id": "store(integers, 0, widen(block_id()));",
     "block_sync": "block_sync();",
+    "cluster_arrive": "cluster_arrive();",
     "cluster_load": "auto p = shared_array<float>(0); store(floats, 0, cluster_load(p, 1, 0));"
     "store(doubles, 0, cluster_load(shared_array<double>(8), 0, 0));"
     "store(integers, 0, cluster_load(shared_array<i64>(8), 0, 0));",
+    "cluster_push": "u64* b = &*shared_array<u64>(64); cluster_push(shared_array<float>(0), 1, load(floats, 0), 0, b);"
+    "cluster_push(shared_array<double>(8), 0, load(doubles, 0), 0, b);"
+    "cluster_push(shared_array<i64>(8), 1, load(integers, 0), 0, b);",
     "cluster_rank": "store(integers, 0, widen(cluster_rank()));",
     "cluster_size": "store(integers, 0, widen(cluster_size()));",
     "cluster_sync": "cluster_sync();",
+    "cluster_wait": "cluster_wait();",
     "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "exp_below": "store(floats, 0, exp_below(load(floats, 1), load(floats, 2)));",
@@ -55,6 +60,7 @@ USES = {
     "store_vec(floats, 8, v); store_vec(bytes, 4, c); store_vec(doubles, 2, d);",
     "maximum": "store(floats, 0, maximum(load(floats, 1), 0.0f)); store(doubles, 0, maximum(load(doubles, 1), 0.0));"
     "store(integers, 0, maximum(load(integers, 1), load(integers, 2)));",
+    "mbarrier_wait_cluster": "mbarrier_wait_cluster(&*shared_array<u64>(64), 0);",
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
     "store(integers, 0, minimum(load(integers, 1), load(integers, 2)));",
     "mma_m16n8k16_bf16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_bf16(d, a, 1u, 2u); store(floats, 0, d[0]);",
@@ -124,7 +130,7 @@ def test_has_a_file_and_compiles_for_the_host(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", sorted(USES))
 def test_compiles_for_the_device(name: str, arch: str) -> None:
-    if name.startswith("cluster") and arch == "sm_80":
+    if "cluster" in name and arch == "sm_80":
         pytest.skip("clusters begin with sm_90")
     core = pytest.importorskip("cuda.core")
     text = USE % USES[name]

@@ -23,6 +23,11 @@ def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
 
 
+def _moments(x: Tensor) -> tuple[Tensor, ...]:
+    var, mean = torch.var_mean(x, -1)
+    return var, mean, x.amax(-1), x - x.amin(-1, keepdim=True)
+
+
 def _norm_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     shapes = (rows, columns), (columns,), (columns,), (rows, columns)
     return tuple(torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
@@ -34,6 +39,36 @@ def test_plans_of_rows(columns: int) -> None:
     for launch in fg.tune(kernel, *inputs).launches:  # none where there is only one plan
         assert all(each.times is not None for each in launch.candidates), str(launch)
     check_function(kernel, norm_gelu_add, inputs)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 65536), (64, 100003), (37, 262144), (8, 1 << 20)])
+@pytest.mark.parametrize(
+    "function", [lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: F.softmax(x, -1), _moments], ids=["norm", "softmax", "moments"]
+)
+def test_plans_of_rows_that_blocks_share(function: Callable[..., Any], rows: int, columns: int) -> None:
+    kernel, x = fg.kernel(lambda x: function(x)), torch.randn(rows, columns, device="cuda").to(BF16)
+    (launch,) = fg.tune(kernel, x).launches
+    assert all(each.times is not None for each in launch.candidates), str(launch)
+    assert sum(each.plan.cluster > 1 for each in launch.candidates) >= 2
+    check_function(kernel, function, (x,))
+
+
+def test_a_row_that_blocks_share_is_the_same_each_time() -> None:
+    """Parts arrive in any order, and are combined in one."""
+
+    def everywhere(x: Tensor) -> Tensor:
+        return torch.logsumexp(x, -1, keepdim=True) + x * 0
+
+    x = torch.randn(500, 65536, device="cuda")
+    (launch,) = fg.tune(fg.kernel(everywhere), x).launches
+    plans = [each.plan for each in launch.candidates if each.plan.cluster > 1]
+    assert plans
+    for plan in plans:
+        launch.pin(plan)
+        kernel = fg.kernel(everywhere)
+        first = kernel(x)
+        assert (first == first[:, :1]).all()
+        assert all(torch.equal(kernel(x), first) for _ in range(50))
 
 
 @pytest.mark.parametrize("function", [F.gelu, lambda x: F.softmax(x, -1), lambda x: (x * 2).sum(0)], ids=["gelu", "softmax", "sum"])

@@ -1,8 +1,13 @@
 """Plans of row kernels.
 
 A row lives in the registers of as many threads as it needs, read from memory once: a warp for short rows, a block for longer
-ones. Longer rows are staged in the shared memory of one block; the longest are looped over. Clusters of blocks that share a row
-were measured on an H200 and lost to both (35% to 60% of the speed of a copy): their barriers cost more than they save.
+ones. Longer rows are staged in the shared memory of one block; the longest are looped over.
+
+Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers. Such plans were measured on
+an H200 once, and lost to both others (35% to 60% of the speed of a copy): their blocks read each other's parts of what was reduced,
+with barriers of the cluster before and behind. Now each warp sends its part to all blocks and goes on when the others' have come;
+the one barrier that is left is the first, and loads are under way while it is waited for. Nobody has measured that: these plans
+are the last candidates.
 """
 
 from __future__ import annotations
@@ -41,6 +46,10 @@ _LONG = 1024
 single elements take as long either way, and 3001 a third longer; 1002 in pairs take less."""
 _SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
+_CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
+_CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
+_CLUSTER_REGISTERS = 32
+"""Registers of a thread that a row may take there, of the 64 that it has among 1024 others: with more, ptxas spills."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class RowFeatures:
         computed: bytes of each element's values that are computed in one phase and used in later ones.
         shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
             cannot.
+        sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
     axes: Axes
@@ -67,6 +77,7 @@ class RowFeatures:
     stage_bytes: int
     computed: int = 0
     shifted_stage_bytes: int | None = None
+    sendable: bool = False
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -84,7 +95,7 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         return (_tiled(columns if known else None, lanes, target),)
     plans = _plans(columns, known, lanes, features, target)
     if lanes == widest or not _may_be_shifted(features, columns, widest):
-        return plans
+        return (*plans, *_shared(plans, columns, known, lanes, features, target))
     shifted = _shifted(columns, known, widest, features, target)
     return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
 
@@ -116,7 +127,51 @@ def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures
     """Plans of rows whose groups of lanes start at aligned places: there may be one group more."""
     longest = None if columns is None else columns + lanes - 1
     features = replace(features, stage_bytes=features.shifted_stage_bytes or 0)
-    return tuple(replace(plan, shifted=True, exact=False) for plan in _plans(longest, known, lanes, features, target))
+    plans = _plans(longest, known, lanes, features, target)
+    shared = _shared(plans, longest, known, lanes, features, target)
+    return tuple(replace(plan, shifted=True, exact=False) for plan in (*plans, *shared))
+
+
+def _shared(
+    plans: Sequence[RowPlan], columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target
+) -> tuple[RowPlan, ...]:
+    """Plans of rows that the blocks of a cluster share; none where one of the given plans holds a row in a block's registers.
+
+    The fewest blocks that hold it come first, then twice as many, and those that hold it with half as much a thread; where there
+    are none, those that do with twice as much, which have a multiprocessor for themselves. Then the fewest of more threads. Where
+    no cluster holds a row, the largest ones loop over it.
+    """
+    clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
+    is_held = any(plan.persistence is Persistence.REGISTERS for plan in plans)
+    if columns is None or is_held or not features.sendable or not features.reductions or not clusters:
+        return ()
+    elements = min(_MOST_ELEMENTS, int(_CLUSTER_REGISTERS / max(0.5, features.held)))
+    held = partial(_held_by_clusters, clusters, columns, known, lanes, features, target)
+    most, (usual, largest) = elements // lanes, _CLUSTER_BLOCKS
+    found = [*held(most, usual)[:2], *held(most // 2, usual)[:1]]
+    found = found or [replace(plan, blocks_per_sm=1) for plan in held(2 * most, usual)[:1]]
+    looped = [replace(_looped(lanes, target, features), threads=largest * c, cluster=c) for c in reversed(clusters[-2:])]
+    return tuple(dict.fromkeys([*found, *held(most, largest)[:1]] or looped))
+
+
+def _held_by_clusters(
+    clusters: Sequence[int], columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, chunks: int, most: int
+) -> list[RowPlan]:
+    """A row in the registers of clusters of some sizes, those that can hold it.
+
+    Args:
+        chunks: groups of lanes that a thread holds.
+        most: threads of a block.
+    """
+    if chunks == 0:
+        return []
+    blocks = {cluster: -(-columns // (lanes * chunks * cluster * _WARP)) * _WARP for cluster in clusters}
+    length = columns if known else None
+    return [
+        replace(_held(length, lanes, block * cluster, chunks, features, target), cluster=cluster, blocks_per_sm=_blocks(block))
+        for cluster, block in blocks.items()
+        if block <= most
+    ]
 
 
 def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
@@ -167,8 +222,14 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
         resident = _resident(threads * rows, target)
         return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, resident // target.processors)
     needed = _OWN_REGISTERS + chunks * lanes * features.held
-    blocks = 2 if threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS else _THREADS_PER_SM // (threads * rows)
-    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, 0, max(1, blocks))
+    fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
+    blocks = 2 if fits_twice else _blocks(threads * rows)
+    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, 0, blocks)
+
+
+def _blocks(threads: int) -> int:
+    """Blocks of so many threads for which registers leave room on a multiprocessor."""
+    return max(1, _THREADS_PER_SM // threads)
 
 
 def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> RowPlan | None:

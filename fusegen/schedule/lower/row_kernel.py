@@ -26,7 +26,7 @@ from fusegen.schedule.math import Argument, Call, Copy, Origin, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.shared import SCRATCH_BYTES, SharedArrays, arranged
+from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged
 from fusegen.schedule.terms import Leaf, Read, Terms
 
 
@@ -259,15 +259,20 @@ class RowKernelBuilder:
             return minimum(formula(rows), self.plan.resident)
         if self.plan.resident:
             return formula_of(self.plan.resident)
+        if self.plan.cluster > 1:
+            return formula(rows) * self.plan.cluster
         return ceil_div(rows, self.plan.rows)
 
     def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
-        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows."""
-        plan, components = self.plan, [c for p in phases for r in p.reductions for c in r.components]
+        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows; in a cluster,
+        which works on one row, a slot is enough, and there is a barrier for each reduction."""
+        plan, reductions = self.plan, [r for p in phases for r in p.reductions]
+        components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 else 1
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
-            scratch=[plan.warps * 2 * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
             sums=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1],
             staged=[plan.slots * plan.span * size for size in staged if plan.persistence is Persistence.STAGED],
+            barriers=[BARRIER_BYTES for _ in reductions if plan.cluster > 1],
         )

@@ -32,6 +32,9 @@ _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persiste
 _SMALLEST_COPY = 4
 """Bytes of the smallest asynchronous copy."""
 
+_SENT = (4, 8)
+"""Bytes of values that a block can send to the shared memory of another."""
+
 
 def lower_rows(context: Context) -> list[Launch]:
     """The launches of a row, column or row-and-column group: one, and one more that combines column sums."""
@@ -161,6 +164,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
+        sendable=_is_sendable(math),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
@@ -201,6 +205,14 @@ def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
     reads = [r for r in reads if _along(r.offset, math.column_axes)]
     are_alike = all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, math.anchor) for r in reads)
     return sum(context.dtype(r.buffer).itemsize for r in reads) if are_alike else 0
+
+
+def _is_sendable(math: RowMath) -> bool:
+    """Whether blocks may share a row: they can send each other all that is reduced along it, and none writes over a number of the
+    row that another may still have to read."""
+    reduced = [math.terms.items[t].dtype for r in math.roots if r.kind == "reduce" for t in r.terms]
+    in_place = any(r.kind == "row_write" and r.last for r in math.roots)
+    return not in_place and all(dtype.itemsize in _SENT for dtype in reduced)
 
 
 def _along_row(math: RowMath, term: int) -> bool:

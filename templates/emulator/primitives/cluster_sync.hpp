@@ -1,1 +1,4 @@
-inline void cluster_sync() { emulator::meet(emulator::machine->cluster_sync); }
+inline void cluster_sync() {
+  emulator::arrive_at_cluster();
+  emulator::wait_for_cluster();
+}

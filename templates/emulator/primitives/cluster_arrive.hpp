@@ -1,0 +1,1 @@
+inline void cluster_arrive() { emulator::arrive_at_cluster(); }

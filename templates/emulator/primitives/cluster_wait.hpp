@@ -1,0 +1,1 @@
+inline void cluster_wait() { emulator::wait_for_cluster(); }

@@ -1,0 +1,297 @@
+"""Rows that the blocks of a cluster share: each sends the others its part of what is reduced along them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.api import Lowered
+from fusegen.ir.symbolic import Axes, axis_symbol
+from fusegen.runtime import backends
+from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.schedule.heuristics import rows
+from fusegen.schedule.heuristics.rows import RowFeatures
+from fusegen.schedule.lower import context
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.words import plan_words, row_reason
+from fusegen.target import target
+from tests.unit.eager import agree, ints, randn
+from tests.unit.ptxas import figures
+
+BF16, F16 = torch.bfloat16, torch.float16
+emulated = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times", "small_blocks")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block holds so little that rows of a few thousand elements are shared by several."""
+    monkeypatch.setattr(rows, "_MOST_THREADS", 128)
+    monkeypatch.setattr(rows, "_CLUSTER_BLOCKS", (96, 128))
+    monkeypatch.setattr(rows, "_MOST_ELEMENTS", 16)
+
+
+@pytest.fixture
+def shared_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[RowPlan]]:
+    """Kernels take the first plan of clusters of a size, though others come first; gives those that were taken."""
+
+    def take(cluster: int) -> list[RowPlan]:
+        taken: list[RowPlan] = []
+
+        def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+            self.candidates = candidates
+            taken.append(next(p for p in candidates if getattr(p, "cluster", 1) == cluster))
+            return taken[-1]
+
+        monkeypatch.setattr(rows, "_CLUSTERS", (cluster,))
+        monkeypatch.setattr(context.Context, "chosen", chosen)
+        return taken
+
+    return take
+
+
+def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], w)
+
+
+def several(x: Tensor) -> tuple[Tensor, ...]:
+    p = F.softmax(x, -1)
+    return p, x.argmax(-1), (x * 2).float(), torch.logsumexp(x.float(), -1)
+
+
+def greatest(x: Tensor) -> tuple[Tensor, ...]:
+    values, places = x.max(-1)
+    return values, places, x.amin(-1), x - x.mean(-1, keepdim=True)
+
+
+def moments(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.var_mean(x, -1)
+
+
+def causal(x: Tensor) -> Tensor:
+    positions = torch.arange(x.shape[-1], device=x.device)
+    numbers = torch.arange(x.shape[0], device=x.device)
+    return F.softmax(torch.where(positions <= numbers[:, None] + 2000, x, -torch.inf), -1)
+
+
+def scaled(x: Tensor, s: Tensor) -> Tensor:
+    return F.softmax(x * s, -1)
+
+
+def norm_inputs(count: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(randn(*shape, dtype=dtype) for shape in ((count, length), (length,), (length,), (count, length)))
+
+
+CASES: dict[str, tuple[int, Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a row of whole groups": (4, norm_gelu_add, norm_inputs(3, 4096, BF16)),
+    "a norm": (2, norm_gelu_add, norm_inputs(3, 3000, BF16)),
+    "an odd norm": (4, norm_gelu_add, norm_inputs(3, 3001, BF16)),
+    "floats": (8, rms_norm, (randn(2, 3000), randn(3000))),
+    "odd floats": (16, rms_norm, (randn(2, 3003), randn(3003))),
+    "doubles": (16, lambda x: F.layer_norm(x, x.shape[-1:]), (randn(2, 3000, dtype=torch.float64),)),
+    "several results": (4, several, (randn(3, 3000, dtype=F16),)),
+    "several odd results": (8, several, (randn(2, 2777, dtype=BF16),)),
+    "states of several components": (4, greatest, (randn(2, 3000),)),
+    "moments": (2, moments, (randn(3, 3000, dtype=BF16),)),
+    "integers": (8, lambda x: (x - x.amax(-1, keepdim=True), x.sum(-1)), (ints(3, 3000, dtype=torch.int64),)),
+    "a mask of positions": (4, causal, (randn(3, 2901, dtype=BF16),)),
+    "a number a row": (2, scaled, (randn(5, 3000, dtype=BF16), randn(5, 1))),
+    "more than a warp of warps": (16, greatest, (randn(2, 20000),)),
+    "all registers": (4, several, (randn(3, 7000, dtype=BF16),)),
+    "rows that loop": (4, several, (randn(3, 17000, dtype=BF16),)),
+    "odd rows that loop": (2, norm_gelu_add, norm_inputs(2, 9999, BF16)),
+    "looped states of several components": (2, greatest, (randn(2, 9000),)),
+}
+
+
+@emulated
+@pytest.mark.parametrize("name", CASES)
+def test_what_torch_gives(name: str, shared_by: Callable[[int], list[RowPlan]]) -> None:
+    cluster, function, inputs = CASES[name]
+    taken = shared_by(cluster)
+    agree(function, inputs)
+    assert taken and all((plan.chunks == 0) is ("loop" in name) for plan in taken)
+    assert all(plan.shifted is ("odd" in name or "positions" in name) for plan in taken)
+
+
+@emulated
+@pytest.mark.parametrize("timing", [Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS])
+@pytest.mark.parametrize("name", ["a norm", "several odd results", "rows that loop"])
+def test_whenever_things_arrive(
+    name: str, timing: Timing, shared_by: Callable[[int], list[RowPlan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, function, inputs = CASES[name]
+    machine = backends.emulated_machine
+    monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))
+    taken = shared_by(cluster)
+    agree(function, inputs)
+    assert taken
+
+
+@emulated
+def test_every_plan_agrees() -> None:
+    """Though each adds in another order."""
+    _, function, inputs = CASES["a norm"]
+    agree(function, inputs)
+    (launch,) = fg.tune(fg.kernel(function), *inputs).launches
+    plans = [each.plan for each in launch.candidates]
+    assert not any(each.error for each in launch.candidates)
+    assert {plan.cluster for plan in plans if isinstance(plan, RowPlan)} >= {1, 2, 4}
+
+
+@emulated
+@pytest.mark.parametrize("length", [3000, 3001, 13000])
+def test_in_place(length: int, shared_by: Callable[[int], list[RowPlan]]) -> None:
+    """No block reads what another one may have written."""
+    taken = shared_by(4)
+
+    def normalised(x: Tensor) -> Tensor:
+        x.copy_(F.softmax(x, -1))
+        return x
+
+    x = randn(3, length, dtype=BF16)
+    wanted = F.softmax(x, -1)
+    fg.kernel(normalised, mutates=("x",))(x)
+    torch.testing.assert_close(x, wanted)
+    assert taken
+
+
+@emulated
+def test_a_mask_depends_on_the_seed_alone(shared_by: Callable[[int], list[RowPlan]]) -> None:
+    """Not on which block has an element."""
+
+    def dropped(x: Tensor) -> Tensor:
+        return F.dropout(F.softmax(x, -1), 0.3, training=True)
+
+    x = torch.zeros(3, 3001)
+    torch.manual_seed(3)
+    alone = fg.kernel(lambda x: F.dropout(x, 0.3, training=True))(torch.ones(3, 3001)) != 0
+    taken = shared_by(4)
+    torch.manual_seed(3)
+    kept = fg.kernel(dropped)(x) != 0
+    assert taken and torch.equal(kept, alone)
+
+
+@emulated
+def test_all_blocks_have_the_same_statistic(shared_by: Callable[[int], list[RowPlan]]) -> None:
+    """To the last bit: they combine the same parts in the same order."""
+    shared_by(8)
+    for same in fg.kernel(lambda x: torch.zeros_like(x) + x.logsumexp(-1, keepdim=True))(randn(4, 3000)):
+        assert same.unique().numel() == 1
+
+
+# What is chosen.
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def plans(low: Lowered) -> list[RowPlan]:
+    return [plan for step in low.program.steps if isinstance(step, Launch) for plan in step.candidates if isinstance(plan, RowPlan)]
+
+
+def of_clusters(function: Callable[..., Any], *inputs: Tensor, on: str = "sm_90a") -> list[RowPlan]:
+    return [plan for plan in plans(fg.kernel(function).lower(*inputs, target=on)) if plan.cluster > 1]
+
+
+@pytest.mark.parametrize("columns", [40000, 65536, 100003, 262144])
+def test_clusters_hold_long_rows(columns: int) -> None:
+    found = of_clusters(several, meta(64, columns))
+    assert 2 <= len(found) <= 4 and all(plan.persistence is Persistence.REGISTERS for plan in found)
+    for plan in found:
+        assert plan.threads * plan.chunks * plan.lanes >= columns + (plan.lanes - 1 if plan.shifted else 0)
+        assert plan.block % 32 == 0 and plan.block <= 1024 and plan.block * plan.cluster == plan.threads
+        assert plan.exact is (plan.threads * plan.chunks * plan.lanes == columns)
+
+
+def test_clusters_come_last() -> None:
+    found = plans(fg.kernel(several).lower(meta(64, 65536), target="sm_90a"))
+    sharing = [plan.cluster > 1 for plan in found]
+    assert sharing == sorted(sharing) and not sharing[0] and sharing[-1]
+
+
+def test_the_longest_rows_loop() -> None:
+    assert {(plan.cluster, plan.persistence) for plan in of_clusters(several, meta(64, 1 << 20))} == {
+        (16, Persistence.LOOPED),
+        (8, Persistence.LOOPED),
+    }
+
+
+def test_rows_between_take_all_registers() -> None:
+    found = of_clusters(several, meta(64, 500000))
+    assert [(plan.chunks, plan.block, plan.blocks_per_sm) for plan in found] == [(8, 512, 1), (4, 992, 1)]
+
+
+def test_rows_that_a_block_holds_are_not_shared() -> None:
+    assert not of_clusters(several, meta(64, 16384))
+
+
+def test_nor_where_there_are_no_clusters() -> None:
+    assert not of_clusters(several, meta(64, 65536), on="sm_80")
+    assert all(plan.cluster <= 8 for plan in of_clusters(several, meta(64, 1 << 20), on="sm_120"))
+
+
+def features(**changed: Any) -> RowFeatures:
+    return replace(RowFeatures(Axes((axis_symbol("column"),), (65536,)), [2], 0.5, 0, 1, 2, sendable=True), **changed)
+
+
+@pytest.mark.parametrize("changed", [{"sendable": False}, {"column_sums": 1}, {"reductions": 0, "column_sums": 1}])
+def test_what_cannot_be_shared(changed: dict[str, Any]) -> None:
+    assert any(plan.cluster > 1 for plan in rows.row_plans(features(), target("sm_90a"), {}, {}))
+    assert not any(plan.cluster > 1 for plan in rows.row_plans(features(**changed), target("sm_90a"), {}, {}))
+
+
+def test_a_number_of_the_row_is_not_written_over() -> None:
+    """One block would write what another has yet to read."""
+
+    def running(x: Tensor, s: Tensor) -> Tensor:
+        y = x * s
+        s.copy_(y.amax(-1, keepdim=True))
+        return y
+
+    kernel = fg.kernel(running, mutates=("s",))
+    low = kernel.lower(meta(64, 65536), meta(64, 1), target="sm_90a")
+    assert not any(plan.cluster > 1 for plan in plans(low))
+
+
+def test_words(shared_by: Callable[[int], list[RowPlan]]) -> None:
+    first, *_ = of_clusters(several, meta(64, 65536))
+    assert plan_words(first) == "registers: 4 blocks of 512 threads, 4 x 8 elements each"
+    assert row_reason(first) == "a row fits the registers of 2048 threads of 4 blocks, 32 elements each"
+    first, *_ = of_clusters(several, meta(64, 1 << 20))
+    assert plan_words(first) == "looped: 16 blocks of 1024 threads, 8 at a time elements each"
+    assert row_reason(first) == "a row is too long for 16 blocks to keep, or may be"
+    shared_by(8)
+    banner = fg.kernel(rms_norm).lower(meta(64, 65536), meta(65536), target="sm_90a").sources[0].banner
+    assert "2 phases, rows read once, held in registers by 8 blocks" in banner
+    assert "Grid x_dim0 * 8, block 256" in banner
+
+
+SPILLS = {
+    "a norm": (norm_gelu_add, (meta(64, 65536), meta(65536), meta(65536), meta(64, 65536))),
+    "an odd norm": (norm_gelu_add, (meta(64, 100003), meta(100003), meta(100003), meta(64, 100003))),
+    "floats": (rms_norm, (meta(64, 262144, dtype=torch.float32), meta(262144))),
+    "the longest that registers hold": (rms_norm, (meta(64, 524288), meta(524288))),
+    "the longest": (rms_norm, (meta(64, 1 << 20), meta(1 << 20))),
+}
+
+
+@pytest.mark.parametrize("name", SPILLS)
+def test_nothing_is_spilled(name: str, shared_by: Callable[[int], list[RowPlan]]) -> None:
+    function, inputs = SPILLS[name]
+    for cluster in sorted({plan.cluster for plan in of_clusters(function, *inputs)}):
+        shared_by(cluster)
+        (source,) = fg.kernel(function).lower(*inputs, target="sm_90a").sources
+        assert figures(source).spilled == 0

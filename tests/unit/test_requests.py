@@ -1,0 +1,53 @@
+"""What a kernel asks the driver for when it is loaded; no device is needed to see that."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fusegen.calls.call import KernelLaunch
+from fusegen.calls.formula import formula_of
+from fusegen.errors import LaunchError
+from fusegen.runtime import cuda
+
+driver = pytest.importorskip("cuda.bindings.driver")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the driver was asked for; it grants everything."""
+    calls: list[tuple[Any, ...]] = []
+
+    def grants(*call: Any) -> tuple[Any]:
+        calls.append(call)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", grants)
+    return calls
+
+
+def launch(shared_bytes: int, cluster: int) -> KernelLaunch:
+    return KernelLaunch((), formula_of(16), 128, shared_bytes, (), cluster=cluster)
+
+
+@pytest.mark.parametrize(("shared_bytes", "cluster"), [(0, 1), (48 * 1024, 8)])
+def test_what_every_kernel_gets(shared_bytes: int, cluster: int, asked: list[tuple[Any, ...]]) -> None:
+    cuda.request(SimpleNamespace(handle=7), launch(shared_bytes, cluster), 3)
+    assert not asked
+
+
+def test_what_must_be_asked_for(asked: list[tuple[Any, ...]]) -> None:
+    cuda.request(SimpleNamespace(handle=7), launch(100_000, 16), 3)
+    attributes = driver.CUfunction_attribute
+    assert asked == [
+        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100_000, 7, 3),
+        (attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, 7, 3),
+    ]
+
+
+def test_a_device_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    with pytest.raises(LaunchError, match="the device refuses clusters of 16 blocks: CUDA_ERROR_INVALID_VALUE"):
+        cuda.request(SimpleNamespace(handle=7), launch(0, 16), 3)
