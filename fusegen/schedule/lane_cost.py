@@ -18,40 +18,40 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 2048  # of a multiprocessor
 _MOST_BLOCKS = 32
 _OWN_REGISTERS = 48  # of a thread, beside half of those that its part of a row would fill
-_BYTES = 1e-6  # megabytes
+_MILLION = 1e6
 
 
 @dataclass(frozen=True)
 class RowPrices:
-    """Prices of what a block of a row kernel does, in µs; an access is that of one group of lanes.
+    """Prices of what a row kernel does, in µs; an access is that of one group of lanes by a thread.
 
     Attributes:
         start: of a launch.
         megabyte: moved to or from memory.
-        access: one after the other.
-        doubled: more for an access each time that its lanes are twice as many.
-        shifted: of a plan whose lanes start at aligned places.
-        shifted_access: more for each of its accesses.
+        million: accesses of all threads.
+        block: for a multiprocessor.
+        access: of a thread, one after the other.
+        doubled: more for each time that its lanes are twice as many.
+        shifted: more where lanes start at aligned places.
         staged: of a plan that stages rows.
-        late: of a group of a row's second operand.
-        wave_barrier: in a further wave, of a reduction, for each doubling of its warps.
-        wave_access, wave_shifted_access, wave_staged: in a further wave, as above.
-        wave_looped: in a further wave, of a plan that reads rows again.
+        barrier: of a reduction that several warps share.
+        exchange: of a reduction that several blocks share.
+        wave_barrier: of a reduction in a further wave, for each time that its warps are twice as many.
+        wave_shifted: of an access in a further wave, where lanes start at aligned places.
     """
 
     start: float
     megabyte: float
+    million: float
+    block: float
     access: float
     doubled: float
     shifted: float
-    shifted_access: float
     staged: float
-    late: float
+    barrier: float
+    exchange: float
     wave_barrier: float
-    wave_access: float
-    wave_shifted_access: float
-    wave_staged: float
-    wave_looped: float
+    wave_shifted: float
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,20 @@ class LaneCosts:
 
 H200 = LaneCosts(
     rows=RowPrices(
-        start=4.55,
-        megabyte=0.237,
-        access=0.0616,
-        doubled=0.0106,
-        shifted=0.43,
-        shifted_access=0.0714,
-        staged=0.69,
-        late=0.197,
-        wave_barrier=0.0415,
-        wave_access=0.0229,
-        wave_shifted_access=0.130,
-        wave_staged=0.20,
-        wave_looped=0.64,
+        start=4.09,
+        megabyte=0.235,
+        million=0.142,
+        block=0.0075,
+        access=0.0773,
+        doubled=0.011,
+        shifted=0.117,
+        staged=0.583,
+        barrier=0.194,
+        exchange=0.667,
+        wave_barrier=0.0637,
+        wave_shifted=0.157,
     ),
-    points=PointPrices(start=4.37, megabyte=0.240, access=0.0274, wrapped_access=0.132, wave_access=0.0440),
+    points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
 )
 
 LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
@@ -110,7 +109,6 @@ class RowWork:
         moved: bytes to and from memory.
         itemsize: bytes of an element of the row.
         operands: fragments along the row that it reads or writes.
-        late: those of a row that it reads beside the first.
         reductions: along the row.
     """
 
@@ -119,7 +117,6 @@ class RowWork:
     moved: int
     itemsize: int
     operands: int
-    late: int
     reductions: int
 
 
@@ -144,16 +141,18 @@ def row_time(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -
     Args:
         processors: multiprocessors of the machine.
     """
-    looped, staged = plan.persistence is Persistence.LOOPED, plan.persistence is Persistence.STAGED
+    looped = plan.persistence is Persistence.LOOPED
     groups = math.ceil(work.columns / plan.span) if looped else plan.chunks
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
-    shifted = accesses * plan.shifted
-    once = accesses * (prices.access + prices.doubled * math.log2(plan.lanes)) + work.late * groups * prices.late
-    once += shifted * prices.shifted_access + plan.shifted * prices.shifted + staged * prices.staged
-    wave = work.reductions * math.log2(plan.warps) * prices.wave_barrier + accesses * prices.wave_access
-    wave += shifted * prices.wave_shifted_access + staged * prices.wave_staged + looped * prices.wave_looped
-    waves = math.ceil(work.rows / plan.rows) / (processors * _resident(plan, work.itemsize))
-    return prices.start + work.moved * _BYTES * prices.megabyte + once + max(0.0, waves - 1) * wave
+    blocks = math.ceil(work.rows / plan.rows) * plan.cluster / processors
+    waves = blocks / _resident(plan, work.itemsize)
+
+    once = accesses * (prices.access + prices.doubled * math.log2(plan.lanes) + prices.shifted * plan.shifted)
+    once += prices.staged * (plan.persistence is Persistence.STAGED)
+    once += work.reductions * (prices.barrier * (plan.warps > 1) + prices.exchange * (plan.cluster > 1))
+    wave = work.reductions * math.log2(plan.warps) * prices.wave_barrier + accesses * prices.wave_shifted * plan.shifted
+    total = work.moved * prices.megabyte + work.rows * plan.threads * accesses * prices.million
+    return prices.start + total / _MILLION + blocks * prices.block + once + max(0.0, waves - 1) * wave
 
 
 def _resident(plan: RowPlan, itemsize: int) -> int:
@@ -176,4 +175,4 @@ def point_time(prices: PointPrices, plan: PointwisePlan, work: PointWork, proces
     threads = math.ceil(work.points / (plan.lanes * plan.unroll))
     waves = threads / (processors * _MOST_THREADS)
     once = accesses * (prices.access + prices.wrapped_access * plan.wraps)
-    return prices.start + work.moved * _BYTES * prices.megabyte + once + max(0.0, waves - 1) * accesses * prices.wave_access
+    return prices.start + work.moved / _MILLION * prices.megabyte + once + max(0.0, waves - 1) * accesses * prices.wave_access

@@ -41,7 +41,7 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
     if costs is None or work is None:
         return {}
     if isinstance(work, RowWork):
-        plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.cluster == 1]
+        plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
         return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
@@ -73,8 +73,7 @@ def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: i
     of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
-    operands = len(reads) + writes
-    return RowWork(rows, columns, moved, max(of_row, default=0), operands, max(0, len(of_row) - 1), reductions)
+    return RowWork(rows, columns, moved, max(of_row, default=0), len(reads) + writes, reductions)
 
 
 def _numbers_rows(access: Access, body: RowBody) -> bool:

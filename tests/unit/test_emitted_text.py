@@ -63,7 +63,8 @@ CASES: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {
     "several warps hold a row": (norm, (5, 4096)),
     "a row with a rest": (norm, (5, 4095)),
     "a staged row": (norm, (5, 49152)),
-    "a row that is read again": (norm, (5, 400_000)),
+    "a row that blocks share": (norm, (5, 400_000)),
+    "a row that is read again": (norm, (5, 4_000_000)),
     "written out": (written_out, (5, 256)),
     "statistics": (statistics, (5, 300)),
     "columns": (columns, (500, 70)),
@@ -211,6 +212,7 @@ def test_the_first_lines_say_how_it_is_launched_and_why() -> None:
     [
         ("a warp holds a row", "a row fits the registers of 32 threads, 4 elements each"),
         ("a staged row", "a row is too long for the registers of a block, and fits its shared memory"),
+        ("a row that blocks share", "a row fits the registers of 12800 threads of 16 blocks, 32 elements each"),
         ("a row that is read again", "a row is too long for a block to keep, or may be"),
         ("columns", "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"),
     ],

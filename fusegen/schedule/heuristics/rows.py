@@ -3,11 +3,11 @@
 A row lives in the registers of as many threads as it needs, read from memory once: a warp for short rows, a block for longer
 ones. Longer rows are staged in the shared memory of one block; the longest are looped over.
 
-Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers. Such plans were measured on
-an H200 once, and lost to both others (35% to 60% of the speed of a copy): their blocks read each other's parts of what was reduced,
-with barriers of the cluster before and behind. Now each warp sends its part to all blocks and goes on when the others' have come;
-the one barrier that is left is the first, and loads are under way while it is waited for. Nobody has measured that: these plans
-are the last candidates.
+Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers. Each warp sends its part of
+what is reduced to all blocks, and goes on when the others' have come; the one barrier of the cluster is the first, and loads are
+under way while it is waited for. On an H200 layer_norm of 700 rows of 53248 takes 55 µs so, staged 63 and looped 67; of 300 rows of
+100003 79 in place of 97. Small blocks win: 8 of 224 threads take 55, 2 of 832 take 64. Blocks that read each other's parts, between
+two barriers of the cluster, had lost to both others.
 """
 
 from __future__ import annotations
