@@ -213,7 +213,7 @@ def test_the_first_lines_say_how_it_is_launched_and_why() -> None:
         ("a warp holds a row", "a row fits the registers of 32 threads, 4 elements each"),
         ("a staged row", "a row is too long for the registers of a block, and fits its shared memory"),
         ("a row that blocks share", "a row fits the registers of 12800 threads of 16 blocks, 32 elements each"),
-        ("a row that is read again", "a row is too long for a block to keep, or may be"),
+        ("a row that is read again", "a row is too long for 16 blocks to keep, or may be"),
         ("columns", "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"),
     ],
 )
