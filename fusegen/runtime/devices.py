@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from fusegen import target as targets
 from fusegen.errors import ArgumentError
 from fusegen.target import Target
+
+_PORTABLE_CLUSTER = 8  # blocks that every machine with clusters has room for
 
 
 def target_of(device: torch.device) -> Target:
@@ -20,7 +23,7 @@ def target_of(device: torch.device) -> Target:
     if device.type == "cpu":
         return targets.CPU
     if device.type == "cuda" and torch.version.hip is None:
-        return targets.from_capability(*_capability(device))
+        return _of_gpu(index_of(device))
     raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
 
 
@@ -30,5 +33,9 @@ def index_of(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _of_gpu(index: int) -> Target:
+    """The target of a GPU. One with fewer multiprocessors than its kind has, as a part of it has, may have no room for large
+    clusters."""
+    found = targets.from_capability(*torch.cuda.get_device_capability(index))
+    is_whole = torch.cuda.get_device_properties(index).multi_processor_count >= found.processors
+    return found if is_whole else replace(found, cluster=min(found.cluster, _PORTABLE_CLUSTER))

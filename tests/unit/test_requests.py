@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fusegen.calls.call import KernelLaunch
 from fusegen.calls.formula import formula_of
 from fusegen.errors import LaunchError
-from fusegen.runtime import cuda
+from fusegen.runtime import cuda, devices
+from fusegen.target import target
 
 driver = pytest.importorskip("cuda.bindings.driver")
 
@@ -51,3 +54,13 @@ def test_a_device_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_VALUE,))
     with pytest.raises(LaunchError, match="the device refuses clusters of 16 blocks: CUDA_ERROR_INVALID_VALUE"):
         cuda.request(SimpleNamespace(handle=7), launch(0, 16), 3)
+
+
+@pytest.mark.parametrize(("processors", "cluster"), [(132, 16), (144, 16), (114, 8), (16, 8)])
+def test_a_part_of_a_machine_has_clusters_of_eight(monkeypatch: pytest.MonkeyPatch, processors: int, cluster: int) -> None:
+    devices._of_gpu.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=processors))
+    found = devices.target_of(torch.device("cuda", 0))
+    devices._of_gpu.cache_clear()
+    assert found == replace(target("sm_90a"), cluster=cluster)
