@@ -244,10 +244,10 @@ class Lowered:
 
     @property
     def plans(self) -> tuple[LoweredForm, ...]:
-        """Every program that a call runs with these literal sizes, whatever its numbers of rows; made when they are asked for."""
-        return tuple(
-            LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in self._forms.all()
-        )
+        """The programs of all numbers of rows that products can have, with rows and points laid out for these sizes; made when they
+        are asked for."""
+        forms = self._forms.all(self.sizes)
+        return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_Fi
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, _ = dispatcher.variant(values, wanted.target, device)
     _require_known(wanted.name, variant.state)
-    for count, (rows, form) in enumerate(variant.forms.all(), number):
+    for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
         yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), _limits(rows), place)
 

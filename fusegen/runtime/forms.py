@@ -124,7 +124,10 @@ class Forms:
         Args:
             pins: candidates of launches of `at`, by the outputs of their groups.
         """
-        classes = self._classes(sizes)
+        return self._laid_out(self._classes(sizes), sizes, pins)
+
+    def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
+        """The form of some classes, with the plans that launches should have at some sizes."""
         if classes not in self._first:
             self._first[classes] = self._form(classes)
         plans: dict[tuple[int, ...], LanePlan] = {}
@@ -145,10 +148,15 @@ class Forms:
         places = zip(self._products, decision.fused.products, strict=True)
         return {place: decision.choices[product] for product, place in places if product in decision.choices}
 
-    def all(self) -> Iterator[tuple[Rows, Form]]:
-        """Every form that some sizes run, with the numbers of rows that do; what is above all classes counts as the last."""
+    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[Rows, Form]]:
+        """A form for every choice of who computes products, and by which plan, with the numbers of rows that make it; what is above
+        all classes counts as the last.
+
+        Args:
+            sizes: for which launches of rows and points are laid out.
+        """
         for parts in itertools.product(*self._ranges()):
-            yield dict(zip(self._rows, parts, strict=True)), self._form(tuple(part[-1] for part in parts))
+            yield dict(zip(self._rows, parts, strict=True)), self._laid_out(tuple(part[-1] for part in parts), sizes, _NO_PINS)
 
     @property
     def products(self) -> tuple[Group, ...]:

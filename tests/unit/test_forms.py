@@ -108,7 +108,7 @@ def test_a_launch_is_chosen_for_once_at_each_number_of_its_own_rows() -> None:
 
     low = lowered_both()
     forms = Forms(low._forms.graph, low.target, wide=False, choose=counted)
-    assert sum(1 for _ in forms.all()) == len(low.plans)
+    assert sum(1 for _ in forms.all(low.sizes)) == len(low.plans)
     assert len(set(asked)) == 2 and len(asked) <= 2 * len(CLASSES), "not at each pair of numbers"
 
 
@@ -167,3 +167,9 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     assert launch.plan != first, "two rows have more threads each than the first plan has"
     (asked,) = low._forms.pinned(low.sizes, {launch.group.outputs: first}).program.launches
     assert asked.plan == first
+
+
+def test_the_forms_of_some_sizes_have_the_plans_of_these() -> None:
+    low = fg.kernel(lambda x: x.softmax(-1)).lower(meta(2, 4096), target="sm_90a")
+    (form,) = low.plans
+    assert form.program is low.program and low.program.launches[0].plan != low.program.launches[0].candidates[0]

@@ -78,6 +78,15 @@ def test_few_elements_have_no_root_mean_square() -> None:
     assert "root mean square" in judge((many * (1 + 1e-3)).half(), many.half(), many).failure
 
 
+def test_what_repeats_itself_is_seen_once() -> None:
+    """One row's rounding has no root mean square either, however often it is seen."""
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    worse = exact * (1 + 2**-23)
+    assert not judge(worse.float().expand(100, -1), exact.float().expand(100, -1), exact.expand(100, -1)).failure
+    apart = torch.linspace(1, 2, 100_000, dtype=torch.float64).view(100, 1000)
+    assert "root mean square" in judge((apart * (1 + 2**-23)).float(), apart.float(), apart).failure
+
+
 @pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(3, dtype=torch.float16)])
 def test_shape_and_dtype_are_those_of_eager(other: Tensor) -> None:
     exact = torch.zeros(3, dtype=torch.float64)
