@@ -21,7 +21,7 @@ from tests.unit.eager import agree, ints, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SMALL = replace(targets.target("sm_90a"), wgmma=False, processors=1)
-pytestmark = pytest.mark.usefixtures("emulated")
+pytestmark = pytest.mark.usefixtures("emulated", "first_plans")
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from fusegen.schedule.plan import Persistence, RowPlan
 from tests.unit.eager import agree, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-pytestmark = pytest.mark.usefixtures("emulated")
+pytestmark = pytest.mark.usefixtures("emulated", "first_plans")
 
 
 def row_plan(kernel: fg.Kernel[..., Any], *arguments: Any) -> RowPlan:
