@@ -38,6 +38,7 @@ class RowPrices:
         exchange: of a reduction that several blocks share.
         wave_barrier: of a reduction in a further wave, for each time that its warps are twice as many.
         wave_shifted: of an access in a further wave, where lanes start at aligned places.
+        cache: bytes that the second-level cache holds beside what is written.
     """
 
     start: float
@@ -52,6 +53,7 @@ class RowPrices:
     exchange: float
     wave_barrier: float
     wave_shifted: float
+    cache: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ H200 = LaneCosts(
         exchange=0.667,
         wave_barrier=0.0637,
         wave_shifted=0.157,
+        cache=40_000_000,
     ),
     points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
 )
@@ -151,8 +154,25 @@ def row_time(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -
     once += prices.staged * (plan.persistence is Persistence.STAGED)
     once += work.reductions * (prices.barrier * (plan.warps > 1) + prices.exchange * (plan.cluster > 1))
     wave = work.reductions * math.log2(plan.warps) * prices.wave_barrier + accesses * prices.wave_shifted * plan.shifted
-    total = work.moved * prices.megabyte + work.rows * plan.threads * accesses * prices.million
+    wave += _waited(plan, work) * processors * prices.megabyte / _MILLION
+    moved = work.moved + _read_again(prices, plan, work, processors)
+    total = moved * prices.megabyte + work.rows * plan.threads * accesses * prices.million
     return prices.start + total / _MILLION + blocks * prices.block + once + max(0.0, waves - 1) * wave
+
+
+def _waited(plan: RowPlan, work: RowWork) -> float:
+    """Bytes of a staged row for which there is no room while the one before it is worked on: nothing hides how long they take."""
+    if plan.persistence is not Persistence.STAGED:
+        return 0.0
+    return max(0, 2 * plan.chunks - plan.slots) / plan.chunks * work.columns * work.itemsize
+
+
+def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -> int:
+    """Bytes of rows that are looped over, and of which the second-level cache does not hold all that are under way."""
+    under_way = min(work.rows, processors * _resident(plan, work.itemsize) // plan.cluster) * work.columns * work.itemsize
+    if plan.persistence is not Persistence.LOOPED or under_way <= prices.cache:
+        return 0
+    return work.reductions * work.rows * work.columns * work.itemsize
 
 
 def _resident(plan: RowPlan, itemsize: int) -> int:
