@@ -14,6 +14,7 @@ import torch
 
 import fusegen as fg
 from fusegen.bench.lanes import FUNCTIONS, inputs, read
+from fusegen.schedule import lane_cost
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import expected_times, preferred
@@ -92,6 +93,12 @@ def test_a_staged_row_that_leaves_no_room_for_the_next_costs_more() -> None:
     times = expected_times(launch, {"x_dim0": 2048}, HOPPER)
     (staged,) = (time for plan, time in times.items() if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED)
     assert staged > 1.04 * min(times.values()) and staged == pytest.approx(188, rel=0.1)
+
+
+@pytest.mark.parametrize(("threads", "chunks", "blocks"), [(128, 4, 9), (512, 4, 2), (512, 1, 2), (1024, 1, 1), (64, 1, 20)])
+def test_registers_limit_the_blocks_of_a_multiprocessor(threads: int, chunks: int, blocks: int) -> None:
+    plan = RowPlan(threads, 1, 8, chunks, Persistence.REGISTERS, exact=True, resident=0)
+    assert lane_cost._resident(plan, 2) == blocks
 
 
 def test_of_other_machines_nothing_is_known() -> None:
