@@ -187,10 +187,10 @@ class BuiltFunction:
         Raises:
             ArgumentError: none was built that is good for them.
         """
-        target = devices.target_of(device).name
+        target = devices.target_of(device)
         reasons = []
         for number, variant in enumerate(self._kernel.variants):
-            if variant.target != target:
+            if variant.target != target.name or max((each.cluster for each in variant.call.launches), default=1) > target.cluster:
                 continue
             try:
                 return number, variant, match(variant.signature, variant.call, self._plain, values)
@@ -199,8 +199,8 @@ class BuiltFunction:
             except Mismatch as reason:
                 reasons.append((variant, str(reason)))
         if not reasons:
-            what = f"{self.__name__} was not built for {target} ({device}); it was built for {', '.join(self.targets)}"
-            raise ArgumentError(what, mend=f"build it again with --arch {','.join((*self.targets, target))}")
+            what = f"{self.__name__} was not built for {target.name} ({device}); it was built for {', '.join(self.targets)}"
+            raise ArgumentError(what, mend=f"build it again with --arch {','.join((*self.targets, target.name))}")
         raise self._unfit(reasons)
 
     def _unfit(self, reasons: Sequence[tuple[BuiltVariant, str]]) -> ArgumentError:

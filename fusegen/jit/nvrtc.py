@@ -68,10 +68,13 @@ def compile_cubins(sources: Sequence[Source], architecture: str) -> list[Binary]
     Raises:
         As `compile_cubin`, for the first source that cannot be compiled.
     """
-    if len(sources) < 2:
+    different = {source.digest: source for source in sources}
+    if len(different) < 2:
         return [compile_cubin(source, architecture) for source in sources]
-    with ThreadPoolExecutor(min(len(sources), processors())) as pool:
-        return list(pool.map(partial(compile_cubin, architecture=architecture), sources))
+    with ThreadPoolExecutor(min(len(different), processors())) as pool:
+        found = pool.map(partial(compile_cubin, architecture=architecture), different.values())
+        binaries = dict(zip(different, found, strict=True))
+    return [binaries[source.digest] for source in sources]
 
 
 def processors() -> int:

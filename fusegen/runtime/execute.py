@@ -135,6 +135,7 @@ class CudaBackend(Backend):
     def _write_first(self, writer: Writer) -> None:
         """The driver launches in the current context only; and all steps use the stream that torch uses now."""
         raw_stream, current_device = cuda.queries()
+        writer.on_current_device = True
         writer.known(raw_stream=raw_stream, current_device=current_device, on_device=torch.cuda.device)
         writer.first(
             f"if current_device() != {self.index}:",

@@ -1,6 +1,7 @@
 """A graph that can be called: compiled for each way in which its tensors lie in memory, and bound to exact shapes.
 
-Its symbolic sizes stay symbols: another batch compiles nothing. What the graph assumes of sizes is checked for each new shape.
+Its symbolic sizes stay symbols: another batch is lowered anew only where other plans are expected to be faster. What the graph
+assumes of sizes is checked for each new shape.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class GraphKernel:
     def _bind(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Run:
         device = tensors[0].device
         machine = machine_of(device)
-        if machine.target != self.target:
+        if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
             what = f"{self.graph.name} is compiled for {self.target.name}, and its tensors are on {device} ({machine.target.name})"
             raise ArgumentError(what, mend="make it with tensors of the device on which it is called")
         known = self._checked({**self.sizes(tensors), **sizes}, tensors)

@@ -50,6 +50,7 @@ class Writer:
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": _integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
         self._scope |= {"modes": dispatch_modes, "transforms": peek_interpreter_stack}
+        self.on_current_device = device.type != "cuda"  # whether the function runs with the device as torch's current one
         self._parts: dict[str, str] = {}  # views of the workspace, by name
         self._addresses: dict[str, str] = {}  # of tensors, by name
         self._first: list[str] = []
@@ -141,7 +142,8 @@ class Writer:
 
     def _allocations(self) -> Iterator[str]:
         if self._slots or any(spec.role is Role.OUTPUT for spec in self.call.buffers):
-            yield "empty = seen if modes() or transforms() else fresh" if self._scope["fresh"] else "empty = seen"
+            is_fresh = self._scope["fresh"] and self.on_current_device
+            yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
         for spec in self.call.buffers:
             if spec.role is Role.OUTPUT:
                 shape = tuple(formula(self.sizes) for formula in spec.shape)

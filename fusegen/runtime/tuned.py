@@ -30,7 +30,7 @@ from fusegen.settings import cache_folder, settings
 
 C = TypeVar("C", bound=Compiled)
 
-FORMAT = 1
+FORMAT = 2
 _FOLDER = "tuned"
 _NEAR = 1.0  # powers of two that a size may be away from one that was measured
 _IGNORED: ContextVar[bool] = ContextVar("fusegen_untuned", default=False)

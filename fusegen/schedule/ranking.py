@@ -23,8 +23,7 @@ def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> LaneP
     """The plan that is expected to be fastest; the first one where none is clearly faster, None where there are no several."""
     if not launch.candidates:
         return None
-    times = expected_times(launch, sizes, target)
-    first = launch.candidates[0]
+    times, first = expected_times(launch, sizes, target), launch.candidates[0]
     best = min(times, key=lambda plan: times[plan], default=first)
     return best if best in times and times[best] < _MARGIN * times.get(first, times[best]) else first
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.api import Lowered
 from fusegen.schedule.lower import context
+from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from tests.unit.eager import agree, ints, randn
 
@@ -204,3 +205,19 @@ def test_points_can_be_read_as_if_they_were_of_one_row() -> None:
 def test_what_is_written_in_another_order_is_not_wrapped() -> None:
     low = fg.kernel(lambda x, b: ((x + b).T.contiguous(), x * 2)).lower(meta(63, 51), meta(51), target="sm_90a")
     assert not any(plan.wraps for plan in plans(low))
+
+
+def test_no_row_that_is_written_over_is_staged_at_aligned_places() -> None:
+    """Its first group would bring the end of the row before, which another block may just write."""
+
+    def in_place(x: Tensor) -> None:
+        x.copy_(F.softmax(x, -1))
+
+    x = torch.empty(4, 20001, device="meta")
+    (launch,) = fg.kernel(in_place, mutates=("x",)).lower(x, target="sm_90a").program.launches
+    (other,) = fg.kernel(lambda x: F.softmax(x, -1)).lower(x, target="sm_90a").program.launches
+    staged = [
+        [p for p in each.candidates if isinstance(p, RowPlan) and p.shifted and p.persistence is Persistence.STAGED]
+        for each in (launch, other)
+    ]
+    assert not staged[0] and staged[1]

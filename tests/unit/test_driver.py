@@ -322,3 +322,16 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", missing)
     with pytest.raises(LaunchError, match="install NVIDIA's driver"):
         driver.driver()
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_call_that_launches_nothing_allocates_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's own code allocates past the dispatcher lies on the current device, which only launches make the right one."""
+    texts: list[str] = []
+    monkeypatch.setattr(straight, "compile", lambda text, *rest: texts.append(text) or compile(text, *rest), raising=False)
+    x = torch.empty(64, 64, device="meta")
+    for function, is_fresh in ((lambda x: x @ x, False), (lambda x: x * 2, True)):
+        low = fg.kernel(function).lower(x, target="sm_90a")
+        kernels = [driver.Loaded("fg_kernel", 1)] * len(low.program.launches)
+        bound_call(low.program.call, None, low.sizes, torch.device("cuda", 1), CudaBackend(1), kernels)
+        assert ("else fresh" in texts[-1]) == ("current_device() != 1" in texts[-1]) == is_fresh

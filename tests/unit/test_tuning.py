@@ -282,7 +282,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 1}', '{"format": 1, "entry": [{}]}', '{"format": 1, "entry": 3}', '{"format": 1, "entry": {}}'],
+    ["", "{", "[]", '{"format": 2}', '{"format": 2, "entry": [{}]}', '{"format": 2, "entry": 3}', '{"format": 2, "entry": {}}'],
 )
 def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:
     fastest(3)

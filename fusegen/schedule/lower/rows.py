@@ -198,9 +198,12 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
 
 
 def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
-    """The same where groups of lanes are shifted; None where they cannot be."""
+    """The same where groups of lanes are shifted; None where they cannot be. None is staged where the kernel writes over what it
+    reads: the first group of a row brings the end of the one before, which another block may just write."""
     if math.anchor is None:
         return None
+    if any(root.last for root in math.roots):
+        return 0
     axis, reads = math.column_axes.symbols[-1], [r for t, r in math.leaves.reads.items() if _along_row(math, t)]
     reads = [r for r in reads if _along(r.offset, math.column_axes)]
     are_alike = all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, math.anchor) for r in reads)
