@@ -41,6 +41,9 @@ class Target:
     products: tuple[str, ...] = ()
 
 
+PORTABLE_CLUSTER = 8
+"""Blocks of a cluster that every machine with clusters has room for, and that a kernel gets without asking."""
+
 CPU = Target("cpu", Backend.CPU)
 
 # Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of eight

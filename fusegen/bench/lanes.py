@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.record import environment
+from fusegen.bench.record import Environment, environment
 from fusegen.jit.files import write_atomically
 from fusegen.schedule.words import plan_words
 from fusegen.timing import timer_name
@@ -106,14 +106,13 @@ def measure(seconds: float) -> Iterator[Measured]:
                 yield Measured(function, rows, columns, str(dtype).removeprefix("torch."), times)
 
 
-def document(found: Sequence[Measured]) -> str:
+def document(found: Sequence[Measured], where: Environment) -> str:
     """A record: plans by number, since there are many times of few plans; a line a case."""
     plans = sorted({words for case in found for words in case.microseconds})
     number = {words: str(place) for place, words in enumerate(plans)}
     cases = sorted(found, key=lambda case: (case.function, case.dtype, case.columns, case.rows))
     lines = [asdict(case) | {"microseconds": {number[w]: t for w, t in case.microseconds.items()}} for case in cases]
-    gpu = torch.device("cuda", torch.cuda.current_device())
-    head = json.dumps(asdict(environment(gpu, timer_name(gpu, quick=True))), indent=1)
+    head = json.dumps(asdict(where), indent=1)
     listed = (",\n".join(f"  {json.dumps(each)}" for each in every) for every in (plans, lines))
     return '{{"environment": {},\n "plans": [\n{}\n ],\n "cases": [\n{}\n ]}}\n'.format(head, *listed)
 
@@ -130,7 +129,9 @@ def read(path: Path) -> list[Measured]:
 
 def main(path: str, seconds: str = "240") -> None:
     """Measures, and writes a record."""
-    write_atomically(Path(path), document(list(measure(float(seconds)))).encode())
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    found = list(measure(float(seconds)))
+    write_atomically(Path(path), document(found, environment(gpu, timer_name(gpu, quick=True))).encode())
 
 
 if __name__ == "__main__":

@@ -190,7 +190,10 @@ class BuiltFunction:
         target = devices.target_of(device)
         reasons = []
         for number, variant in enumerate(self._kernel.variants):
-            if variant.target != target.name or max((each.cluster for each in variant.call.launches), default=1) > target.cluster:
+            if variant.target != target.name:
+                continue
+            if (cluster := max((each.cluster for each in variant.call.launches), default=1)) > target.cluster:
+                reasons.append((variant, f"{device} has no room for {cluster} blocks that share a row"))
                 continue
             try:
                 return number, variant, match(variant.signature, variant.call, self._plain, values)

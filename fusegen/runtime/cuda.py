@@ -12,9 +12,9 @@ from fusegen.calls.call import KernelLaunch
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
 from fusegen.runtime.driver import Loaded, encoded
+from fusegen.target import PORTABLE_CLUSTER
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
-_PORTABLE_CLUSTER = 8  # blocks of a cluster that a kernel gets without asking
 
 
 def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> Loaded:
@@ -51,7 +51,7 @@ def request(kernel: Any, launch: KernelLaunch, device: int) -> None:
     if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
         what = f"{launch.shared_bytes} bytes of shared memory a block"
         _request(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launch.shared_bytes, device, what)
-    if launch.cluster > _PORTABLE_CLUSTER:
+    if launch.cluster > PORTABLE_CLUSTER:
         _request(kernel, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device, f"clusters of {launch.cluster} blocks")
 
 

@@ -9,9 +9,7 @@ import torch
 
 from fusegen import target as targets
 from fusegen.errors import ArgumentError
-from fusegen.target import Target
-
-_PORTABLE_CLUSTER = 8  # blocks that every machine with clusters has room for
+from fusegen.target import PORTABLE_CLUSTER, Target
 
 
 def target_of(device: torch.device) -> Target:
@@ -38,4 +36,4 @@ def _of_gpu(index: int) -> Target:
     clusters."""
     found = targets.from_capability(*torch.cuda.get_device_capability(index))
     is_whole = torch.cuda.get_device_properties(index).multi_processor_count >= found.processors
-    return found if is_whole else replace(found, cluster=min(found.cluster, _PORTABLE_CLUSTER))
+    return found if is_whole else replace(found, cluster=min(found.cluster, PORTABLE_CLUSTER))

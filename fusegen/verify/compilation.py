@@ -12,7 +12,7 @@ from fusegen.source import Source
 
 
 def compile_all(sources: Iterable[Source], architecture: str) -> Iterator[int]:
-    """Compiles what is not in the cache yet, in as many processes as there are processors: NVRTC compiles one text at a time.
+    """Compiles what is not in the cache yet, in as many processes as there are processors.
 
     A text that NVRTC refuses is left out: it is refused again where it is launched, and the case says so.
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from fusegen.calls.signature import Constant, Signature
 from fusegen.calls.structure import Structure, builder
 from fusegen.errors import ArgumentError, BundleError, GradientError, TraceError
 from fusegen.jit import host, nvrtc
+from fusegen.runtime import devices
 from fusegen.runtime.backends import emulated_machine
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
@@ -241,6 +243,15 @@ def test_another_architecture_says_what_there_is(tmp_path: Path) -> None:
     assert "row was not built for cpu (cpu); it was built for sm_90a" in (text := refusal(kernel, randn(7, 100), randn(100)))
     assert "--arch sm_90a,cpu" in text
     assert kernel.targets == ("sm_90a",) and repr(kernel) == "<fusegen kernel row, built for sm_90a>"
+
+
+def test_clusters_that_a_part_of_a_gpu_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    kernel = built(tmp_path / "kernels", softmax, (torch.empty(2, 400_000, device="meta"),), "sm_90a")
+    monkeypatch.setattr(devices, "target_of", lambda _: replace(target("sm_90a"), cluster=8))
+    assert "has no room for 16 blocks that share a row" in refusal(kernel, randn(2, 400_000))
 
 
 def test_several_programs_of_one_kernel(tmp_path: Path) -> None:

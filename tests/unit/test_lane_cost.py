@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.bench.lanes import FUNCTIONS, inputs, read
+from fusegen.bench.lanes import FUNCTIONS, document, inputs, read
+from fusegen.bench.record import environment
 from fusegen.schedule import lane_cost
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
@@ -123,3 +124,9 @@ def test_calls_take_the_plan_of_their_sizes() -> None:
     (one,), (other,) = few.program.launches, many.program.launches
     assert one.plan != other.plan and one.candidates == other.candidates
     assert "128 threads, 4 x 8 elements each;" in many.explain() and "512 threads, 1 x 8 elements each;" in few.explain()
+
+
+def test_a_record_says_what_was_measured(tmp_path: Path) -> None:
+    found = read(MEASURED)[:30]
+    (tmp_path / "lanes.json").write_text(document(found[::-1], environment(torch.device("cpu"), "a clock")))
+    assert read(tmp_path / "lanes.json") == found, "in one order, whatever the order of measuring"
