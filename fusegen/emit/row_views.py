@@ -12,6 +12,7 @@ from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, argument_text, call_view, fragment
 from fusegen.schedule.access import Access
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
+from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.math import Function, Origin, Parameter
 from fusegen.schedule.plan import Persistence
 
@@ -25,6 +26,7 @@ class PhaseView:
         row_call: math on the row's statistics.
         loads: fragments that are loaded at the start of this phase.
         late: fragments that are loaded right before they are used.
+        steady: of these, the ones that are the same for all rows, and need no index to be read first.
         uses: fragments that this phase's math uses and that are held, loaded here or before.
         given: computed fragments from earlier phases, with their types.
         call: math on each element.
@@ -39,6 +41,7 @@ class PhaseView:
     row_call: CallView | None
     loads: tuple[FragmentView, ...]
     late: tuple[FragmentView, ...]
+    steady: tuple[FragmentView, ...]
     uses: tuple[FragmentView, ...]
     given: tuple[tuple[str, str], ...]
     call: CallView | None
@@ -93,6 +96,7 @@ def _phase(
         row_call=call_view(phase.row_call, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
+        steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
         uses=tuple(fragment(reads[name], offsets, lane_axis) for name in arrays if name in reads),
         given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
         call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
@@ -105,6 +109,11 @@ def _phase(
         row_writes=row_writes,
         purpose=_purpose(phase, [*(w.pointer for w in writes), *(w.pointer for w, _ in row_writes)]),
     )
+
+
+def _is_steady(late: Access, offsets: Offsets) -> bool:
+    is_plain = not late.conditions and not sympy.sympify(late.offset).has(Loaded, Checked)
+    return is_plain and offsets.pointers[late.buffer].stream is None
 
 
 def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:

@@ -66,6 +66,20 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class ColumnSum:
+    """A reduction over rows.
+
+    Attributes:
+        partials: accesses of the workspace along the column axis, one a component; none where no workspace is read.
+        writes: where components of the state go, named after these.
+    """
+
+    reduction: Reduction
+    partials: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
 class RowBody:
     """Rows one after another, each in phases that end in reductions.
 
@@ -76,6 +90,7 @@ class RowBody:
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
             fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
+        sums: of a tile of columns: what a block, or a cluster, makes of its rows, and where it goes.
         anchor: what is accessed at aligned places where groups of lanes do not start with the row; else None.
     """
 
@@ -86,21 +101,8 @@ class RowBody:
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan
+    sums: tuple[ColumnSum, ...] = ()
     anchor: Anchor | None = None
-
-
-@dataclass(frozen=True)
-class ColumnSum:
-    """A reduction over rows whose partial states are combined.
-
-    Attributes:
-        partials: accesses of the workspace along the column axis, one a component.
-        writes: accesses of results, named after the component that goes there.
-    """
-
-    reduction: Reduction
-    partials: tuple[Access, ...]
-    writes: tuple[Access, ...]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusegen.schedule import column_cost
+from fusegen.schedule.column_cost import ColumnPrices
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
 
 _REGISTERS = 65536  # of a multiprocessor
@@ -78,6 +80,7 @@ class LaneCosts:
 
     rows: RowPrices
     points: PointPrices
+    columns: ColumnPrices
 
 
 H200 = LaneCosts(
@@ -97,6 +100,7 @@ H200 = LaneCosts(
         cache=40_000_000,
     ),
     points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
+    columns=column_cost.H200,
 )
 
 LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}

@@ -56,10 +56,13 @@ class RowPlan:
         exact: whether the row fills all chunks, so that no bound is checked.
         resident: blocks that share the rows, each working on many; 0 when there is a block for every few rows.
         blocks_per_sm: blocks that registers must leave room for on a multiprocessor, so that one loads while another reduces.
-        tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row.
+        tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row: ``threads`` lie
+            along the columns of a tile, ``rows`` times as many along its rows, and ``resident`` blocks share these.
         shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
             are partial then.
-        cluster: blocks that share a row, and send each other their parts of what is reduced along it.
+        cluster: blocks that share a row, and send each other their parts of what is reduced along it; or that share a tile, and
+            finish its sums.
+        unroll: rows of a tile that a thread asks for before it works on the first.
     """
 
     threads: int
@@ -74,6 +77,12 @@ class RowPlan:
     tiled: bool = False
     shifted: bool = False
     cluster: int = 1
+    unroll: int = 1
+
+    @property
+    def finishes(self) -> bool:
+        """Whether sums of columns are complete when the kernel ends: one block has all rows of a tile, or a cluster."""
+        return self.tiled and self.resident == self.cluster
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
@@ -84,7 +93,7 @@ class RowPlan:
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return self.threads * self.rows // self.cluster
+        return self.threads * self.rows // (1 if self.tiled else self.cluster)
 
     @property
     def warps(self) -> int:

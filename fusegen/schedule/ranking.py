@@ -9,6 +9,7 @@ from sympy import sympify
 from fusegen.ir.symbolic import literal
 from fusegen.schedule.access import Access
 from fusegen.schedule.bodies import PointwiseBody, RowBody
+from fusegen.schedule.column_cost import ColumnWork, column_time
 from fusegen.schedule.heuristics.pointwise import SHORT
 from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, RowWork, point_time, row_time
 from fusegen.schedule.likeness import extents
@@ -39,6 +40,9 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
     work = _work(launch, sizes)
     if costs is None or work is None:
         return {}
+    if isinstance(work, ColumnWork):
+        tiles = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
+        return {plan: column_time(costs.columns, plan, work, target.processors) for plan in tiles}
     if isinstance(work, RowWork):
         plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
         return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
@@ -53,14 +57,16 @@ def _is_short(launch: Launch) -> bool:
     return columns is not None and columns < SHORT
 
 
-def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | None:
-    """What a launch has to do; None for what nobody has measured: sums of columns, whose blocks share the rows."""
+def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | ColumnWork | None:
+    """What a launch has to do; None for what nobody has measured: sums of columns beside reductions along rows."""
     kernel, (rows, columns) = launch.kernel, extents(launch, sizes)
     moved = launch.traffic.read(sizes) + launch.traffic.written(sizes)
     itemsizes = {pointer.buffer: pointer.dtype.itemsize for pointer in kernel.pointers if pointer.stream is None}
     if isinstance(kernel.body, PointwiseBody):
         reads = [access for access in kernel.body.reads if access.buffer in itemsizes]  # others are drawn
         return PointWork(rows * columns, moved, len(reads) + len(kernel.body.writes))
+    if isinstance(kernel.body, RowBody) and kernel.body.plan.tiled:
+        return _column_work(kernel.body, itemsizes, rows, columns, moved)
     if not isinstance(kernel.body, RowBody) or kernel.body.partials:
         return None
     return _row_work(kernel.body, itemsizes, rows, columns, moved)
@@ -73,6 +79,13 @@ def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: i
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
     return RowWork(rows, columns, moved, max(of_row, default=0), len(reads) + writes, reductions)
+
+
+def _column_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: int, moved: int) -> ColumnWork:
+    (phase,) = body.phases
+    read = [itemsizes[access.buffer] for access in phase.reads if access.buffer in itemsizes]
+    sums = sum(len(r.components) for r in phase.column_sums)
+    return ColumnWork(rows, columns, moved, max(read, default=1), len(read), len(phase.row_reads), sums)
 
 
 def _numbers_rows(access: Access, body: RowBody) -> bool:

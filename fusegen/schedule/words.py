@@ -35,11 +35,20 @@ def plan_words(plan: LanePlan) -> str:
     if isinstance(plan, PointwisePlan):
         across = f", {plan.rows} rows in turn" if plan.rows > 1 else ", across rows" if plan.wraps else ""
         return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}"
-    how = "tiles of columns" if plan.tiled else plan.persistence.value
+    if plan.tiled:
+        return _tile_words(plan)
+    how = plan.persistence.value
     groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
     rows = f", {plan.rows} rows" if plan.rows > 1 else ""
     threads = f"{plan.cluster} blocks of {plan.block}" if plan.cluster > 1 else str(plan.threads)
     return f"{how}: {threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
+
+
+def _tile_words(plan: RowPlan) -> str:
+    parts = f"{plan.cluster} blocks together" if plan.finishes else f"{plan.resident} blocks"
+    return (
+        f"tiles of {plan.span} columns: {parts}, {plan.threads} x {plan.rows} threads, {plan.unroll} x {plan.lanes} elements each"
+    )
 
 
 def row_reason(plan: RowPlan) -> str:

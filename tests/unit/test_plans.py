@@ -82,8 +82,11 @@ def test_a_row_of_any_length_can_fill_its_warps(columns: int, threads: int) -> N
 
 def test_tiles_of_columns_cover_a_row_whatever_its_length() -> None:
     for columns in LENGTHS:
-        (plan,) = row_plans(features(columns, 4, 0, 1, 0, 0), target("sm_90a"), {}, {})
-        assert plan.tiled and plan.chunks == 1 and plan.resident >= 1 and plan.exact is (columns % plan.span == 0)
+        for machine in cuda_targets():
+            for plan in row_plans(features(columns, 4, 0, 1, 0, 0), machine, {}, {}):
+                assert plan.tiled and plan.chunks == 1 and plan.block <= 1024 and plan.exact is (columns % plan.span == 0)
+                assert plan.cluster <= machine.cluster and plan.finishes is (plan.resident <= machine.cluster)
+                assert plan.threads > 32 or plan.threads * plan.lanes < 2 * columns + plan.lanes, "threads that have nothing to do"
     unknown = RowFeatures(Axes((axis_symbol("column"),), (size_symbol("n"),)), [4], 0, 1, 0, 0)
     assert not row_plans(unknown, target("sm_90a"), {}, {})[0].exact
 
@@ -157,12 +160,14 @@ def test_a_grid_covers_every_row_and_column() -> None:
     for rows, columns in itertools.product((1, 7, 8, 9, 1000), (1, 255, 256, 257)):
         x = torch.empty(rows, columns, device="meta")
         low = fg.kernel(lambda x: (x * 2).sum(0)).lower(x, target="sm_90a")
-        first, second = low.program.launches
+        first, *others = low.program.launches
         body = first.kernel.body
         assert isinstance(body, RowBody)
         assert first.grid(low.sizes) == -(-columns // body.plan.span) * body.plan.resident
-        assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
-        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
+        assert bool(others) is not body.plan.finishes
+        for second in others:
+            assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
+            assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
 
 
 def test_what_all_rows_share_is_not_staged() -> None:

@@ -21,6 +21,34 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
+    return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
+
+
+def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
+    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    (phase,) = phase_views(body, offsets)
+    pipeline = render(
+        "cuda/column_tiles.cu.jinja",
+        entry=entry(kernel),
+        parameters=kernel_parameters(kernel),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index"),
+        indices=[*offsets.indices(row_accesses(body)), *checks.once],
+        checks=checks.lanes,
+        column_decode=decode(body.column_axes, "column", "Index"),
+        phase=phase,
+        sums=[column_sum(s, offsets, body.column_axes.symbols[-1]) for s in body.sums],
+        shared=body.shared,
+        plan=body.plan,
+    )
+    math = math_text([*reduction_functions(body.phases[0].column_sums), *row_functions(body)])
+    return assemble(launch, target, math, pipeline)
+
+
+def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
     offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)

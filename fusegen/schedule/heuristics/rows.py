@@ -19,6 +19,7 @@ from functools import partial
 from fusegen.ir.symbolic import Axes, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
+from fusegen.schedule.heuristics.column_tiles import column_tile_plans
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.target import Backend, Target
 
@@ -63,6 +64,7 @@ class RowFeatures:
         column_sums: columns sums that are accumulated in registers.
         reductions: reductions along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
+        read: bytes of an element of each fragment that is read of the row itself.
         computed: bytes of each element's values that are computed in one phase and used in later ones.
         shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
             cannot.
@@ -75,6 +77,7 @@ class RowFeatures:
     column_sums: int
     reductions: int
     stage_bytes: int
+    read: Sequence[int] = ()
     computed: int = 0
     shifted_stage_bytes: int | None = None
     sendable: bool = False
@@ -92,7 +95,7 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
     lanes, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
-        return (_tiled(columns if known else None, lanes, target),)
+        return column_tile_plans(columns if known else None, lanes, features.read, features.column_sums, target)
     plans = _plans(columns, known, lanes, features, target)
     if lanes == widest or not _may_be_shifted(features, columns, widest):
         return (*plans, *_shared(plans, columns, known, lanes, features, target))
@@ -248,16 +251,6 @@ def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:
     """A row that is read again in each phase, from L2 as far as that holds it."""
     resident = _resident(_MOST_THREADS, target) if features.column_sums else 0
     return RowPlan(_MOST_THREADS, 1, lanes, 0, Persistence.LOOPED, False, resident)
-
-
-def _tiled(columns: int | None, lanes: int, target: Target) -> RowPlan:
-    """Tiles of columns, each summed over rows by several blocks."""
-    threads, rows = _WARP, _BLOCK // _WARP
-    tile = lanes * threads
-    exact = columns is not None and columns % tile == 0
-    tiles = 1 if columns is None else -(-columns // tile)
-    resident = max(1, -(-_resident(_BLOCK, target) // tiles))
-    return RowPlan(threads, rows, lanes, 1, Persistence.REGISTERS, exact, resident, tiled=True)
 
 
 def _resident(block: int, target: Target) -> int:

@@ -13,7 +13,7 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Anchor, Pattern
-from fusegen.schedule.bodies import Phase, RowBody
+from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
 from fusegen.schedule.lower.columns import PART, partial_offset
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
@@ -66,7 +66,9 @@ class RowKernelBuilder:
 
     Args:
         context, math, plan, phases: what is built.
-        workspace: for each column sum's node, the keys of the buffers of its partial sums, one a component.
+        workspace: for each column sum's node, the keys of the buffers of its partial sums, one a component; none where the kernel
+            finishes them.
+        totals: for each column sum's node, and each that is a part of its state, where the result goes.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class RowKernelBuilder:
         plan: RowPlan,
         phases: Sequence[PhaseTerms],
         workspace: Mapping[int, tuple[int, ...]],
+        totals: Mapping[int, Mapping[int, Sequence[Store]]],
     ) -> None:
-        self.context, self.math, self.plan, self.phases, self.workspace = context, math, plan, phases, workspace
+        self.context, self.math, self.plan, self.phases = context, math, plan, phases
+        self.workspace, self.totals = workspace, totals
         self.lane_axis = math.column_axes.symbols[-1]
         self.fragments = Fragments(context, math.terms, math.leaves, self._read)
         self.reads = self.fragments.reads
@@ -88,7 +92,8 @@ class RowKernelBuilder:
     def launch(self) -> Launch:
         """The launch of the kernel."""
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
-        partials = tuple(access for r in self.math.roots if r.kind == "column" for access in self._partials(r.key))
+        partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.lanes))
+        sums = self._sums() if self.plan.tiled else ()
         body = RowBody(
             row_axes=self.math.row_axes,
             column_axes=self.math.column_axes,
@@ -97,11 +102,12 @@ class RowKernelBuilder:
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
+            sums=sums,
             anchor=self.math.anchor if self.plan.shifted else None,
         )
         writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
         axes = [self.math.row_axes, self.math.column_axes]
-        kernel = self.fragments.kernel(body, [*writes, *partials], axes, [PART])
+        kernel = self.fragments.kernel(body, [*writes, *partials, *(w for s in sums for w in s.writes)], axes, [PART])
         context, layout = self.context, (self._grid(), self.plan.block, body.shared.bytes)
         return Launch(kernel, context.group, (), *layout, context.traffic(), candidates=context.candidates)
 
@@ -154,10 +160,22 @@ class RowKernelBuilder:
             for part in parts
         }
 
-    def _partials(self, node: int) -> list[Access]:
+    def _partials(self, node: int, lanes: int) -> list[Access]:
         position = partial_offset(self.math.column_axes)
         components = zip(self.reductions[node].components, self.workspace[node], strict=True)
-        return [self.context.access(c.name, key, position, self.lane_axis, self.plan.lanes) for c, key in components]
+        return [self.context.access(c.name, key, position, self.lane_axis, lanes) for c, key in components]
+
+    def _sums(self) -> tuple[ColumnSum, ...]:
+        """What a block of a tile makes of its rows. Threads store their own lanes where nobody adds to them, else a column each."""
+        lanes = self.plan.lanes if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
+        return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, lanes))) for node in self.totals)
+
+    def _totals(self, node: int, lanes: int) -> list[Access]:
+        if node in self.workspace:
+            return self._partials(node, lanes)
+        nodes, names = self.context.graph.nodes, [c.name for c in self.reductions[node].components]
+        places = [(names[component(nodes[part])], s) for part, stores in self.totals[node].items() for s in stores]
+        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, lanes) for name, s in places]
 
     # Phases.
 
@@ -272,7 +290,15 @@ class RowKernelBuilder:
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
             scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
-            sums=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1],
+            sums=self._shared_sums(partials),
             staged=[plan.slots * plan.span * size for size in staged if plan.persistence is Persistence.STAGED],
             barriers=[BARRIER_BYTES for _ in reductions if plan.cluster > 1],
         )
+
+    def _shared_sums(self, partials: Sequence[int]) -> list[int]:
+        """Of each component of a column sum: a row for each of a tile's threads along it; of other blocks, a row in all."""
+        plan = self.plan
+        if plan.tiled:
+            sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
+            return [plan.rows * plan.span * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
+        return [plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

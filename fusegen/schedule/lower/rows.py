@@ -41,14 +41,20 @@ def lower_rows(context: Context) -> list[Launch]:
     math = _evaluate(context)
     plan, phases = _plan(context, math)
     columns = [root.key for root in math.roots if root.kind == "column"]
+    stores = {node: _state_stores(context, math, node) for node in columns}
+    if plan.finishes:
+        return [RowKernelBuilder(context, math, plan, phases, {}, stores).launch()]
     workspace = {node: partials_buffers(context, node, plan, math.column_axes) for node in columns}
-    launches = [RowKernelBuilder(context, math, plan, phases, workspace).launch()]
+    launches = [RowKernelBuilder(context, math, plan, phases, workspace, stores).launch()]
     if columns:
-        moves = dict(math.moves)
-        stores = {part: _column_stores(context, part, moves) for node in columns for part in math.states[node]}
-        sums = [PartialState(workspace[node], {part: stores[part] for part in math.states[node]}) for node in columns]
+        sums = [PartialState(workspace[node], stores[node]) for node in columns]
         launches.append(combine_partials(context, sums, math.column_axes, plan))
     return launches
+
+
+def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:
+    """Where a column sum goes: for each node that is a part of its state, the places, over the merged column axes."""
+    return {part: _column_stores(context, part, dict(math.moves)) for part in math.states[node]}
 
 
 def _evaluate(context: Context) -> RowMath:
@@ -163,6 +169,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
+        read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
         sendable=_is_sendable(math),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
@@ -182,6 +189,12 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))
     return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
+
+
+def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
+    """Bytes of an element of each fragment that is read of the row itself."""
+    reads = [r for t, r in math.leaves.reads.items() if _along_row(math, t) and _along(r.offset, math.column_axes)]
+    return tuple(context.dtype(r.buffer).itemsize for r in reads)
 
 
 def _stage_bytes(context: Context, math: RowMath) -> int:

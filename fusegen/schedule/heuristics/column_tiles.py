@@ -1,0 +1,74 @@
+"""Plans of kernels that sum columns over rows, tile by tile.
+
+A tile is as wide as a warp's groups of lanes, or narrower where rows are; a block's other threads lie along its rows, more of them
+where there are more rows. Of few rows a thread sums its columns alone, and blocks are wide. Blocks of a cluster share the rows of a
+tile and finish its sums: on an H200 16384 rows of 1408 take 22 µs so, and 23 where each block leaves a row of partial sums that a
+second kernel adds up; 300 rows 6 and 9. Only of very many rows more blocks are worth that kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.target import Target
+
+_WARP = 32
+_BLOCK = 256
+_LARGE_BLOCK = 1024
+_WIDE = ((128, 2), (256, 1))  # threads along the columns of a tile, and along its rows
+_UNDER_WAY = 128  # bytes that a thread asks for before it adds up the first
+_SINGLE_UNDER_WAY = 32  # the same of single elements, each of which takes a register: with more, ptxas spills
+_MOST_UNROLLED = 16
+_LARGE_BLOCK_REGISTERS = 36  # of a thread of a large block, for what it loads and twice what it adds up
+_CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share the rows of a tile
+_BLOCKS_PER_SM = 2  # that share them where a second kernel combines the parts
+_PARTS = 32  # of the rows of a tile where nobody knows how many tiles there are
+
+
+def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums: int, target: Target) -> tuple[RowPlan, ...]:
+    """The plans of a kernel that sums columns and reduces nothing along rows; the first one is for no sizes in particular.
+
+    Args:
+        columns: of a row, if known.
+        lanes: that one access moves.
+        read: bytes of an element of each fragment that is read of the row itself.
+        sums: components that are added up.
+    """
+    return tuple(dict.fromkeys(_plans(columns, lanes, read, sums, target)))
+
+
+def _plans(columns: int | None, lanes: int, read: Sequence[int], sums: int, target: Target) -> Iterator[RowPlan]:
+    under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
+    unroll = max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
+    held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes
+    for threads, rows in _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS):
+        tile = threads * lanes
+        exact = columns is not None and columns % tile == 0
+        for parts, cluster in _sharing(None if columns is None else -(-columns // tile), target):
+            if rows > 1 or cluster == 1:
+                registers = Persistence.REGISTERS
+                yield RowPlan(threads, rows, lanes, 1, registers, exact, parts, tiled=True, cluster=cluster, unroll=unroll)
+
+
+def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:
+    """Threads along the columns of a tile and along its rows.
+
+    Args:
+        has_large: whether the largest block's threads have the registers that it takes.
+    """
+    groups = _WARP if columns is None else -(-columns // lanes)
+    threads = min(_WARP, 1 << (groups - 1).bit_length())
+    blocks = (_BLOCK, _LARGE_BLOCK) if has_large else (_BLOCK,)
+    usual = tuple((threads, block // threads) for block in blocks)
+    return (*usual, *_WIDE) if groups >= _WARP else usual
+
+
+def _sharing(tiles: int | None, target: Target) -> Iterator[tuple[int, int]]:
+    """Blocks that share the rows of a tile, and those of them that are a cluster."""
+    clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
+    parts = _PARTS if tiles is None else -(-target.processors * _BLOCKS_PER_SM // max(1, tiles))
+    if parts > clusters[-1]:
+        yield parts, 1
+    for cluster in reversed(clusters):
+        yield cluster, cluster
