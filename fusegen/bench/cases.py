@@ -1,4 +1,5 @@
-"""The cases, in groups: what the README shows, what other libraries are known by, what limits the kernels, and sweeps."""
+"""The cases, in groups: what the README shows, what other libraries are known by, what limits the kernels, what bars are set for,
+and sweeps."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fusegen.bench import builders
+from fusegen.bench.bar_cases import BAR_CASES
 from fusegen.bench.case import Case, Sizes
 from fusegen.bench.chains import chain
 from fusegen.bench.rivals import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
@@ -94,5 +96,11 @@ def _limits() -> Iterator[Case]:
             yield chain("limits", name, sizes)
 
 
-GROUPS: Mapping[str, tuple[Case, ...]] = {"public": _PUBLIC, "peers": tuple(_peers()), "limits": tuple(_limits()), **SWEEPS}
+GROUPS: Mapping[str, tuple[Case, ...]] = {
+    "public": _PUBLIC,
+    "peers": tuple(_peers()),
+    "limits": tuple(_limits()),
+    "bars": BAR_CASES,
+    **SWEEPS,
+}
 """All cases by group."""

@@ -38,6 +38,8 @@ CHAINS: Mapping[str, Chain] = {
     "gelu_new": Chain(builders.one, 2),
     "bias_gelu_add": Chain(builders.bias_residual, 3),
     "gelu_dropout_add": Chain(builders.residual, 3, draws=True),
+    "bias_dropout_add": Chain(builders.bias_residual, 3, draws=True),
+    "ln_gelu_dropout_add": Chain(builders.affine_residual, 3, draws=True),
     "swiglu": Chain(builders.gated, 3),
     "layer_norm": Chain(builders.affine, 2),
     "layer_norm_gelu_add": Chain(builders.affine_residual, 3),
@@ -46,6 +48,7 @@ CHAINS: Mapping[str, Chain] = {
     "add_rms_norm": Chain(builders.weight_residual, 4),
     "softmax": Chain(builders.one, 2),
     "column_sum": Chain(builders.one, 1),
+    "transposed_copy": Chain(builders.one, 2),
 }
 
 

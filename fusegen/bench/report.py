@@ -10,9 +10,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from fusegen.bench.bar_table import bars_page
 from fusegen.bench.cells import facts, full_table, losses_table, trouble_table, words
 from fusegen.bench.plots import require_plots
 from fusegen.bench.record import Record
+from fusegen.bench.standing import judge_bars
 from fusegen.bench.table import latency_table
 from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
 from fusegen.emit.environment import templates
@@ -56,6 +58,7 @@ def report(record: Record) -> str:
             margin=f"{LEVEL_SHARE:.0%} or {LEVEL_MICROSECONDS} µs",
             losses=losses_table(losses(verdicts)),
             trouble=trouble_table(verdicts),
+            bars=bars_page(judge_bars(record)),
             blocks=blocks,
             rows=record.rows,
             verdicts=verdicts,

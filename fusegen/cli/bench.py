@@ -21,12 +21,16 @@ from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
+from fusegen.cli.bars import print_bars
 from fusegen.cli.device import chosen_device
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
 from fusegen.specs import find
 from fusegen.timing import timer_name
+
+_TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency")
+"""Options that say what to time."""
 
 _TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page with charts (fusegen[bench])")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
+    parser.add_argument("--bars", metavar="FILE.json", type=Path, help="say which bars a stored record reaches; 1 where not all")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
     parser.add_argument("--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest")
@@ -50,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Times, stores, prints; 1 when a kernel of ours failed or became slower."""
+    """Times, stores, prints; 1 when a kernel of ours failed or became slower, or a bar that was asked for is not passed."""
     _check(options)
+    if options.bars is not None:
+        return print_bars(read(options.bars), terminal, as_json=options.json)
     old = None if options.compare is None else read(options.compare)
     record = _measure(options, terminal, old) if options.show is None else read(options.show)
     comparison = None if old is None else compare(old, record)
@@ -73,9 +80,11 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
+    if options.bars is not None and (word := _beside(options, *_TIMING, "resume", "show", "report", "compare")):
+        raise ArgumentError(f"--bars judges a stored record, and {word} asks for something else", mend="leave one of them out")
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
-    if options.show is not None and (word := _beside_show(options)):
+    if options.show is not None and (word := _beside(options, *_TIMING)):
         raise ArgumentError(f"--show times nothing, and {word} says what to time", mend="leave one of them out")
     for word, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
@@ -87,11 +96,10 @@ def _check(options: argparse.Namespace) -> None:
         check_place(options.report, "--report")
 
 
-def _beside_show(options: argparse.Namespace) -> str | None:
-    """A word that makes no sense where a stored record is shown."""
+def _beside(options: argparse.Namespace, *words: str) -> str | None:
+    """A name, or an option of these words, that makes no sense beside a stored record."""
     if options.names:
         return str(options.names[0])
-    words = ("group", "providers", "out", "device", "quick", "tune", "latency")
     return next((f"--{word}" for word in words if getattr(options, word)), None)
 
 

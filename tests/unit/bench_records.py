@@ -62,7 +62,7 @@ def sweep(case: str, lengths: range = range(8, 17), **shares: float) -> list[Row
 
 
 def everything() -> Record:
-    """All that a report knows to show: sweeps, products, losses, ties, failures, names that look like elements."""
+    """All that a report knows to show: sweeps, products, losses, ties, failures, a bar, names that look like elements."""
     return record(
         *sweep("layer_norm", fusegen=1.05, eager=1.9, compile=1.1),
         *sweep("soft<b>max", fusegen=1.2, eager=1.1, compile=1.02),
@@ -74,4 +74,5 @@ def everything() -> Record:
         failed(),
         wrong(),
         row("alone", fusegen=30.0, copy=20.0),
+        row("swiglu", "16384x8192", group="bars", fusegen=208.0, eager=320.0, compile=210.0, copy=189.0),
     )

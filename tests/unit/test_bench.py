@@ -118,6 +118,7 @@ def _tiny(name: str, *sizes: int) -> Case:
         _tiny("flash_attention_causal", 1, 2, 16, 8),
         _tiny("flash_attention_alibi", 1, 2, 16, 8),
         _tiny("column_sum", 8, 33),
+        _tiny("transposed_copy", 8, 33),
     ],
     ids=lambda case: case.name,
 )
@@ -131,9 +132,19 @@ def test_a_case_is_measured_and_is_right(case: Case) -> None:
         assert timing.provider == "copy" or (timing.difference is not None and timing.difference < 1e-5)
 
 
-def test_what_is_drawn_has_no_difference() -> None:
-    row = run_case(_tiny("gelu_dropout_add", 8, 32), HOST, QUICK, quick=True)
+@pytest.mark.parametrize("name", ["gelu_dropout_add", "bias_dropout_add", "ln_gelu_dropout_add"])
+def test_what_is_drawn_has_no_difference(name: str) -> None:
+    row = run_case(_tiny(name, 8, 32), HOST, QUICK, quick=True)
     assert [(timing.difference, timing.error) for timing in row.timings] == [(None, None)] * 3
+
+
+@pytest.mark.parametrize("name", ["bias_dropout_add", "ln_gelu_dropout_add"])
+def test_a_tenth_is_dropped_before_the_sum(name: str) -> None:
+    case = _tiny(name, 64, 256)
+    arguments = case.arguments(HOST)
+    for function in (case.kernel, case.kernel.function):
+        kept = function(**arguments) != arguments["residual"]
+        assert 0.88 < kept.float().mean() < 0.92
 
 
 def test_a_failing_kernel_leaves_a_row() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import torch
 
+from fusegen.bench.bar_cases import TALL
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.chains import CHAINS, moved_bytes
@@ -16,7 +17,7 @@ ALL = [case for cases in GROUPS.values() for case in cases]
 
 
 def test_groups() -> None:
-    assert list(GROUPS) == ["public", "peers", "limits", "pointwise", "rows", "columns"]
+    assert list(GROUPS) == ["public", "peers", "limits", "bars", "pointwise", "rows", "columns"]
     for group, cases in GROUPS.items():
         assert {case.group for case in cases} == {group}
         assert len({case.key for case in cases}) == len(cases), "a record tells them apart"
@@ -27,6 +28,38 @@ def test_peers_and_limits_are_what_was_measured_before() -> None:
     assert {("add_rms_norm", (16384, 4096)), ("softmax", (512, 262144)), ("swiglu", (16, 28672))} <= peers
     limits = {(case.name, case.sizes) for case in GROUPS["limits"]}
     assert {("layer_norm", (1, 4096)), ("rms_norm", (64, 1048576)), ("softmax", (300, 100003))} <= limits
+
+
+def test_bars_have_what_no_other_group_has() -> None:
+    others = {(case.name, case.sizes) for group in ("public", "peers", "limits") for case in GROUPS[group]}
+    bars = [(case.name, case.sizes) for case in GROUPS["bars"]]
+    assert not others & set(bars) and len(bars) < 70
+    transposed = {(case.sizes, case.dtype) for case in GROUPS["bars"] if case.name == "transposed_copy"}
+    assert transposed == {(sizes, dtype) for sizes in TALL for dtype in (torch.bfloat16, torch.float32)}
+    assert {case.dtype for case in GROUPS["bars"] if case.name != "transposed_copy"} == {torch.bfloat16}
+    assert {name for name, _ in bars if "dropout" in name} == {"bias_dropout_add", "ln_gelu_dropout_add"}
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"])
+def test_every_name_of_rows_meets_most_lengths(name: str) -> None:
+    found = {case.sizes[1] for group in ("public", "peers", "limits", "bars") for case in GROUPS[group] if case.name == name}
+    lengths = {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
+    assert len(found & lengths) >= 9
+    assert {3001, 50257, 65536, 100003, 262144, 1048576} <= found
+
+
+def test_bars_are_of_what_can_be_lowered() -> None:
+    for case in GROUPS["bars"]:
+        assert case.kernel.lower(**case.meta_arguments(), target="sm_90a").sources
+
+
+@pytest.mark.parametrize(("name", "moved"), [("column_sum", 1), ("transposed_copy", 2)])
+def test_a_sum_is_read_and_a_transposed_copy_is_written_too(name: str, moved: int) -> None:
+    for sizes in TALL:
+        case = next(case for case in GROUPS["bars"] if case.name == name and case.sizes == sizes)
+        whole = case.dtype.itemsize * sizes[0] * sizes[1]
+        written = whole if name == "transposed_copy" else case.dtype.itemsize * sizes[1]
+        assert moved_bytes(name, sizes, case.dtype) == moved * whole and case.bytes == whole + written
 
 
 @pytest.mark.parametrize("group", SWEEPS)

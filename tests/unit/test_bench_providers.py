@@ -192,6 +192,14 @@ def test_a_copy_moves_as_many_bytes() -> None:
     assert BY_NAME["copy"].way(replace(_small("gelu"), flops=lambda sizes: 1)) is None
 
 
+def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
+    case = _small("column_sum", 1024, 64)
+    way = BY_NAME["copy"].way(case)
+    assert way is not None
+    target = way.prepare(case.arguments(HOST))()
+    assert 2 * target.numel() * target.element_size() == case.bytes == 2 * 1024 * 64 + 2 * 64
+
+
 @pytest.mark.parametrize(("moved", "copied"), [(1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)])
 def test_many_bytes_are_copied_in_whole_pages(moved: int, copied: int) -> None:
     target = copying(moved, torch.device("meta"))()

@@ -71,7 +71,7 @@ def test_the_sentence_counts_every_case() -> None:
     verdicts = [judge(row) for row in everything().rows]
     assert sum(tally(verdicts).values()) == len(verdicts)
     assert words(verdicts) == (
-        "26 cases: fusegen is faster than the fastest peer in 12, slower in 10, level in 1, without a peer in 1; 1 wrong, 1 failed."
+        "27 cases: fusegen is faster than the fastest peer in 12, slower in 10, level in 2, without a peer in 1; 1 wrong, 1 failed."
     )
     assert words([]).startswith("0 cases") and words(verdicts[:1]).startswith("1 case:")
 
@@ -160,6 +160,14 @@ def test_every_record_makes_a_page_that_needs_nothing_else(name: str) -> None:
     assert page.tags["figure"] == 0 or page.ids.index("losses") < page.ids.index("charts")
     for said in ("Where fusegen is slower", words(list(map(judge, RECORDS[name].rows))), *(of.case for of in RECORDS[name].rows)):
         assert said in page.text
+
+
+def test_bars_stand_where_the_record_has_cases_of_them() -> None:
+    page = _Page(report(everything()))
+    assert page.ids.index("losses") < page.ids.index("bars") < page.ids.index("charts")
+    assert "pointwise, 128 MB and more" in page.text and "90.9%swiglu 16384x8192 bfloat16" in page.text
+    for name in ("empty", "a processor", "one"):
+        assert "bars" not in _Page(report(RECORDS[name])).ids
 
 
 def test_two_hundred_cases_are_all_in_the_table() -> None:

@@ -1,0 +1,182 @@
+"""Bars: which cases they have, and when a record reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fusegen.bench.bar_table import bars_page, bars_table
+from fusegen.bench.bars import BARS, Bar
+from fusegen.bench.cases import GROUPS
+from fusegen.bench.chains import moved_bytes
+from fusegen.bench.record import Row
+from fusegen.bench.standing import BarResult, Standing, judge_bars
+from fusegen.bench.wanted import AtLeast, Losses
+from tests.unit.bench_records import ENVIRONMENT, failed, record, row, wrong
+
+BY_NAME = {bar.name: bar for bar in BARS}
+
+
+def _judged(wants: AtLeast | Losses, rows: Sequence[Row], unmeasured: int = 0) -> BarResult:
+    """How a record of the rows stands to a bar of them and of others that it lacks."""
+    others = tuple(row(f"other_{number}").key for number in range(unmeasured))
+    (result,) = judge_bars(record(*rows), [Bar("a bar", wants, (*(each.key for each in rows), *others))])
+    return result
+
+
+def _named(*speedups: float) -> list[Row]:
+    """Cases in which fusegen is so many times as fast as its peer, which takes 100 µs."""
+    return [row(f"case_{number}", fusegen=100.0 / speedup, eager=100.0, copy=1.0) for number, speedup in enumerate(speedups)]
+
+
+# Which cases.
+
+
+def test_every_bar_has_cases_and_a_name_of_its_own() -> None:
+    assert len(BY_NAME) == len(BARS)
+    known = {case.key for cases in GROUPS.values() for case in cases}
+    for bar in BARS:
+        assert bar.cases and set(bar.cases) <= known and len(set(bar.cases)) == len(bar.cases)
+
+
+def test_every_case_of_the_group_is_of_a_bar() -> None:
+    found = {key for bar in BARS for key in bar.cases}
+    assert {case.key for case in GROUPS["bars"]} <= found
+
+
+def test_what_moves_little_is_of_no_bar_of_bytes() -> None:
+    large = {key for bar in BARS if isinstance(bar.wants, AtLeast) for key in bar.cases}
+    moved = {
+        case.key: moved_bytes(case.name, case.sizes, case.dtype) for cases in GROUPS.values() for case in cases if case.key in large
+    }
+    assert min(moved.values()) == 128_000_000, "a million rows of 64"
+    assert ("peers", "swiglu", "16x28672", "bfloat16") not in large
+    assert ("limits", "softmax", "300x100003", "bfloat16") not in large, "120 MB"
+
+
+def test_rows_are_of_one_bar_each() -> None:
+    names = ("rows of 1024 to 20480, even", "rows of 65536 and 262144", "rows of odd lengths", "rows of 1048576")
+    found = [key for name in names for key in BY_NAME[name].cases]
+    assert len(found) == len(set(found))
+    lengths = {name: {int(shape.split("x")[1]) for _, _, shape, _ in BY_NAME[name].cases} for name in names}
+    assert lengths[names[0]] == {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
+    assert lengths[names[1]] == {65536, 262144} and lengths[names[2]] == {3001, 50257, 100003} and lengths[names[3]] == {1048576}
+
+
+def test_bars_of_a_few_shapes() -> None:
+    backward = {(name, shape) for _, name, shape, _ in BY_NAME["layer norm backward"].cases}
+    assert backward == {("layer_norm_backward", "16384x4096"), ("layer_norm_backward", "8192x8192")}
+    assert {key[2:] for key in BY_NAME["transposed copies"].cases} == {
+        (shape, dtype) for shape in ("16384x4096", "1000000x64") for dtype in ("bfloat16", "float32")
+    }
+    assert {key[1:] for key in BY_NAME["sums over rows"].cases} == {
+        ("column_sum", shape, "bfloat16") for shape in ("16384x4096", "1000000x64")
+    }
+    assert {key[1:3] for key in BY_NAME["dropout of a gelu"].cases} == {
+        ("gelu_dropout_add", "16384x8192"),
+        ("ln_gelu_dropout_add", "16384x8192"),
+    }
+    for group in ("pointwise", "rows", "columns"):
+        assert BY_NAME[f"sweep {group}"].cases == tuple(case.key for case in GROUPS[group])
+
+
+# What is wanted.
+
+
+@pytest.mark.parametrize(("ours", "standing"), [(104.0, Standing.PASS), (104.2, Standing.FAIL)])
+def test_a_share_of_the_copy(ours: float, standing: Standing) -> None:
+    result = _judged(AtLeast("copy", 0.96), [row("fast", fusegen=90.0, copy=100.0), row(fusegen=ours, eager=1.0, copy=100.0)])
+    assert result.standing is standing and result.furthest == "gelu 1024x4096 bfloat16"
+    assert result.short == ((row().key,) if standing is Standing.FAIL else ())
+
+
+def test_layer_norm_backward_is_to_take_125_where_a_copy_takes_94() -> None:
+    wants = BY_NAME["layer norm backward"].wants
+    assert _judged(wants, [row(fusegen=125.0, copy=94.0)]).standing is Standing.PASS
+    assert _judged(wants, [row(fusegen=125.1, copy=94.0)]).standing is Standing.FAIL
+
+
+@pytest.mark.parametrize(("ours", "standing"), [(43.0, Standing.PASS), (44.0, Standing.FAIL)])
+def test_a_ratio_to_one_provider(ours: float, standing: Standing) -> None:
+    result = _judged(AtLeast("compile", 2.3), [row(fusegen=ours, eager=60.0, compile=100.0, copy=40.0)])
+    assert result.standing is standing and result.wants == "at least 2.30× as fast as compile"
+
+
+@pytest.mark.parametrize(
+    ("speedups", "standing"),
+    [
+        ([1.0] * 32 + [0.95], Standing.FAIL),
+        ([1.0] * 33 + [0.95], Standing.PASS),
+        ([1.0] * 33 + [0.99], Standing.PASS),
+        ([1.0] * 33 + [0.92], Standing.PASS),
+        ([1.0] * 33 + [0.90], Standing.FAIL),
+    ],
+)
+def test_few_losses_and_no_long_one(speedups: list[float], standing: Standing) -> None:
+    result = _judged(Losses(0.03, longest=0.10), _named(*speedups))
+    assert result.standing is standing and result.measured == len(speedups)
+    assert bool(result.short) == (standing is Standing.FAIL) and result.least == f"{speedups[-1]:.2f}×"
+
+
+def test_no_loss_at_all() -> None:
+    assert _judged(Losses(0.0, longest=0.0), _named(1.0, 0.985)).standing is Standing.PASS, "level"
+    assert _judged(Losses(0.0, longest=0.0), _named(*[2.0] * 99, 0.95)).standing is Standing.FAIL
+
+
+@pytest.mark.parametrize("wants", [AtLeast("eager", 0.5), Losses(0.5, longest=1.0)], ids=lambda wants: type(wants).__name__)
+@pytest.mark.parametrize("broken", [failed(), wrong()], ids=lambda row: row.case)
+def test_what_is_wrong_or_failed_falls_short(wants: AtLeast | Losses, broken: Row) -> None:
+    result = _judged(wants, [*_named(2.0, 2.0, 2.0), broken])
+    assert result.standing is Standing.FAIL and result.short == (broken.key,)
+
+
+# What is not measured.
+
+
+@pytest.mark.parametrize("wants", [AtLeast("copy", 0.5), Losses(0.5, longest=1.0)], ids=lambda wants: type(wants).__name__)
+def test_a_bar_without_cases_in_the_record_is_not_reached(wants: AtLeast | Losses) -> None:
+    result = _judged(wants, [], unmeasured=3)
+    assert (result.standing, result.cases, result.measured, result.least) == (Standing.NONE, 3, 0, "")
+
+
+def test_a_part_of_the_cases_is_no_pass_and_can_be_a_fail() -> None:
+    assert _judged(AtLeast("eager", 1.5), _named(2.0), unmeasured=1).standing is Standing.PART
+    assert _judged(AtLeast("eager", 1.5), _named(1.0), unmeasured=1).standing is Standing.FAIL
+    assert _judged(Losses(0.03, longest=0.1), _named(0.95), unmeasured=39).standing is Standing.PART, "one of forty"
+
+
+def test_a_case_without_whom_it_is_compared_with_is_not_measured() -> None:
+    assert _judged(AtLeast("compile", 1.0), [row(fusegen=1.0, eager=2.0, copy=1.0)]).standing is Standing.NONE
+    assert _judged(Losses(0.0, longest=0.0), [row(fusegen=1.0, copy=1.0)]).standing is Standing.NONE
+
+
+def test_a_cpu_reaches_no_bar() -> None:
+    rows = [row(fusegen=1.0, copy=1.0)]
+    bars = [Bar("a bar", AtLeast("copy", 0.5), (rows[0].key,))]
+    on_cpu = replace(record(*rows), environment=replace(ENVIRONMENT, kind="cpu"))
+    assert [judge_bars(each, bars)[0].standing for each in (record(*rows), on_cpu)] == [Standing.PASS, Standing.NONE]
+
+
+# Tables.
+
+
+def test_the_tables_say_what_was_found() -> None:
+    results = [_judged(AtLeast("copy", 0.9), [row(fusegen=125.0, copy=100.0)], 1), _judged(Losses(0.03, longest=0.1), [], 2)]
+    columns, lines = bars_table(results)
+    cells = [dict(zip(columns, line, strict=True)) for line in lines]
+    assert cells[0] | {"in": ""} == {
+        "bar": "a bar",
+        "wants": "at least 90.0% of copy",
+        "it is": "fail",
+        "measured": "1 of 2",
+        "fall short": "1",
+        "least": "80.0%",
+        "in": "",
+    }
+    assert cells[1]["it is"] == "not measured" and cells[1]["wants"] == "at most 3% slower, none by more than 10%"
+    first, second = bars_page(results).lines
+    assert (first.cells[0].kind, second.cells[0].kind) == ("bad", "words")
+    assert (first.cells[-1].text, first.cells[-1].note) == ("80.0%", "gelu 1024x4096 bfloat16")
+    assert not bars_page(results[1:]).lines
