@@ -124,7 +124,14 @@ def test_sizes_that_follow_from_others_are_not_asked_for() -> None:
 def test_tiles_are_no_larger_than_what_they_are_of() -> None:
     assert all(plan.rows == 32 for plan in tile_plans(32, N, 8, [2], MACHINE))
     assert all(plan.columns == 32 for plan in tile_plans(N, 32, 8, [2], MACHINE))
-    assert tile_plans(N, N, 8, [2], MACHINE)[0] == TilePlan(256, 8, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("itemsizes", "first"), [([1], (128, 64, 64)), ([2], (256, 64, 64)), ([4], (256, 64, 64)), ([8], (256, 64, 32))]
+)
+def test_threads_have_enough_under_way(itemsizes: list[int], first: tuple[int, int, int]) -> None:
+    plan = tile_plans(N, N, min(8, 16 // itemsizes[0]), itemsizes, MACHINE)[0]
+    assert (plan.threads, plan.rows, plan.columns) == first and plan.unroll * plan.lanes * itemsizes[0] >= 32
 
 
 @pytest.mark.parametrize("itemsizes", [[1], [2], [4], [8], [2, 2, 2], [4, 4], [4, 4, 4, 4]], ids=str)

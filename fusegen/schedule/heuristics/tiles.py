@@ -13,6 +13,7 @@ FEWEST = 32
 _SIDES = ((64, 64), (128, 64), (64, 32), (32, 64), (32, 32))
 _THREADS = (256, 128, 512)
 _BLOCKS = 8  # whose tiles a multiprocessor has room for
+_LEAST_BYTES = 32  # that a thread has under way, so that a multiprocessor full of threads waits for memory alone
 
 
 def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], target: Target) -> tuple[TilePlan, ...]:
@@ -28,7 +29,8 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
     if target.backend is Backend.CPU or not all(is_long(extent) for extent in (rows, columns)):
         return ()
     found = [TilePlan(threads, lanes, *sides) for sides in _SIDES if _fits(sides, rows, columns) for threads in _THREADS]
-    return tuple(plan for plan in found if plan.unroll and _room(plan, itemsizes) * _BLOCKS <= target.shared_bytes)
+    fitting = (plan for plan in found if plan.unroll and _room(plan, itemsizes) * _BLOCKS <= target.shared_bytes)
+    return tuple(sorted(fitting, key=lambda plan: plan.rows * plan.columns * sum(itemsizes) < _LEAST_BYTES * plan.threads))
 
 
 def is_long(extent: Dim) -> bool:
