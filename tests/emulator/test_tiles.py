@@ -123,3 +123,14 @@ def test_what_is_written_over_lies_along_the_results() -> None:
     wanted = x + y.t()
     kernel(x, y)
     assert torch.equal(x, wanted)
+
+
+def test_a_transposed_tensor_is_worked_on_in_place() -> None:
+    def scaled(x: Tensor, row: Tensor) -> None:
+        x.mT.mul_(row)
+
+    kernel = fg.kernel(mutates=("x",))(scaled)
+    x, row = randn(3, 72, 41), randn(72)
+    wanted = x * row[:, None]
+    kernel(x, row)
+    assert torch.equal(x, wanted)

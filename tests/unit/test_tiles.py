@@ -16,7 +16,7 @@ from fusegen.ir.symbolic import Axes, Index, axis_symbol, size_symbol
 from fusegen.schedule.bodies import PointwiseBody, TileBody
 from fusegen.schedule.heuristics.tiles import tile_plans
 from fusegen.schedule.indices import Loaded
-from fusegen.schedule.lower.crossing import Crossing, crossing_of
+from fusegen.schedule.lower.crossing import Crossing, crossing_of, in_memory_order
 from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.plan import PointwisePlan, TilePlan
@@ -168,3 +168,19 @@ def test_no_more_than_two_threads_meet_at_a_bank(itemsize: int) -> None:
     for plan in tile_plans(N, N, min(8, 16 // itemsize), [itemsize], MACHINE):
         accesses = [*_written(plan, itemsize), *_read(plan, itemsize, 1), *_read(plan, itemsize, plan.lanes)]
         assert max(_threads_at_a_bank(places, itemsize) for places in accesses) <= 2, plan
+
+
+@pytest.mark.parametrize("on", ["sm_90a", "cpu"])
+def test_what_lies_across_the_axes_alone_is_gone_through_as_it_lies(on: str) -> None:
+    def doubled(x: torch.Tensor) -> None:
+        x.mT.mul_(2)
+
+    low = fg.kernel(mutates=("x",))(doubled).lower(tensor(4, 512, 256), target=on)
+    (launch,) = low.program.launches
+    assert isinstance(launch.kernel.body, PointwiseBody) and [s.name for s in launch.kernel.body.axes.symbols] == ["position"]
+
+
+def test_axes_keep_their_order_where_something_lies_along_the_last_one() -> None:
+    assert in_memory_order(AXES, [ACROSS], [ACROSS]).symbols == (COLUMN, ROW)
+    for reads, stores in [([ALONG], [ACROSS]), ([ACROSS], [ALONG]), ([ACROSS], [ROW * 2]), ([ACROSS], [ACROSS, ALONG])]:
+        assert in_memory_order(AXES, reads, stores) == AXES

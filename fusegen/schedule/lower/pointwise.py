@@ -10,7 +10,7 @@ from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.crossing import crossing_of
+from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.points import Points
@@ -45,7 +45,9 @@ def _points(context: Context) -> Points:
             roots.append(root)
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    merged, replaced = merge_axes(axes, [*leaves.expressions(), *(offset for _, offset in stores)], "position")
+    places = [offset for _, offset in stores]
+    ordered = in_memory_order(axes, [read.offset for read in leaves.reads.values()], places)
+    merged, replaced = merge_axes(ordered, [*leaves.expressions(), *places], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
     moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in stores)
