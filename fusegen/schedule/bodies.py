@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import sympy
+
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.math import Call, Copy, Function, Parameter, Reduction
-from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan
+from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan, TilePlan
 from fusegen.schedule.shared import SharedArrays
 
 
@@ -32,6 +34,36 @@ class PointwiseBody:
     checks: tuple[Check, ...]
     call: Call
     plan: PointwisePlan
+
+
+@dataclass(frozen=True)
+class TileBody:
+    """One pass over an iteration space, tile by tile, where some operands lie across the results.
+
+    Attributes:
+        axes: the merged axes.
+        row_axis: along which the operands lie that go through shared memory.
+        column_axis: along which results lie.
+        tiles: what the grid numbers: the other axes, tiles of columns, tiles of rows.
+        crossing: accesses of those operands, along the axis of rows.
+        reads, writes: as of a `PointwiseBody`, along the axis of columns.
+        multiples: sizes that must be multiples of the plan's lanes for groups of lanes to be whole and at aligned places; where
+            one is not, points are handled one by one.
+        call: the math.
+        shared: a tile of each operand that goes through shared memory is staged.
+    """
+
+    axes: Axes
+    row_axis: sympy.Symbol
+    column_axis: sympy.Symbol
+    tiles: Axes
+    crossing: tuple[Access, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    multiples: tuple[Index, ...]
+    call: Call
+    shared: SharedArrays
+    plan: TilePlan
 
 
 @dataclass(frozen=True)
@@ -279,4 +311,4 @@ class AttentionBody:
     plan: AttentionPlan
 
 
-Body: TypeAlias = PointwiseBody | RowBody | ColumnBody | ScanBody | ContractionBody | AttentionBody
+Body: TypeAlias = PointwiseBody | TileBody | RowBody | ColumnBody | ScanBody | ContractionBody | AttentionBody

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+_WORD = 4  # bytes of a bank of shared memory
+
 
 class Persistence(Enum):
     """Where a row lives between the phases of a row kernel."""
@@ -40,6 +42,42 @@ class PointwisePlan:
     def traits(self) -> tuple[str, tuple[float, ...]]:
         """What it has in common with plans for other sizes: a kind, and numbers of which a factor of two counts as one."""
         return "pointwise", tuple(map(math.log2, (self.lanes, self.unroll, self.threads, self.rows)))
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """A pointwise kernel some of whose operands lie across its results: tiles of these go through shared memory.
+
+    Attributes:
+        threads: of a block, which works on one tile.
+        lanes: neighbouring elements of a result that a thread handles together.
+        rows: points of a tile along the axis along which those operands lie.
+        columns: points of a tile along the axis along which results lie.
+    """
+
+    threads: int
+    lanes: int
+    rows: int
+    columns: int
+
+    @property
+    def traits(self) -> tuple[str, tuple[float, ...]]:
+        """As of a `PointwisePlan`."""
+        return "tiles", tuple(map(math.log2, (self.lanes, self.threads, self.rows, self.columns)))
+
+    @property
+    def unroll(self) -> int:
+        """Groups of lanes of a thread."""
+        return self.rows * self.columns // (self.threads * self.lanes)
+
+    def pitch(self, itemsize: int) -> int:
+        """Elements from one column of a tile to the next in shared memory: a word more than its rows take, so that neighbouring
+        columns lie in different banks."""
+        return self.rows + max(1, _WORD // itemsize)
+
+    def tile_bytes(self, itemsize: int) -> int:
+        """Of an operand's tile in shared memory."""
+        return self.columns * self.pitch(itemsize) * itemsize
 
 
 @dataclass(frozen=True)
@@ -106,7 +144,7 @@ class RowPlan:
         return self.threads * self.lanes
 
 
-LanePlan: TypeAlias = PointwisePlan | RowPlan
+LanePlan: TypeAlias = PointwisePlan | TilePlan | RowPlan
 """Of kernels that have several plans, all of which are right."""
 
 

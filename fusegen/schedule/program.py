@@ -29,7 +29,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.fuse import Group
-from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody
+from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.plan import LanePlan
@@ -84,7 +84,7 @@ class Launch:
     @property
     def plan(self) -> LanePlan | None:
         """The plan that was chosen of several."""
-        return self.kernel.body.plan if isinstance(self.kernel.body, (PointwiseBody, RowBody)) else None
+        return self.kernel.body.plan if isinstance(self.kernel.body, (PointwiseBody, TileBody, RowBody)) else None
 
     @property
     def cluster(self) -> int:

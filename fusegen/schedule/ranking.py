@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 from sympy import sympify
 
+from fusegen.ir.formula import formula
 from fusegen.ir.symbolic import literal
 from fusegen.schedule.access import Access
-from fusegen.schedule.bodies import PointwiseBody, RowBody
+from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
 from fusegen.schedule.column_cost import ColumnWork, column_time
 from fusegen.schedule.heuristics.pointwise import SHORT
+from fusegen.schedule.heuristics.tiles import FEWEST
 from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, RowWork, point_time, row_time
 from fusegen.schedule.likeness import extents
-from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan
+from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan, TilePlan
 from fusegen.schedule.program import Launch
 from fusegen.target import Target
 
@@ -25,6 +27,8 @@ def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> LaneP
     if not launch.candidates:
         return None
     times, first = expected_times(launch, sizes, target), launch.candidates[0]
+    if isinstance(launch.kernel.body, TileBody) and not _fills_tiles(launch.kernel.body, sizes):
+        return next((plan for plan in launch.candidates if not isinstance(plan, TilePlan)), first)
     best = min(times, key=lambda plan: times[plan], default=first)
     return best if best in times and times[best] < _MARGIN * times.get(first, times[best]) else first
 
@@ -38,7 +42,7 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
     """
     costs = LANE_COSTS.get(target.name)
     work = _work(launch, sizes)
-    if costs is None or work is None:
+    if costs is None or work is None or any(isinstance(plan, TilePlan) for plan in launch.candidates):
         return {}
     if isinstance(work, ColumnWork):
         tiles = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
@@ -48,6 +52,12 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
         return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
+
+
+def _fills_tiles(body: TileBody, sizes: Mapping[str, int]) -> bool:
+    """Whether both axes of the tiles are as long as tiles need."""
+    extents = dict(zip(body.axes.symbols, body.axes.extents, strict=True))
+    return all(formula(extents[axis])(sizes) >= FEWEST for axis in (body.row_axis, body.column_axis))
 
 
 def _is_short(launch: Launch) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
-from fusegen.schedule.plan import LanePlan, MmaPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.bodies import ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody, TileBody
+from fusegen.schedule.plan import LanePlan, MmaPlan, Persistence, PointwisePlan, RowPlan, TilePlan
 from fusegen.schedule.program import Launch
 
 _KEPT = {
@@ -20,6 +20,8 @@ def launch_words(launch: Launch) -> str:
         return "combination of the column sums"
     if isinstance(body, PointwiseBody):
         return f"{kind}, {body.plan.lanes} elements a thread at a time"
+    if isinstance(body, TileBody):
+        return f"{kind}, tiles of {body.plan.rows} x {body.plan.columns} through shared memory"
     if isinstance(body, ScanBody):
         return f"{kind} along rows, {body.plan.threads * body.plan.lanes} elements of a row at a time"
     if isinstance(body, RowBody):
@@ -35,8 +37,10 @@ def plan_words(plan: LanePlan) -> str:
     if isinstance(plan, PointwisePlan):
         across = f", {plan.rows} rows in turn" if plan.rows > 1 else ", across rows" if plan.wraps else ""
         return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}"
+    if isinstance(plan, TilePlan):
+        return f"tiles of {plan.rows} x {plan.columns}: {plan.threads} threads, {plan.unroll} x {plan.lanes} elements each"
     if plan.tiled:
-        return _tile_words(plan)
+        return _column_tile_words(plan)
     how = plan.persistence.value
     groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
     rows = f", {plan.rows} rows" if plan.rows > 1 else ""
@@ -44,7 +48,7 @@ def plan_words(plan: LanePlan) -> str:
     return f"{how}: {threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
 
 
-def _tile_words(plan: RowPlan) -> str:
+def _column_tile_words(plan: RowPlan) -> str:
     parts = f"{plan.cluster} blocks together" if plan.finishes else f"{plan.resident} blocks"
     return (
         f"tiles of {plan.span} columns: {parts}, {plan.threads} x {plan.rows} threads, {plan.unroll} x {plan.lanes} elements each"

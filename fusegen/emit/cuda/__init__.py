@@ -5,10 +5,12 @@ from fusegen.emit.cuda.contraction import emit_contraction
 from fusegen.emit.cuda.pointwise import emit_pointwise
 from fusegen.emit.cuda.rows import emit_columns, emit_rows
 from fusegen.emit.cuda.scan import emit_scan
-from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody
+from fusegen.emit.cuda.tiles import emit_tiles
+from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody, TileBody
 
 EMITTERS = {
     PointwiseBody: emit_pointwise,
+    TileBody: emit_tiles,
     RowBody: emit_rows,
     ColumnBody: emit_columns,
     ScanBody: emit_scan,

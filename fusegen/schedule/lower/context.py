@@ -23,7 +23,7 @@ from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
-from fusegen.schedule.plan import ContractionPlan, LanePlan, PointwisePlan, RowPlan
+from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Traffic
 from fusegen.schedule.terms import Read
 from fusegen.target import Target
@@ -34,7 +34,7 @@ Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
 Pins: TypeAlias = Mapping[tuple[int, ...], LanePlan]
 """Plans that were asked for, by the outputs of the group."""
 
-P = TypeVar("P", PointwisePlan, RowPlan)
+P = TypeVar("P", bound=LanePlan)
 
 
 @dataclass

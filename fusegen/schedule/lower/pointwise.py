@@ -1,4 +1,4 @@
-"""Pointwise groups: one pass, one function, vectors along the last axis."""
+"""Pointwise groups: one pass, one function, vectors along the last axis; tiles where operands lie across each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,31 @@ from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
-from fusegen.schedule.lower.leaves import Leaves, leaves_of
+from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.lower.points import Points
 from fusegen.schedule.lower.shifted import may_wrap, wrapped
+from fusegen.schedule.lower.tiles import lower_tiles, plans_of
+from fusegen.schedule.plan import LanePlan, PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Read
 
 
 def lower_pointwise(context: Context) -> Launch:
     """The launch of a pointwise group."""
+    points = _points(context)
+    crossing = crossing_of(points)
+    tiled = () if crossing is None else plans_of(context, points, crossing)
+    candidates: tuple[LanePlan, ...] = (*tiled, *_plans(context, points))
+    plan = context.chosen(candidates)
+    if crossing is not None and isinstance(plan, TilePlan):
+        return lower_tiles(context, points, crossing, plan)
+    assert isinstance(plan, PointwisePlan)
+    return _launch(context, points, plan)
+
+
+def _points(context: Context) -> Points:
     axes = domain_axes(context.group.domain)
     evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded)
     roots: list[int] = []
@@ -29,30 +45,32 @@ def lower_pointwise(context: Context) -> Launch:
             roots.append(root)
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    merged, replaced = merge_axes(axes, [*leaves.expressions(), *(offset for _, offset in stores)], "position")
+    places = [offset for _, offset in stores]
+    ordered = in_memory_order(axes, [read.offset for read in leaves.reads.values()], places)
+    merged, replaced = merge_axes(ordered, [*leaves.expressions(), *places], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
-    return _launch(
-        context, evaluator, roots, leaves.moved(replaced), [(b, substitute(o, dict(replaced))) for b, o in stores], merged
-    )
+    moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in stores)
+    return Points(evaluator.terms, tuple(roots), leaves.moved(replaced), moved, merged)
 
 
-def _launch(
-    context: Context, evaluator: Evaluator, roots: list[int], leaves: Leaves, stores: list[tuple[int, Index]], axes: Axes
-) -> Launch:
-    lane_axis = axes.symbols[-1]
-    touched = [*((r.buffer, r.offset) for r in leaves.reads.values()), *stores]
+def _plans(context: Context, points: Points) -> tuple[PointwisePlan, ...]:
+    touched = tuple(points.touched)
     itemsizes, offsets = [context.dtype(b).itemsize for b, _ in touched], [o for _, o in touched]
-    wraps = may_wrap(context, touched, stores, axes) and not leaves.checks
-    plan = context.chosen(pointwise_plans(axes, itemsizes, offsets, context.target, context.multiples, may_wrap=wraps))
+    wraps = may_wrap(context, touched, points.stores, points.axes) and not points.leaves.checks
+    return pointwise_plans(points.axes, itemsizes, offsets, context.target, context.multiples, may_wrap=wraps)
+
+
+def _launch(context: Context, points: Points, plan: PointwisePlan) -> Launch:
+    axes = points.axes
 
     def access(name: str, read: Read) -> Access:
-        found = context.access(name, read.buffer, read.offset, lane_axis, plan.lanes, read.conditions)
+        found = context.access(name, read.buffer, read.offset, axes.symbols[-1], plan.lanes, read.conditions)
         return wrapped(context, found, axes, plan.lanes) if plan.wraps else found
 
-    fragments = Fragments(context, evaluator.terms, leaves, access, [offset for _, offset in stores])
-    writes = tuple(access(context.names.take("result"), Read(b, o)) for b, o in stores)
-    call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, roots, strict=True)])
+    fragments = Fragments(context, points.terms, points.leaves, access, [offset for _, offset in points.stores])
+    writes = tuple(access(context.names.take("result"), Read(b, o)) for b, o in points.stores)
+    call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
     body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
     grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
     kernel = fragments.kernel(body, writes, [axes])

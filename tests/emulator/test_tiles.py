@@ -1,0 +1,136 @@
+"""Operands that lie across the results: tiles through shared memory, with ragged edges, batches and other operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import target as targets
+from fusegen.runtime import backends, dispatch
+from fusegen.schedule.plan import TilePlan
+from tests.unit.eager import agree, ints, randn
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+I8, U8, I64, BOOL = torch.int8, torch.uint8, torch.int64, torch.bool
+MACHINE = replace(targets.target("sm_90a"), wgmma=False)
+pytestmark = pytest.mark.usefixtures("emulated", "first_plans")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_EMULATED", MACHINE)
+
+
+def in_tiles(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    """Each call gives what torch gives, by tiles."""
+    kernel = agree(function, *calls)
+    for arguments in calls:
+        variant, _ = kernel._dispatcher.variant(list(arguments), MACHINE, torch.device("cpu"))
+        assert any(isinstance(launch.plan, TilePlan) for launch in variant.program.launches)
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.t().contiguous()
+
+
+def of(dtype: torch.dtype, *shape: int) -> Tensor:
+    return randn(*shape, dtype=dtype) if dtype.is_floating_point else ints(*shape, low=0, high=2, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64, I8, U8, I64, BOOL], ids=str)
+@pytest.mark.parametrize("columns", [64, 67])
+def test_elements_of_every_size(dtype: torch.dtype, columns: int) -> None:
+    """One kernel for rows that are aligned in the result, and for those that are not."""
+    in_tiles(transposed, (of(dtype, 72, columns),), (of(dtype, 67, columns),))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (33, 200), (130, 70), (2, 64), (64, 129)], ids=str)
+def test_edges_of_tiles(shape: tuple[int, int]) -> None:
+    in_tiles(transposed, (randn(*shape),), (randn(*shape, dtype=BF16),))
+
+
+def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "WIDE", 0)
+    in_tiles(lambda x, y: x.mT * 2 + y, (randn(2, 67, 40), randn(2, 40, 67)))
+
+
+def test_batches_and_math() -> None:
+    in_tiles(lambda x: F.gelu(x).transpose(1, 2).contiguous(), (randn(3, 40, 72),), (randn(2, 35, 72),))
+    in_tiles(lambda x: x.permute(0, 3, 1, 2).contiguous() + 1, (randn(2, 5, 8, 40),))
+    in_tiles(lambda x: x.permute(2, 1, 0).contiguous(), (randn(40, 3, 64, dtype=BF16),))
+
+
+def test_other_operands_lie_along_the_results() -> None:
+    in_tiles(lambda x, y, row, column: (x.t() + y) * row + column[:, None], (randn(70, 72), randn(72, 70), randn(70), randn(72)))
+    in_tiles(lambda x, y: x + y.to(x.dtype), (randn(64, 48, dtype=BF16).t(), randn(48, 64, dtype=F32)))
+
+
+def test_several_operands_lie_across() -> None:
+    in_tiles(lambda x, y: x.t() * y.t(), (randn(70, 72, dtype=BF16), randn(70, 72)))
+    in_tiles(lambda x, y: (x.t() - y.t(), x.t() + 1), (randn(33, 40), randn(33, 40)))
+
+
+def test_an_operand_lies_both_ways() -> None:
+    in_tiles(lambda x: x + x.t(), (randn(72, 72, dtype=BF16),), (randn(67, 67, dtype=BF16),))
+
+
+def test_operands_with_strides_and_places_of_their_own() -> None:
+    base = randn(70, 100, dtype=BF16)
+    in_tiles(transposed, (base[:, :64],), (base[:, 8:72],), (base[:, 4:68],), (base[1:, 1:65],), (base[:, 3:63],))
+    in_tiles(lambda x, y: x + y, (base.t()[:64], randn(64, 70, dtype=BF16)))
+    in_tiles(lambda x, y: x + y, (randn(70, 64).t()[:61], randn(61, 70)))
+    in_tiles(transposed, (randn(70, 64)[:, :61],))
+
+
+def test_a_part_of_a_batch_lies_elsewhere() -> None:
+    in_tiles(lambda x, y: torch.stack([x.t(), y.t() * 2], 0), (randn(40, 64), randn(40, 64)))
+    in_tiles(lambda x, y: torch.cat([x.mT, y.mT], 0), (randn(2, 40, 64), randn(1, 40, 64)))
+
+
+def test_parts_within_a_tile_lie_elsewhere() -> None:
+    """They are gathered, whatever lies across beside them."""
+    in_tiles(lambda x, y, z: torch.cat([x.t(), y.t()], 1) + z.t(), (randn(40, 64), randn(37, 64), randn(77, 64)))
+    in_tiles(lambda x, y, z: torch.cat([x.t(), y.t()], 0) + z.t(), (randn(40, 33), randn(40, 64), randn(40, 97)))
+
+
+def test_math_on_coordinates() -> None:
+    in_tiles(lambda x: torch.triu(x.t()), (randn(70, 72),))
+
+
+def test_random_bits_beside_what_lies_across() -> None:
+    def dropped(x: Tensor, y: Tensor) -> Tensor:
+        return F.dropout(x.t(), 0.5) + y * 0
+
+    x, y = torch.ones(72, 64), torch.ones(64, 72)
+    kernel = fg.kernel(dropped)
+    result = kernel(x, y)
+    assert set(result.unique().tolist()) == {0.0, 2.0} and 0.4 < (result == 0).float().mean() < 0.6
+
+
+def test_what_is_written_over_lies_along_the_results() -> None:
+    def added(x: Tensor, y: Tensor) -> None:
+        x.add_(y.t())
+
+    kernel = fg.kernel(mutates=("x",))(added)
+    x, y = randn(72, 40), randn(40, 72)
+    wanted = x + y.t()
+    kernel(x, y)
+    assert torch.equal(x, wanted)
+
+
+def test_a_transposed_tensor_is_worked_on_in_place() -> None:
+    def scaled(x: Tensor, row: Tensor) -> None:
+        x.mT.mul_(row)
+
+    kernel = fg.kernel(mutates=("x",))(scaled)
+    x, row = randn(3, 72, 41), randn(72)
+    wanted = x * row[:, None]
+    kernel(x, row)
+    assert torch.equal(x, wanted)

@@ -1,0 +1,186 @@
+"""Which pointwise kernels work tile by tile, on what, and how a tile lies in shared memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen as fg
+from fusegen.ir.index_map import Bounds
+from fusegen.ir.symbolic import Axes, Index, axis_symbol, size_symbol
+from fusegen.schedule.bodies import PointwiseBody, TileBody
+from fusegen.schedule.heuristics.tiles import tile_plans
+from fusegen.schedule.indices import Loaded
+from fusegen.schedule.lower.crossing import Crossing, crossing_of, in_memory_order
+from fusegen.schedule.lower.leaves import Leaves
+from fusegen.schedule.lower.points import Points
+from fusegen.schedule.plan import PointwisePlan, TilePlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.ranking import expected_times
+from fusegen.schedule.terms import Read, Terms
+from fusegen.target import target
+
+BF16 = torch.bfloat16
+MACHINE = target("sm_90a")
+N = size_symbol("n")
+ROW, COLUMN = axis_symbol("i0"), axis_symbol("i1")
+AXES = Axes((ROW, COLUMN), (64, N))
+ACROSS, ALONG = ROW + COLUMN * 64, ROW * N + COLUMN
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch_of(function: Callable[..., Any], *tensors: torch.Tensor, on: str = "sm_90a") -> Launch:
+    (launch,) = fg.kernel(function).lower(*tensors, target=on).program.launches
+    return launch
+
+
+def points(read: Read, *stores: tuple[int, Index]) -> Points:
+    return Points(Terms(), (0,) * len(stores), Leaves({0: read}, {}, ()), stores, AXES)
+
+
+# What lies across.
+
+
+def test_what_is_contiguous_along_another_axis_than_the_results_lies_across() -> None:
+    read = Read(0, ACROSS)
+    assert crossing_of(points(read, (1, ALONG))) == Crossing(ROW, COLUMN, frozenset({read}))
+    read = Read(0, ALONG)
+    assert crossing_of(points(read, (1, ACROSS))) == Crossing(COLUMN, ROW, frozenset({read}))
+
+
+@pytest.mark.parametrize(
+    ("read", "stores"),
+    [
+        (Read(0, ALONG), [ALONG]),
+        (Read(0, ROW), [ALONG]),
+        (Read(0, ROW * 2 + COLUMN * 128), [ALONG]),
+        (Read(0, ACROSS), [ALONG, ACROSS]),
+        (Read(0, ACROSS), [ROW * N * 2 + COLUMN * 2]),
+        (Read(1, ACROSS), [ALONG]),
+        (Read(0, ACROSS, drawn=True), [ALONG]),
+        (Read(0, ACROSS, (Bounds(COLUMN, 3, None),)), [ALONG]),
+        (Read(0, ACROSS, (Bounds(ROW, None, 8),)), [ALONG]),
+        (Read(0, ACROSS + Loaded(2, ROW) * 64), [ALONG]),
+        (Read(0, ACROSS), [ALONG + Loaded(2, ROW) * 64]),
+    ],
+    ids=["along", "a row's", "strided", "two ways", "strided result", "written", "drawn", "column", "row", "index", "place"],
+)
+def test_what_does_not_go_by_tiles(read: Read, stores: list[Index]) -> None:
+    assert crossing_of(points(read, *((1, offset) for offset in stores))) is None
+
+
+def test_kernels_of_operands_that_lie_across() -> None:
+    cases: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
+        (lambda x: x.t().contiguous(), [(512, 256)]),
+        (lambda x: F.gelu(x).transpose(1, 2).contiguous(), [(8, 512, 256)]),
+        (lambda x, y: x.t() + y, [(512, 256), (256, 512)]),
+        (lambda x: x + x.t(), [(512, 512)]),
+    ]
+    for function, shapes in cases:
+        launch = launch_of(function, *(tensor(*shape) for shape in shapes))
+        assert isinstance(launch.kernel.body, TileBody) and launch.plan == launch.candidates[0]
+        kinds = [type(plan) for plan in launch.candidates]
+        assert kinds == sorted(kinds, key=lambda kind: kind is PointwisePlan) and set(kinds) == {TilePlan, PointwisePlan}
+        assert not expected_times(launch, {"x_dim0": 512, "x_dim1": 512}, MACHINE)  # nobody has measured tiles
+    assert isinstance(launch_of(lambda x: x.t().contiguous(), tensor(512, 256), on="cpu").plan, PointwisePlan)
+
+
+def test_heads_side_by_side_need_no_tiles() -> None:
+    assert isinstance(launch_of(lambda x: x.permute(0, 2, 1, 3).contiguous(), tensor(2, 128, 8, 64)).kernel.body, PointwiseBody)
+
+
+@pytest.mark.parametrize(("shape", "tiled"), [((512, 31), False), ((512, 32), True), ((31, 512), False), ((32, 512), True)])
+def test_short_axes_need_no_tiles(shape: tuple[int, int], tiled: bool) -> None:
+    """Columns are known when the kernel is made, rows at the call."""
+    launch = launch_of(lambda x: x.t().contiguous(), tensor(*shape))
+    assert isinstance(launch.plan, TilePlan) is tiled
+
+
+# How they are laid out.
+
+
+def test_accesses_are_as_wide_on_either_side_as_sizes_allow() -> None:
+    body = launch_of(lambda x: x.t().contiguous(), tensor(512, 256)).kernel.body
+    assert isinstance(body, TileBody)
+    assert [a.width for a in (*body.crossing, *body.writes)] == [8, 8] and body.multiples == (size_symbol("x_dim0"),)
+    body = launch_of(lambda x, y: x.t() + y, tensor(512, 258), tensor(258, 512)).kernel.body
+    assert isinstance(body, TileBody) and not body.multiples
+    assert [a.width for a in (*body.crossing, *body.reads, *body.writes)] == [2, 8, 8]
+
+
+def test_sizes_that_follow_from_others_are_not_asked_for() -> None:
+    body = launch_of(lambda x: x.permute(2, 1, 0).contiguous(), tensor(128, 32, 64)).kernel.body
+    assert isinstance(body, TileBody) and body.multiples == (size_symbol("x_dim0"),)
+
+
+def test_tiles_are_no_larger_than_what_they_are_of() -> None:
+    assert all(plan.rows == 32 for plan in tile_plans(32, N, 8, [2], MACHINE))
+    assert all(plan.columns == 32 for plan in tile_plans(N, 32, 8, [2], MACHINE))
+
+
+@pytest.mark.parametrize(
+    ("itemsizes", "first"), [([1], (128, 64, 64)), ([2], (256, 64, 64)), ([4], (256, 64, 64)), ([8], (256, 64, 32))]
+)
+def test_threads_have_enough_under_way(itemsizes: list[int], first: tuple[int, int, int]) -> None:
+    plan = tile_plans(N, N, min(8, 16 // itemsizes[0]), itemsizes, MACHINE)[0]
+    assert (plan.threads, plan.rows, plan.columns) == first and plan.unroll * plan.lanes * itemsizes[0] >= 32
+
+
+@pytest.mark.parametrize("itemsizes", [[1], [2], [4], [8], [2, 2, 2], [4, 4], [4, 4, 4, 4]], ids=str)
+def test_tiles_of_several_blocks_fit_a_multiprocessor(itemsizes: list[int]) -> None:
+    plans = tile_plans(N, N, 16 // itemsizes[0] if itemsizes[0] > 1 else 8, itemsizes, MACHINE)
+    assert plans and all(8 * sum(map(plan.tile_bytes, itemsizes)) <= MACHINE.shared_bytes for plan in plans)
+    assert all(plan.unroll * plan.lanes * plan.threads == plan.rows * plan.columns for plan in plans)
+
+
+def _threads_at_a_bank(places: list[int], itemsize: int) -> int:
+    """How many words of one bank the threads of a warp want at once, whose accesses begin at some bytes; 8 bytes take two turns."""
+    turn = 16 if itemsize == 8 else 32
+    words = ({place // 4 for place in places[begin : begin + turn]} for begin in range(0, 32, turn))
+    return max(max(Counter(word % 32 for word in found).values()) for found in words)
+
+
+def _written(plan: TilePlan, itemsize: int) -> Iterator[list[int]]:
+    """Where the threads of a warp store a word or an element of what they loaded along the rows, one after the other."""
+    width = min(16 // itemsize, plan.rows * plan.columns // plan.threads)
+    groups, pitch = plan.rows // width, plan.pitch(itemsize)
+    for part in range(0, width * itemsize, max(4, itemsize)):
+        yield [(t // groups * pitch + t % groups * width) * itemsize + part for t in range(32)]
+
+
+def _read(plan: TilePlan, itemsize: int, lanes: int) -> Iterator[list[int]]:
+    """Where they read along the columns, lane by lane."""
+    groups, pitch = plan.columns // lanes, plan.pitch(itemsize)
+    for lane in range(lanes):
+        yield [((t % groups * lanes + lane) * pitch + t // groups) * itemsize for t in range(32)]
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_no_more_than_two_threads_meet_at_a_bank(itemsize: int) -> None:
+    for plan in tile_plans(N, N, min(8, 16 // itemsize), [itemsize], MACHINE):
+        accesses = [*_written(plan, itemsize), *_read(plan, itemsize, 1), *_read(plan, itemsize, plan.lanes)]
+        assert max(_threads_at_a_bank(places, itemsize) for places in accesses) <= 2, plan
+
+
+@pytest.mark.parametrize("on", ["sm_90a", "cpu"])
+def test_what_lies_across_the_axes_alone_is_gone_through_as_it_lies(on: str) -> None:
+    def doubled(x: torch.Tensor) -> None:
+        x.mT.mul_(2)
+
+    low = fg.kernel(mutates=("x",))(doubled).lower(tensor(4, 512, 256), target=on)
+    (launch,) = low.program.launches
+    assert isinstance(launch.kernel.body, PointwiseBody) and [s.name for s in launch.kernel.body.axes.symbols] == ["position"]
+
+
+def test_axes_keep_their_order_where_something_lies_along_the_last_one() -> None:
+    assert in_memory_order(AXES, [ACROSS], [ACROSS]).symbols == (COLUMN, ROW)
+    for reads, stores in [([ALONG], [ACROSS]), ([ACROSS], [ALONG]), ([ACROSS], [ROW * 2]), ([ACROSS], [ACROSS, ALONG])]:
+        assert in_memory_order(AXES, reads, stores) == AXES
