@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusegen.dtypes import DType
-from fusegen.ir.symbolic import Axes, Index
+from fusegen.ir.symbolic import Axes, Dim, Index
 from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
@@ -110,13 +110,16 @@ class ColumnBody:
     Attributes:
         sums: what is combined.
         column_axes: merged axes of the columns.
-        partial_rows: number of rows in the workspace.
+        parts: rows in the workspace, at most.
+        row_blocks: blocks that the rows make: where they are fewer, so are the rows in the workspace. None where these are as many
+            as there can be, whatever the rows are.
         shared: scratch of each component.
     """
 
     sums: tuple[ColumnSum, ...]
     column_axes: Axes
-    partial_rows: int
+    parts: int
+    row_blocks: Dim | None
     shared: SharedArrays
     plan: ColumnPlan
 

@@ -77,8 +77,10 @@ class RowPlan:
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
-        """As of a `PointwisePlan`: longer rows take more threads that hold as much each."""
-        numbers = (max(1, self.chunks) * self.lanes, self.lanes, self.rows, self.cluster)
+        """As of a `PointwisePlan`: longer rows take more threads that hold as much each. Staged rows of blocks that share a
+        multiprocessor count as under way at the same time."""
+        rows = self.rows * self.blocks_per_sm if self.slots else self.rows
+        numbers = (max(1, self.chunks) * self.lanes, self.lanes, rows, self.cluster)
         return self.persistence.value, tuple(map(math.log2, numbers))
 
     @property

@@ -44,9 +44,11 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
         assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
         assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
-        assert plan.chunks < plan.slots <= 2 * plan.chunks and inputs and not sums
+        assert plan.chunks < plan.slots <= (4 if sums else 2) * plan.chunks and inputs
         scratch = plan.warps * 2 * 8 * reductions
-        assert plan.slots * plan.span * inputs * itemsize + scratch + 1024 <= machine.shared_bytes
+        taken = plan.slots * plan.span * inputs * itemsize + scratch + 1024
+        assert taken * plan.blocks_per_sm <= machine.shared_bytes + 1024  # which a multiprocessor has beside that of one block
+        assert not sums or plan.resident == plan.blocks_per_sm * machine.processors
     else:
         assert plan.slots == 0
     assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
@@ -163,6 +165,25 @@ def test_a_grid_covers_every_row_and_column() -> None:
         assert first.grid(low.sizes) == -(-columns // body.plan.span) * body.plan.resident
         assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
         assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
+
+
+@pytest.mark.parametrize("columns", [256, 4096])
+def test_few_rows_are_few_parts(columns: int) -> None:
+    """Blocks that have rows, and the partial sums that these leave: not those of a whole machine."""
+
+    def gradients(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x - (x * dy).mean(-1, keepdim=True), (x * dy).sum(0)
+
+    for rows in (2, 3, 8, 100, 20_000):
+        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+        low = fg.kernel(gradients).lower(x, x, target="sm_90a")
+        first, second = low.program.launches
+        body = first.kernel.body
+        assert isinstance(body, RowBody) and body.plan.rows == (8 if columns == 256 else 1)
+        parts = min(-(-rows // body.plan.rows), body.plan.resident)
+        assert first.grid(low.sizes) == parts
+        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == parts * columns
+        assert second.traffic.read(low.sizes) == parts * columns * 4
 
 
 def test_what_all_rows_share_is_not_staged() -> None:

@@ -65,7 +65,8 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
-        parts=body.partial_rows,
+        parts=body.parts,
+        row_blocks=None if body.row_blocks is None else c_text(body.row_blocks),
         shared=body.shared,
         plan=body.plan,
     )

@@ -8,13 +8,13 @@ from typing import cast
 
 import sympy
 
-from fusegen.calls.formula import Formula, formula_of, minimum
+from fusegen.calls.formula import Formula
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import Phase, RowBody
-from fusegen.schedule.lower.columns import PART, partial_offset
+from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import Leaves
@@ -255,10 +255,8 @@ class RowKernelBuilder:
         if self.plan.tiled:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
             return tiles * self.plan.resident
-        if self.plan.persistence is Persistence.STAGED:
-            return minimum(formula(rows), self.plan.resident)
         if self.plan.resident:
-            return formula_of(self.plan.resident)
+            return parts_of(self.context, self.plan, self.math.row_axes)
         if self.plan.cluster > 1:
             return formula(rows) * self.plan.cluster
         return ceil_div(rows, self.plan.rows)

@@ -14,7 +14,7 @@ from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
+from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
@@ -41,13 +41,14 @@ def lower_rows(context: Context) -> list[Launch]:
     math = _evaluate(context)
     plan, phases = _plan(context, math)
     columns = [root.key for root in math.roots if root.kind == "column"]
-    workspace = {node: partials_buffers(context, node, plan, math.column_axes) for node in columns}
+    parts = parts_of(context, plan, math.row_axes)
+    workspace = {node: partials_buffers(context, node, parts, math.column_axes) for node in columns}
     launches = [RowKernelBuilder(context, math, plan, phases, workspace).launch()]
     if columns:
         moves = dict(math.moves)
         stores = {part: _column_stores(context, part, moves) for node in columns for part in math.states[node]}
         sums = [PartialState(workspace[node], {part: stores[part] for part in math.states[node]}) for node in columns]
-        launches.append(combine_partials(context, sums, math.column_axes, plan))
+        launches.append(combine_partials(context, sums, math.row_axes, math.column_axes, plan))
     return launches
 
 
@@ -160,7 +161,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         axes=math.column_axes,
         itemsizes=itemsizes,
         held=_most_held(context, math, kept),
-        column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
+        column_sums=sum(max(1, math.terms.items[t].dtype.itemsize / 4) for r in math.roots if r.kind == "column" for t in r.terms),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
@@ -191,8 +192,8 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
         if _along(read.offset, math.column_axes) and _along_row(math, term):
             access = context.access("", read.buffer, read.offset, math.column_axes.symbols[-1], 8, read.conditions)
             itemsize = context.dtype(read.buffer).itemsize
-            if access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
-                return 0
+            if read.conditions or access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
+                return 0  # copies ask for no conditions: rows of two tensors, one behind the other, lie outside of one of them
             total += itemsize
     return total
 
