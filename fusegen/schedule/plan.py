@@ -94,6 +94,11 @@ class RowPlan:
         return max(1, self.threads // 32)
 
     @property
+    def meeting(self) -> int:
+        """Lanes that hold a part of each of these warps: a power of two, so that halves combine with each other."""
+        return 1 << (self.warps - 1).bit_length()
+
+    @property
     def span(self) -> int:
         """Columns that the threads of a row cover with one group of lanes each."""
         return self.threads * self.lanes
