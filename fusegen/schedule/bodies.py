@@ -73,6 +73,7 @@ class RowBody:
         row_axes, column_axes: merged axes.
         phases: in order.
         checks: indices that must be in range, and which no access mentions.
+        kept: fragments that all rows share, loaded before the first one.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
             fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
@@ -83,6 +84,7 @@ class RowBody:
     column_axes: Axes
     phases: tuple[Phase, ...]
     checks: tuple[Check, ...]
+    kept: tuple[Access, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan

@@ -60,6 +60,7 @@ class RowPlan:
         shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
             are partial then.
         cluster: blocks that share a row, and send each other their parts of what is reduced along it.
+        keeps_shared: whether what all rows share is loaded once by a block that works on many, and kept in registers.
     """
 
     threads: int
@@ -74,6 +75,7 @@ class RowPlan:
     tiled: bool = False
     shifted: bool = False
     cluster: int = 1
+    keeps_shared: bool = False
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:

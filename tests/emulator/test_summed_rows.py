@@ -13,7 +13,7 @@ from fusegen import target as targets
 from fusegen.runtime import backends, forms
 from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
 from fusegen.schedule.program import Launch
-from tests.unit.eager import agree, randn
+from tests.unit.eager import agree, ints, randn
 
 BF16, F32 = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -78,14 +78,14 @@ def test_a_thread_holds_sums_of_several_groups(choose: Choose, chunks: int) -> N
     assert plans
 
 
-@pytest.mark.parametrize("room", [1.4, 2.0, 2.5, 3.75])
-def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
-    """Slots that no whole number of rows fills: groups of a row are brought while the groups before are still in use."""
+@pytest.mark.parametrize(("room", "slots"), [(1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)])
+def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch, room: float, slots: int) -> None:
+    """Where no two rows have room, groups of a row are brought while the groups before are still in use; else rows are whole."""
     shared = 2 * (4096 + int(room * 2048 * 2 * 4))
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1, shared_bytes=shared))
     plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
     agree(gradients, inputs(6, 2048, F32))
-    assert {plan.slots for plan in plans} == {int(room * 4)}
+    assert {plan.slots for plan in plans} == {slots}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -93,6 +93,18 @@ def test_rows_in_registers(choose: Choose, rows: int) -> None:
     plans = choose(lambda plan: plan.persistence is Persistence.REGISTERS)
     agree(gradients, inputs(rows, 1100, F32))
     assert plans
+
+
+def test_what_all_rows_share_is_loaded_once(choose: Choose) -> None:
+    """But for what an index leads to, or a condition: that is loaded where it is used."""
+
+    def scaled(x: Tensor, weight: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x * weight * table[places] + torch.cat([weight[:512], table[:512]])
+        return hidden - hidden.mean(-1, keepdim=True), (x * weight).sum(0)
+
+    plans = choose(lambda plan: plan.persistence is Persistence.STAGED)
+    agree(scaled, (randn(9, 1024), randn(1024), randn(1024), ints(1024, low=0, high=1024)))
+    assert plans and all(plan.keeps_shared for plan in plans)
 
 
 def test_rows_of_two_tensors_one_behind_the_other_are_not_staged(choose: Choose) -> None:

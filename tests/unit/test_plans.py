@@ -20,6 +20,7 @@ from fusegen.schedule.heuristics.contraction import ProductShape, contraction_pl
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.unit.ptxas import figures
 
@@ -165,6 +166,22 @@ def test_a_grid_covers_every_row_and_column() -> None:
         assert first.grid(low.sizes) == -(-columns // body.plan.span) * body.plan.resident
         assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
         assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(1024, True), (4096, True), (8192, False), (16384, False)])
+def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: bool) -> None:
+    """Sums of two columns for each of its elements; weights beside them where there are registers left, else in each phase."""
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((5000, columns), (5000, columns), (columns,))]
+    low = SPECS["layer_norm_backward"].fresh().lower(*tensors, target="sm_90a")
+    launch = low.program.launches[0]
+    plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
+    assert plans and plans[0].keeps_shared is kept and (plans[0] == launch.plan or columns < 2048)
+    for plan in plans:
+        form = low._forms.pinned(low.sizes, {launch.group.outputs: plan})
+        body = form.program.launches[0].kernel.body
+        assert isinstance(body, RowBody) and [access.name for access in body.kept] == (["weight"] if plan.keeps_shared else [])
+        assert any(phase.late for phase in body.phases) is not plan.keeps_shared
+        assert figures(form.sources[0]).spilled == 0, plan
 
 
 @pytest.mark.parametrize("columns", [256, 4096])

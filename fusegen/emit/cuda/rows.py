@@ -42,6 +42,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
+        kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         plan=body.plan,

@@ -53,8 +53,8 @@ _USUAL_SUMMING = 512
 _SUMMING_BLOCKS = (2, 4, 1)  # a multiprocessor
 _SUMMING_CHUNKS = (1, 2, 4, 8)
 _SUMMING_ROWS = 4  # of room in shared memory, at most
-_SUMMING_REGISTERS = 72
-"""Of a thread that stages rows, beside what it holds over all rows: with fewer, ptxas spills."""
+_SUMMING_REGISTERS = 41, 3
+"""Of a thread that stages rows, beside what it holds over all rows, and for each group of lanes: with fewer, ptxas spills."""
 _REGISTER_LIMIT = 255  # of a thread
 _SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
@@ -75,6 +75,7 @@ class RowFeatures:
         column_sums: 32-bit registers that each element of a row takes for sums of its column.
         reductions: reductions along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
+        shared: 32-bit registers that each element of a row takes for what all rows share.
         computed: bytes of each element's values that are computed in one phase and used in later ones.
         shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
             cannot.
@@ -87,6 +88,7 @@ class RowFeatures:
     column_sums: float
     reductions: int
     stage_bytes: int
+    shared: float = 0
     computed: int = 0
     shifted_stage_bytes: int | None = None
     sendable: bool = False
@@ -234,7 +236,10 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
     exact = columns == chunks * lanes * threads
     if features.column_sums:  # no more blocks than run: what is summed takes all the registers that it can have
         resident = _resident(threads * rows, target)
-        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, resident // target.processors)
+        blocks = resident // target.processors
+        needed = _OWN_REGISTERS + chunks * lanes * (features.held + features.column_sums + features.shared)
+        keeps = features.shared > 0 and needed * threads * rows * blocks <= _REGISTERS
+        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks, keeps_shared=keeps)
     needed = _OWN_REGISTERS + chunks * lanes * features.held
     fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
     blocks = 2 if fits_twice else _blocks(threads * rows)
@@ -271,15 +276,19 @@ def _summing_by(
 ) -> RowPlan | None:
     """The plan of so many threads a block and blocks a multiprocessor, if there is room for what they hold and for rows ahead."""
     chunks = -(-columns // (lanes * threads))
-    registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks))
-    holds = chunks * lanes * features.column_sums + _SUMMING_REGISTERS <= registers
-    if not features.stage_bytes or threads < _LEAST_SUMMING or threads * blocks not in _SUMMING_THREADS or not holds:
+    elements, (own, of_group) = chunks * lanes, _SUMMING_REGISTERS
+    registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks)) - own - chunks * of_group
+    if not features.stage_bytes or threads < _LEAST_SUMMING or threads * blocks not in _SUMMING_THREADS:
+        return None
+    if elements * features.column_sums > registers:
         return None
     slots = min(_SUMMING_ROWS * chunks, _slots(lanes * threads * features.stage_bytes, blocks, target))
+    slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows, whose places take no arithmetic
     if not _is_worth_it(slots, chunks):
         return None
     exact = known and columns == chunks * lanes * threads
-    return RowPlan(threads, 1, lanes, chunks, Persistence.STAGED, exact, target.processors * blocks, blocks, slots)
+    plan = RowPlan(threads, 1, lanes, chunks, Persistence.STAGED, exact, target.processors * blocks, blocks, slots)
+    return replace(plan, keeps_shared=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
 
 
 def _slots(size: int, blocks: int, target: Target) -> int:

@@ -14,6 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import Phase, RowBody
+from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
@@ -61,6 +62,15 @@ class RowMath:
     anchor: Anchor | None
 
 
+def is_shared(math: RowMath, term: int) -> bool:
+    """Whether what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
+    read = math.leaves.reads[term]
+    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
+        return False
+    along = read.offset.free_symbols
+    return along.isdisjoint(math.row_axes.symbols) and not along.isdisjoint(math.column_axes.symbols)
+
+
 class RowKernelBuilder:
     """Builds one row kernel.
 
@@ -83,6 +93,7 @@ class RowKernelBuilder:
         self.reads = self.fragments.reads
         self.reductions = {node: self._reduction(node) for node in math.states}
         self.fragments.values |= self._values()
+        self.kept = self._kept() if plan.keeps_shared else ()
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
@@ -94,6 +105,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             checks=self.fragments.checks,
+            kept=tuple(self.reads[t] for t in self.kept),
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
@@ -185,7 +197,7 @@ class RowKernelBuilder:
         if self.plan.persistence is Persistence.LOOPED:
             return ()
         early = [t for p in self.phases[1:] for t in p.reads if self._is_of_row(t)] if number == 0 else []
-        now = [t for t in phase.reads if t not in self.prefetched and not self._is_late(t, phase)]
+        now = [t for t in phase.reads if t not in (*self.prefetched, *self.kept) and not self._is_late(t, phase)]
         self.prefetched |= set(early)
         return tuple(self.reads[t] for t in (*now, *early))
 
@@ -193,7 +205,11 @@ class RowKernelBuilder:
         """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
         if self.plan.persistence is Persistence.LOOPED:
             return True
-        return not self._is_of_row(term) and term not in phase.held
+        return not self._is_of_row(term) and term not in phase.held and term not in self.kept
+
+    def _kept(self) -> tuple[int, ...]:
+        """Fragments along the row that all rows share."""
+        return tuple(dict.fromkeys(t for phase in self.phases for t in phase.reads if is_shared(self.math, t)))
 
     def _is_of_row(self, term: int) -> bool:
         read = self.math.leaves.reads[term]

@@ -19,7 +19,7 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
-from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
+from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
@@ -162,6 +162,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         itemsizes=itemsizes,
         held=_most_held(context, math, kept),
         column_sums=sum(max(1, math.terms.items[t].dtype.itemsize / 4) for r in math.roots if r.kind == "column" for t in r.terms),
+        shared=sum(_registers(context, math, t) for t in math.leaves.reads if is_shared(math, t)),
         reductions=sum(r.kind == "reduce" for r in math.roots),
         stage_bytes=_stage_bytes(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
