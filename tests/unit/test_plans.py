@@ -201,6 +201,16 @@ def test_few_rows_are_few_parts(columns: int) -> None:
         assert first.grid(low.sizes) == parts
         assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == parts * columns
         assert second.traffic.read(low.sizes) == parts * columns * 4
+        assert (second.grid(low.sizes), second.block) == (columns // 32, 1024)
+
+
+def test_the_blocks_that_combine_many_sums_have_room_for_them() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        powers = [x**k for k in range(1, 6)]
+        return x - x.mean(-1, keepdim=True), *(power.sum(0) for power in powers)
+
+    low = fg.kernel(function).lower(torch.empty(500, 512, device="meta"), target="sm_90a")
+    assert [(launch.block, launch.shared_bytes) for launch in low.program.launches][1] == (256, 5 * 256 * 8)
 
 
 def test_what_all_rows_share_is_not_staged() -> None:

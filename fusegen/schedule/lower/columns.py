@@ -79,7 +79,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], row_axes:
     sums = tuple(_column_sum(context, state, column_axes, names) for state in states)
     partials = [a for s in sums for a in s.partials]
     writes = [a for s in sums for a in s.writes]
-    plan_of_columns = column_plan(context.target)
+    plan_of_columns = column_plan(context.target, len(partials), tiled=plan.tiled)
     threads = plan_of_columns.columns * plan_of_columns.rows
     shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
     blocks = row_blocks(context, plan, row_axes)
