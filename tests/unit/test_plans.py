@@ -20,6 +20,7 @@ from fusegen.schedule.heuristics.contraction import ProductShape, contraction_pl
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.words import plan_words
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.unit.ptxas import figures
@@ -58,7 +59,7 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
 @pytest.mark.parametrize("machine", cuda_targets(), ids=lambda machine: machine.name)
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
-    for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2), (0, 1, 2)):
+    for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2, 12), (0, 1, 2)):
         if sums and columns > 16384:
             continue  # fusion keeps these apart
         plans = row_plans(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
@@ -175,6 +176,7 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: b
     low = SPECS["layer_norm_backward"].fresh().lower(*tensors, target="sm_90a")
     launch = low.program.launches[0]
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
+    assert len(set(map(plan_words, launch.candidates))) == len(launch.candidates)
     assert plans and plans[0].keeps_shared is kept and (plans[0] == launch.plan or columns < 2048)
     for plan in plans:
         form = low._forms.pinned(low.sizes, {launch.group.outputs: plan})

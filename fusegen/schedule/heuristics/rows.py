@@ -22,6 +22,7 @@ from fusegen.ir.symbolic import Axes, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
 from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.shared import SCRATCH_BYTES
 from fusegen.target import Backend, Target
 
 _VECTOR_BYTES = 16
@@ -56,7 +57,8 @@ _SUMMING_ROWS = 4  # of room in shared memory, at most
 _SUMMING_REGISTERS = 41, 3
 """Of a thread that stages rows, beside what it holds over all rows, and for each group of lanes: with fewer, ptxas spills."""
 _REGISTER_LIMIT = 255  # of a thread
-_SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
+_SCRATCH = 4096  # bytes of shared memory beside staged rows, at least: scratch of reductions, and what the system reserves
+_SYSTEM = 1024  # of these, the latter
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
 _CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
@@ -73,7 +75,7 @@ class RowFeatures:
         itemsizes: of fragments that are read or written along the row.
         held: 32-bit registers that each element of a row takes between phases, at most.
         column_sums: 32-bit registers that each element of a row takes for sums of its column.
-        reductions: reductions along the row.
+        reductions: components of what is reduced along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
         shared: 32-bit registers that each element of a row takes for what all rows share.
         computed: bytes of each element's values that are computed in one phase and used in later ones.
@@ -256,7 +258,7 @@ def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target
     if not features.stage_bytes:
         return None
     chunks = -(-columns // (lanes * _MOST_THREADS))
-    slots = min(2 * chunks, _slots(lanes * _MOST_THREADS * features.stage_bytes, 1, target))
+    slots = min(2 * chunks, _slots(lanes, _MOST_THREADS, 1, features, target))
     if not _is_worth_it(slots, chunks) or chunks * lanes > _MOST_STAGED:
         return None
     exact = known and columns == chunks * lanes * _MOST_THREADS
@@ -282,7 +284,7 @@ def _summing_by(
         return None
     if elements * features.column_sums > registers:
         return None
-    slots = min(_SUMMING_ROWS * chunks, _slots(lanes * threads * features.stage_bytes, blocks, target))
+    slots = min(_SUMMING_ROWS * chunks, _slots(lanes, threads, blocks, features, target))
     slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows, whose places take no arithmetic
     if not _is_worth_it(slots, chunks):
         return None
@@ -291,9 +293,10 @@ def _summing_by(
     return replace(plan, keeps_shared=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
 
 
-def _slots(size: int, blocks: int, target: Target) -> int:
-    """Slots of some bytes that each of some blocks of a multiprocessor has room for."""
-    return (target.shared_bytes // blocks - _SCRATCH) // size
+def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target) -> int:
+    """Slots that each of some blocks of a multiprocessor has room for."""
+    scratch = max(_SCRATCH, _SYSTEM + threads // _WARP * 2 * SCRATCH_BYTES * features.reductions)
+    return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
 
 
 def _is_worth_it(slots: int, chunks: int) -> bool:

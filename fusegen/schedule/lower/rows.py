@@ -163,7 +163,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         held=_most_held(context, math, kept),
         column_sums=sum(max(1, math.terms.items[t].dtype.itemsize / 4) for r in math.roots if r.kind == "column" for t in r.terms),
         shared=sum(_registers(context, math, t) for t in math.leaves.reads if is_shared(math, t)),
-        reductions=sum(r.kind == "reduce" for r in math.roots),
+        reductions=sum(len(r.terms) for r in math.roots if r.kind == "reduce"),
         stage_bytes=_stage_bytes(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
         sendable=_is_sendable(math),
