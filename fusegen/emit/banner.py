@@ -14,7 +14,7 @@ def banner(launch: Launch, target: Target) -> str:
     body = launch.kernel.body
     if target.backend is not Backend.CPU:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""
-        reason = f": {row_reason(body.plan)}" if isinstance(body, RowBody) else ""
+        reason = f": {row_reason(body.plan, sums_columns=bool(body.partials))}" if isinstance(body, RowBody) else ""
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
     return "\n".join(f"// {line}" for line in lines)

@@ -28,6 +28,7 @@ class PhaseView:
         late: fragments that are loaded right before they are used.
         steady: of these, the ones that are the same for all rows, and need no index to be read first.
         uses: fragments that this phase's math uses and that are held, loaded here or before.
+        kept: fragments that this phase's math uses and that are held over all rows.
         given: computed fragments from earlier phases, with their types.
         call: math on each element.
         copies: results that are values which are there already, with their types and the values' text.
@@ -43,6 +44,7 @@ class PhaseView:
     late: tuple[FragmentView, ...]
     steady: tuple[FragmentView, ...]
     uses: tuple[FragmentView, ...]
+    kept: tuple[FragmentView, ...]
     given: tuple[tuple[str, str], ...]
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
@@ -73,14 +75,16 @@ def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
     """The views of all phases."""
     lane_axis = body.column_axes.symbols[-1]
     reads = {a.name: a for phase in body.phases for a in phase.reads}
+    kept = {a.name: a for a in body.kept}
     held = {p.name: p for phase in body.phases for p in phase.held}
-    return [_phase(phase, offsets, reads, held, lane_axis) for phase in body.phases]
+    return [_phase(phase, offsets, reads, kept, held, lane_axis) for phase in body.phases]
 
 
 def _phase(
     phase: Phase,
     offsets: Offsets,
     reads: Mapping[str, Access],
+    kept: Mapping[str, Access],
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
@@ -98,6 +102,7 @@ def _phase(
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
         steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
         uses=tuple(fragment(reads[name], offsets, lane_axis) for name in arrays if name in reads),
+        kept=tuple(fragment(kept[name], offsets, lane_axis) for name in arrays if name in kept),
         given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
         call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
         copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
@@ -144,7 +149,7 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 
 def row_accesses(body: RowBody) -> list[Access]:
     """What a row kernel reads."""
-    return [a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late)]
+    return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
 def staged_accesses(body: RowBody) -> tuple[Access, ...]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.symbolic import Axes, Index
+from fusegen.ir.symbolic import Axes, Dim, Index
 from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
@@ -119,6 +119,7 @@ class RowBody:
         row_axes, column_axes: merged axes.
         phases: in order.
         checks: indices that must be in range, and which no access mentions.
+        kept: fragments that all rows share, loaded before the first one.
         partials: for column sums: the accesses of the workspace, whose row is the number of the block.
         shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
             fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
@@ -130,6 +131,7 @@ class RowBody:
     column_axes: Axes
     phases: tuple[Phase, ...]
     checks: tuple[Check, ...]
+    kept: tuple[Access, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan
@@ -144,13 +146,16 @@ class ColumnBody:
     Attributes:
         sums: what is combined.
         column_axes: merged axes of the columns.
-        partial_rows: number of rows in the workspace.
+        parts: rows in the workspace, at most.
+        row_blocks: blocks that the rows make: where they are fewer, so are the rows in the workspace. None where these are as many
+            as there can be, whatever the rows are.
         shared: scratch of each component.
     """
 
     sums: tuple[ColumnSum, ...]
     column_axes: Axes
-    partial_rows: int
+    parts: int
+    row_blocks: Dim | None
     shared: SharedArrays
     plan: ColumnPlan
 

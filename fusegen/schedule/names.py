@@ -27,9 +27,9 @@ _SHARED = """
 
 _PIPELINES = """
     arguments arrived base begin block column_outer copied count end failed fetch first_column first_row group groups inside
-    is_first last_row leading outer_count rank slot_of span spans sum task tasks there tile tile_column tile_row tiles turn
-    warp_of_row whole AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES PARTS ROWS SLOT SLOTS SPAN Scratch
-    THREADS TILE UNROLL WARPS WORTH_THREADS
+    is_first last_row leading outer_count part_count rank row_blocks slot_of span spans sum task tasks there tile tile_column
+    tile_row tiles turn warp_of_row whole AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES MEETING PARTS
+    ROWS SHARE SLOT SLOTS SPAN Scratch THREADS TILE UNROLL WARPS WORTH_THREADS
 """
 """Names that pipelines use for themselves."""
 

@@ -101,6 +101,7 @@ class RowPlan:
         cluster: blocks that share a row, and send each other their parts of what is reduced along it; or that share a tile, and
             finish its sums.
         unroll: rows of a tile that a thread asks for before it works on the first.
+        keeps_shared: whether what all rows share is loaded once by a block that works on many, and kept in registers.
     """
 
     threads: int
@@ -116,6 +117,7 @@ class RowPlan:
     shifted: bool = False
     cluster: int = 1
     unroll: int = 1
+    keeps_shared: bool = False
 
     @property
     def finishes(self) -> bool:
@@ -124,8 +126,10 @@ class RowPlan:
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
-        """As of a `PointwisePlan`: longer rows take more threads that hold as much each."""
-        numbers = (max(1, self.chunks) * self.lanes, self.lanes, self.rows, self.cluster)
+        """As of a `PointwisePlan`: longer rows take more threads that hold as much each. Staged rows of blocks that share a
+        multiprocessor count as under way at the same time."""
+        rows = self.rows * self.blocks_per_sm if self.slots else self.rows
+        numbers = (max(1, self.chunks) * self.lanes, self.lanes, rows, self.cluster)
         return self.persistence.value, tuple(map(math.log2, numbers))
 
     @property
@@ -137,6 +141,11 @@ class RowPlan:
     def warps(self) -> int:
         """Warps that share a row."""
         return max(1, self.threads // 32)
+
+    @property
+    def meeting(self) -> int:
+        """Lanes that hold a part of each of these warps: a power of two, so that halves combine with each other."""
+        return 1 << (self.warps - 1).bit_length()
 
     @property
     def span(self) -> int:

@@ -83,7 +83,7 @@ def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | Col
 
 
 def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: int, moved: int) -> RowWork:
-    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
+    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}  # nothing is kept: no sums
     reads = [access for access in found.values() if access.buffer in itemsizes]  # others are drawn
     of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)

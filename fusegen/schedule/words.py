@@ -44,22 +44,24 @@ def plan_words(plan: LanePlan) -> str:
     how = plan.persistence.value
     groups = f"{plan.chunks} x {plan.lanes}" if plan.chunks else f"{plan.lanes} at a time"
     rows = f", {plan.rows} rows" if plan.rows > 1 else ""
+    rows = f", {plan.blocks_per_sm} blocks a multiprocessor" if plan.slots and plan.blocks_per_sm > 1 else rows
     threads = f"{plan.cluster} blocks of {plan.block}" if plan.cluster > 1 else str(plan.threads)
     return f"{how}: {threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
 
 
 def _column_tile_words(plan: RowPlan) -> str:
-    parts = f"{plan.cluster} blocks together" if plan.finishes else f"{plan.resident} blocks"
-    return (
-        f"tiles of {plan.span} columns: {parts}, {plan.threads} x {plan.rows} threads, {plan.unroll} x {plan.lanes} elements each"
-    )
+    blocks = f"{plan.cluster} blocks together" if plan.finishes else f"{plan.resident} blocks"
+    each = f"{plan.threads} x {plan.rows} threads, {plan.unroll} x {plan.lanes} elements each"
+    return f"tiles of {plan.span} columns: {blocks}, {each}"
 
 
-def row_reason(plan: RowPlan) -> str:
+def row_reason(plan: RowPlan, *, sums_columns: bool) -> str:
     """Why a row kernel is laid out as it is on a GPU."""
     elements = plan.chunks * plan.lanes
     if plan.tiled:
         return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
+    if plan.persistence is Persistence.STAGED and sums_columns:
+        return "the next rows come to shared memory while the columns of this one are added up in registers"
     if plan.persistence is Persistence.STAGED:
         return "a row is too long for the registers of a block, and fits its shared memory"
     sharing = f"{plan.cluster} blocks" if plan.cluster > 1 else "a block"

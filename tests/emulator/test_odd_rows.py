@@ -192,9 +192,11 @@ def test_sums_of_columns_keep_their_lanes() -> None:
         y = F.softmax(x, -1)
         return y, y.sum(0)
 
-    low = fg.kernel(with_sums).lower(meta(64, 3001), target="sm_90a")
+    low = fg.kernel(with_sums).lower(meta(64, 3004), target="sm_90a")
     steps = [step for step in low.program.steps if isinstance(step, Launch)]
     assert steps[0].candidates and not any(plan.shifted for plan in steps[0].candidates)
+    without = plans(fg.kernel(lambda x: F.softmax(x, -1)).lower(meta(64, 3004), target="sm_90a"))
+    assert any(plan.shifted for plan in without)
 
 
 def test_points_can_be_read_as_if_they_were_of_one_row() -> None:

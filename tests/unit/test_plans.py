@@ -20,6 +20,8 @@ from fusegen.schedule.heuristics.contraction import ProductShape, contraction_pl
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.words import plan_words
+from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.unit.ptxas import figures
 
@@ -44,9 +46,11 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
         assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
         assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
-        assert plan.chunks < plan.slots <= 2 * plan.chunks and inputs and not sums
+        assert plan.chunks < plan.slots <= (4 if sums else 2) * plan.chunks and inputs
         scratch = plan.warps * 2 * 8 * reductions
-        assert plan.slots * plan.span * inputs * itemsize + scratch + 1024 <= machine.shared_bytes
+        taken = plan.slots * plan.span * inputs * itemsize + scratch + 1024
+        assert taken * plan.blocks_per_sm <= machine.shared_bytes + 1024  # which a multiprocessor has beside that of one block
+        assert not sums or plan.resident == plan.blocks_per_sm * machine.processors
     else:
         assert plan.slots == 0
     assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
@@ -55,7 +59,7 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
 @pytest.mark.parametrize("machine", cuda_targets(), ids=lambda machine: machine.name)
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
-    for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2), (0, 1, 2)):
+    for columns, held, sums, reductions, inputs in itertools.product(LENGTHS, (0.5, 1, 3), (0, 2), (1, 2, 12), (0, 1, 2)):
         if sums and columns > 16384:
             continue  # fusion keeps these apart
         plans = row_plans(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
@@ -168,6 +172,52 @@ def test_a_grid_covers_every_row_and_column() -> None:
         for second in others:
             assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
             assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(1024, True), (4096, True), (8192, False), (16384, False)])
+def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: bool) -> None:
+    """Sums of two columns for each of its elements; weights beside them where there are registers left, else in each phase."""
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((5000, columns), (5000, columns), (columns,))]
+    low = SPECS["layer_norm_backward"].fresh().lower(*tensors, target="sm_90a")
+    launch = low.program.launches[0]
+    plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
+    assert len(set(map(plan_words, launch.candidates))) == len(launch.candidates)
+    assert plans and plans[0].keeps_shared is kept and (plans[0] == launch.plan or columns < 2048)
+    for plan in plans:
+        form = low._forms.pinned(low.sizes, {launch.group.outputs: plan})
+        body = form.program.launches[0].kernel.body
+        assert isinstance(body, RowBody) and [access.name for access in body.kept] == (["weight"] if plan.keeps_shared else [])
+        assert any(phase.late for phase in body.phases) is not plan.keeps_shared
+        assert figures(form.sources[0]).spilled == 0, plan
+
+
+@pytest.mark.parametrize("columns", [256, 4096])
+def test_few_rows_are_few_parts(columns: int) -> None:
+    """Blocks that have rows, and the partial sums that these leave: not those of a whole machine."""
+
+    def gradients(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x - (x * dy).mean(-1, keepdim=True), (x * dy).sum(0)
+
+    for rows in (2, 3, 8, 100, 20_000):
+        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+        low = fg.kernel(gradients).lower(x, x, target="sm_90a")
+        first, second = low.program.launches
+        body = first.kernel.body
+        assert isinstance(body, RowBody) and body.plan.rows == (8 if columns == 256 else 1)
+        parts = min(-(-rows // body.plan.rows), body.plan.resident)
+        assert first.grid(low.sizes) == parts
+        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == parts * columns
+        assert second.traffic.read(low.sizes) == parts * columns * 4
+        assert (second.grid(low.sizes), second.block) == (columns // 32, 1024)
+
+
+def test_the_blocks_that_combine_many_sums_have_room_for_them() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        powers = [x**k for k in range(1, 6)]
+        return x - x.mean(-1, keepdim=True), *(power.sum(0) for power in powers)
+
+    low = fg.kernel(function).lower(torch.empty(500, 512, device="meta"), target="sm_90a")
+    assert [(launch.block, launch.shared_bytes) for launch in low.program.launches][1] == (256, 5 * 256 * 8)
 
 
 def test_what_all_rows_share_is_not_staged() -> None:

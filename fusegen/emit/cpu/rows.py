@@ -57,7 +57,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         names=names_of(kernel),
         nest=NestView.of(body.column_axes, "row"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
-        parts=body.partial_rows,
+        parts=body.parts,
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))

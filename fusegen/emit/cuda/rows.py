@@ -70,6 +70,7 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
+        kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         plan=body.plan,
@@ -93,7 +94,8 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
-        parts=body.partial_rows,
+        parts=body.parts,
+        row_blocks=None if body.row_blocks is None else c_text(body.row_blocks),
         shared=body.shared,
         plan=body.plan,
     )

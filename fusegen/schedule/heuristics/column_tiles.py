@@ -26,19 +26,19 @@ _BLOCKS_PER_SM = 2  # that share them where a second kernel combines the parts
 _PARTS = 32  # of the rows of a tile where nobody knows how many tiles there are
 
 
-def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums: int, target: Target) -> tuple[RowPlan, ...]:
+def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums: float, target: Target) -> tuple[RowPlan, ...]:
     """The plans of a kernel that sums columns and reduces nothing along rows; the first one is for no sizes in particular.
 
     Args:
         columns: of a row, if known.
         lanes: that one access moves.
         read: bytes of an element of each fragment that is read of the row itself.
-        sums: components that are added up.
+        sums: 32-bit registers that each element of a row takes for sums of its column.
     """
     return tuple(dict.fromkeys(_plans(columns, lanes, read, sums, target)))
 
 
-def _plans(columns: int | None, lanes: int, read: Sequence[int], sums: int, target: Target) -> Iterator[RowPlan]:
+def _plans(columns: int | None, lanes: int, read: Sequence[int], sums: float, target: Target) -> Iterator[RowPlan]:
     under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
     unroll = max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
     held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes

@@ -42,7 +42,7 @@ def _lies_across(offset: Index, axes: Axes) -> bool:
     return any(expanded.coeff(axis) == 1 for axis in axes.symbols[:-1])
 
 
-def row_plans(axes: Axes, reductions: int, column_sums: int, computed: int) -> tuple[RowPlan, ...]:
+def row_plans(axes: Axes, reductions: int, column_sums: float, computed: int) -> tuple[RowPlan, ...]:
     """The plans that a row kernel can have; what is expected to be fastest comes first.
 
     Args:

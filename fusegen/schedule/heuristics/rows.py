@@ -1,7 +1,8 @@
 """Plans of row kernels.
 
 A row lives in the registers of as many threads as it needs, read from memory once: a warp for short rows, a block for longer
-ones. Longer rows are staged in the shared memory of one block; the longest are looped over.
+ones. Longer rows are staged in the shared memory of one block; the longest are looped over. Where columns are summed as well, a
+block goes through many rows one after the other: shorter ones are staged too, so that the next are under way meanwhile.
 
 Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers. Each warp sends its part of
 what is reduced to all blocks, and goes on when the others' have come; the one barrier of the cluster is the first, and loads are
@@ -12,6 +13,7 @@ two barriers of the cluster, had lost to both others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +23,7 @@ from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
 from fusegen.schedule.heuristics.column_tiles import column_tile_plans
 from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.shared import SCRATCH_BYTES
 from fusegen.target import Backend, Target
 
 _VECTOR_BYTES = 16
@@ -45,7 +48,18 @@ _LEAST_BYTES = 4  # of a group of lanes that a window brings
 _LONG = 1024
 """Groups of lanes in a row from which on wider groups at aligned places pay, whatever they cost at its ends: on an H200 1001
 single elements take as long either way, and 3001 a third longer; 1002 in pairs take less."""
-_SCRATCH = 4096  # bytes of shared memory beside staged rows: scratch of reductions, and what the system reserves
+_LEAST_SUMMING = 128  # threads of a block that stages rows whose columns are summed
+_SUMMING_THREADS = range(256, 1024 + 1)  # of a multiprocessor, likewise
+_USUAL_SUMMING = 512
+"""What is expected to be fastest: every warp takes its steps in what ends a phase, and too few hide none of them."""
+_SUMMING_BLOCKS = (2, 4, 1)  # a multiprocessor
+_SUMMING_CHUNKS = (1, 2, 4, 8)
+_SUMMING_ROWS = 4  # of room in shared memory, at most
+_SUMMING_REGISTERS = 41, 3
+"""Of a thread that stages rows, beside what it holds over all rows, and for each group of lanes: with fewer, ptxas spills."""
+_REGISTER_LIMIT = 255  # of a thread
+_SCRATCH = 4096  # bytes of shared memory beside staged rows, at least: scratch of reductions, and what the system reserves
+_SYSTEM = 1024  # of these, the latter
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
 _CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
@@ -61,10 +75,11 @@ class RowFeatures:
         axes: the column axes, merged.
         itemsizes: of fragments that are read or written along the row.
         held: 32-bit registers that each element of a row takes between phases, at most.
-        column_sums: columns sums that are accumulated in registers.
-        reductions: reductions along the row.
+        column_sums: 32-bit registers that each element of a row takes for sums of its column.
+        reductions: components of what is reduced along the row.
         stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
         read: bytes of an element of each fragment that is read of the row itself.
+        shared: 32-bit registers that each element of a row takes for what all rows share.
         computed: bytes of each element's values that are computed in one phase and used in later ones.
         shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
             cannot.
@@ -74,10 +89,11 @@ class RowFeatures:
     axes: Axes
     itemsizes: Sequence[int]
     held: float
-    column_sums: int
+    column_sums: float
     reductions: int
     stage_bytes: int
     read: Sequence[int] = ()
+    shared: float = 0
     computed: int = 0
     shifted_stage_bytes: int | None = None
     sendable: bool = False
@@ -112,9 +128,11 @@ def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, 
     groups = max(1, -(-columns // lanes))  # a sum of no columns is a row of them still
     powers = [held(threads) for threads in _THREADS if threads == _WARP or threads < 2 * groups]
     fewest = [held(-(-groups // (chunks * _WARP)) * _WARP) for chunks in range(_MOST_ELEMENTS // lanes, 0, -1)]
-    if features.column_sums:  # which threads hold over all rows: there is no other way
-        found = [*powers, *fewest]
-        return tuple(dict.fromkeys(filter(None, found if any(found) else [held(_MOST_THREADS)])))
+    if features.column_sums:  # which threads hold over all rows
+        found = [plan for plan in (*powers, *fewest) if plan is not None]
+        staged = _summing(columns, known, lanes, features, target)
+        ordered = [*staged, *found] if groups >= _BLOCK else [*found, *staged]
+        return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     return tuple(dict.fromkeys(filter(None, [*powers, _staged(columns, known, lanes, features, target), looped, *fewest])))
 
 
@@ -223,7 +241,10 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
     exact = columns == chunks * lanes * threads
     if features.column_sums:  # no more blocks than run: what is summed takes all the registers that it can have
         resident = _resident(threads * rows, target)
-        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, resident // target.processors)
+        blocks = resident // target.processors
+        needed = _OWN_REGISTERS + chunks * lanes * (features.held + features.column_sums + features.shared)
+        keeps = features.shared > 0 and needed * threads * rows * blocks <= _REGISTERS
+        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks, keeps_shared=keeps)
     needed = _OWN_REGISTERS + chunks * lanes * features.held
     fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
     blocks = 2 if fits_twice else _blocks(threads * rows)
@@ -240,11 +261,50 @@ def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target
     if not features.stage_bytes:
         return None
     chunks = -(-columns // (lanes * _MOST_THREADS))
-    slots = min(2 * chunks, (target.shared_bytes - _SCRATCH) // (lanes * _MOST_THREADS * features.stage_bytes))
-    if slots * _LEAST_AHEAD[1] < chunks * _LEAST_AHEAD[0] or chunks * lanes > _MOST_STAGED:
+    slots = min(2 * chunks, _slots(lanes, _MOST_THREADS, 1, features, target))
+    if not _is_worth_it(slots, chunks) or chunks * lanes > _MOST_STAGED:
         return None
     exact = known and columns == chunks * lanes * _MOST_THREADS
     return RowPlan(_MOST_THREADS, 1, lanes, chunks, Persistence.STAGED, exact, target.processors, 1, slots)
+
+
+def _summing(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
+    """Rows in shared memory whose columns are summed in registers; what is expected to be fastest comes first."""
+    groups = -(-columns // lanes)
+    blocks = dict.fromkeys(-(-groups // (chunks * _WARP)) * _WARP for chunks in _SUMMING_CHUNKS)
+    found = [_summing_by(columns, known, lanes, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
+    return sorted(filter(None, found), key=lambda p: abs(math.log2(p.threads * p.blocks_per_sm / _USUAL_SUMMING)))
+
+
+def _summing_by(
+    columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int, blocks: int
+) -> RowPlan | None:
+    """The plan of so many threads a block and blocks a multiprocessor, if there is room for what they hold and for rows ahead."""
+    chunks = -(-columns // (lanes * threads))
+    elements, (own, of_group) = chunks * lanes, _SUMMING_REGISTERS
+    registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks)) - own - chunks * of_group
+    if not features.stage_bytes or threads < _LEAST_SUMMING or threads * blocks not in _SUMMING_THREADS:
+        return None
+    if elements * features.column_sums > registers:
+        return None
+    slots = min(_SUMMING_ROWS * chunks, _slots(lanes, threads, blocks, features, target))
+    slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows, whose places take no arithmetic
+    if not _is_worth_it(slots, chunks):
+        return None
+    exact = known and columns == chunks * lanes * threads
+    plan = RowPlan(threads, 1, lanes, chunks, Persistence.STAGED, exact, target.processors * blocks, blocks, slots)
+    return replace(plan, keeps_shared=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
+
+
+def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target) -> int:
+    """Slots that each of some blocks of a multiprocessor has room for."""
+    scratch = max(_SCRATCH, _SYSTEM + threads // _WARP * 2 * SCRATCH_BYTES * features.reductions)
+    return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
+
+
+def _is_worth_it(slots: int, chunks: int) -> bool:
+    """Whether enough of the next row is under way while one is worked on."""
+    return slots * _LEAST_AHEAD[1] >= chunks * _LEAST_AHEAD[0]
 
 
 def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:

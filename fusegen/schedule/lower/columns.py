@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
 
-from fusegen.calls.formula import formula_of
+from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, product
 from fusegen.schedule.bodies import ColumnBody, ColumnSum
 from fusegen.schedule.heuristics.columns import column_plan
 from fusegen.schedule.lower.assembly import assemble, uses_of
@@ -22,6 +22,7 @@ from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
 from fusegen.schedule.shared import SCRATCH_BYTES, arranged
+from fusegen.target import Backend
 
 PART = axis_symbol("part")
 """The number of a part of the rows, and of the block that works on it: its row of the workspace."""
@@ -40,9 +41,24 @@ class PartialState:
     stores: Mapping[int, Sequence[Store]]
 
 
-def partials_buffers(context: Context, node: int, plan: RowPlan, column_axes: Axes) -> tuple[int, ...]:
-    """The workspace of a column sum: for each component of its state, a row for each block that shares the rows."""
-    shape = (formula_of(plan.resident), formula(product(column_axes.extents)))
+def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
+    """Blocks that the rows make, where no others have work; None where all of the plan's have: of tiles of columns, which start
+    whatever the rows are, and on the CPU."""
+    if plan.tiled or context.target.backend is Backend.CPU:
+        return None
+    rows = product(row_axes.extents)
+    return rows if plan.rows == 1 else FloorDiv(rows + (plan.rows - 1), plan.rows)
+
+
+def parts_of(context: Context, plan: RowPlan, row_axes: Axes) -> Formula:
+    """Parts of the rows, each the work of a block, which leaves its column sums."""
+    blocks = row_blocks(context, plan, row_axes)
+    return formula_of(plan.resident) if blocks is None else minimum(formula(blocks), plan.resident)
+
+
+def partials_buffers(context: Context, node: int, parts: Formula, column_axes: Axes) -> tuple[int, ...]:
+    """The workspace of a column sum: for each component of its state, a row for each part of the rows."""
+    shape = (parts, formula(product(column_axes.extents)))
     found = context.graph.nodes[node]
     components, element = REDUCTIONS[found.op].components, element_type(context.graph, found)
     names = [f"partial_{node}" if len(components) == 1 else f"partial_{node}_{c.name}" for c in components]
@@ -57,17 +73,19 @@ def partial_offset(column_axes: Axes) -> Index:
     return position
 
 
-def combine_partials(context: Context, states: Sequence[PartialState], column_axes: Axes, plan: RowPlan) -> Launch:
+def combine_partials(context: Context, states: Sequence[PartialState], row_axes: Axes, column_axes: Axes, plan: RowPlan) -> Launch:
     """The launch that combines partial sums into the results."""
     names = Namer()
     sums = tuple(_column_sum(context, state, column_axes, names) for state in states)
     partials = [a for s in sums for a in s.partials]
     writes = [a for s in sums for a in s.writes]
-    plan_of_columns = column_plan(context.target)
+    plan_of_columns = column_plan(context.target, len(partials), tiled=plan.tiled)
     threads = plan_of_columns.columns * plan_of_columns.rows
     shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
-    body = ColumnBody(sums, column_axes, plan.resident, shared, plan_of_columns)
-    uses = uses_of([(a.offset, ()) for a in (*partials, *writes)], (), (), column_axes.extents)
+    blocks = row_blocks(context, plan, row_axes)
+    body = ColumnBody(sums, column_axes, plan.resident, blocks, shared, plan_of_columns)
+    extents = column_axes.extents if blocks is None else (*column_axes.extents, blocks)
+    uses = uses_of([(a.offset, ()) for a in (*partials, *writes)], (), (), extents)
     pointers = context.pointers((a.buffer for a in partials), (a.buffer for a in writes))
     kernel = assemble(context, body, [uses], pointers, axes=(*column_axes.symbols, PART))
     kernel = replace(kernel, name=f"{context.name}_combine")

@@ -8,13 +8,14 @@ from typing import cast
 
 import sympy
 
-from fusegen.calls.formula import Formula, formula_of, minimum
+from fusegen.calls.formula import Formula
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
-from fusegen.schedule.lower.columns import PART, partial_offset
+from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import Leaves
@@ -61,6 +62,15 @@ class RowMath:
     anchor: Anchor | None
 
 
+def is_shared(math: RowMath, term: int) -> bool:
+    """Whether what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
+    read = math.leaves.reads[term]
+    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
+        return False
+    along = read.offset.free_symbols
+    return along.isdisjoint(math.row_axes.symbols) and not along.isdisjoint(math.column_axes.symbols)
+
+
 class RowKernelBuilder:
     """Builds one row kernel.
 
@@ -87,6 +97,7 @@ class RowKernelBuilder:
         self.reads = self.fragments.reads
         self.reductions = {node: self._reduction(node) for node in math.states}
         self.fragments.values |= self._values()
+        self.kept = self._kept() if plan.keeps_shared else ()
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
@@ -99,6 +110,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             checks=self.fragments.checks,
+            kept=tuple(self.reads[t] for t in self.kept),
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
@@ -203,7 +215,7 @@ class RowKernelBuilder:
         if self.plan.persistence is Persistence.LOOPED:
             return ()
         early = [t for p in self.phases[1:] for t in p.reads if self._is_of_row(t)] if number == 0 else []
-        now = [t for t in phase.reads if t not in self.prefetched and not self._is_late(t, phase)]
+        now = [t for t in phase.reads if t not in (*self.prefetched, *self.kept) and not self._is_late(t, phase)]
         self.prefetched |= set(early)
         return tuple(self.reads[t] for t in (*now, *early))
 
@@ -211,7 +223,11 @@ class RowKernelBuilder:
         """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
         if self.plan.persistence is Persistence.LOOPED:
             return True
-        return not self._is_of_row(term) and term not in phase.held
+        return not self._is_of_row(term) and term not in phase.held and term not in self.kept
+
+    def _kept(self) -> tuple[int, ...]:
+        """Fragments along the row that all rows share."""
+        return tuple(dict.fromkeys(t for phase in self.phases for t in phase.reads if is_shared(self.math, t)))
 
     def _is_of_row(self, term: int) -> bool:
         read = self.math.leaves.reads[term]
@@ -273,10 +289,8 @@ class RowKernelBuilder:
         if self.plan.tiled:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
             return tiles * self.plan.resident
-        if self.plan.persistence is Persistence.STAGED:
-            return minimum(formula(rows), self.plan.resident)
         if self.plan.resident:
-            return formula_of(self.plan.resident)
+            return parts_of(self.context, self.plan, self.math.row_axes)
         if self.plan.cluster > 1:
             return formula(rows) * self.plan.cluster
         return ceil_div(rows, self.plan.rows)

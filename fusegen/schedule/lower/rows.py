@@ -14,12 +14,12 @@ from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Pattern, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers
+from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
-from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath
+from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
@@ -44,11 +44,12 @@ def lower_rows(context: Context) -> list[Launch]:
     stores = {node: _state_stores(context, math, node) for node in columns}
     if plan.finishes:
         return [RowKernelBuilder(context, math, plan, phases, {}, stores).launch()]
-    workspace = {node: partials_buffers(context, node, plan, math.column_axes) for node in columns}
+    parts = parts_of(context, plan, math.row_axes)
+    workspace = {node: partials_buffers(context, node, parts, math.column_axes) for node in columns}
     launches = [RowKernelBuilder(context, math, plan, phases, workspace, stores).launch()]
     if columns:
         sums = [PartialState(workspace[node], stores[node]) for node in columns]
-        launches.append(combine_partials(context, sums, math.column_axes, plan))
+        launches.append(combine_partials(context, sums, math.row_axes, math.column_axes, plan))
     return launches
 
 
@@ -166,8 +167,9 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         axes=math.column_axes,
         itemsizes=itemsizes,
         held=_most_held(context, math, kept),
-        column_sums=sum(len(r.terms) for r in math.roots if r.kind == "column"),
-        reductions=sum(r.kind == "reduce" for r in math.roots),
+        column_sums=sum(max(1, math.terms.items[t].dtype.itemsize / 4) for r in math.roots if r.kind == "column" for t in r.terms),
+        shared=sum(_registers(context, math, t) for t in math.leaves.reads if is_shared(math, t)),
+        reductions=sum(len(r.terms) for r in math.roots if r.kind == "reduce"),
         stage_bytes=_stage_bytes(context, math),
         read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
@@ -204,8 +206,8 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
         if _along(read.offset, math.column_axes) and _along_row(math, term):
             access = context.access("", read.buffer, read.offset, math.column_axes.symbols[-1], 8, read.conditions)
             itemsize = context.dtype(read.buffer).itemsize
-            if access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
-                return 0
+            if read.conditions or access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
+                return 0  # copies ask for no conditions: rows of two tensors, one behind the other, lie outside of one of them
             total += itemsize
     return total
 

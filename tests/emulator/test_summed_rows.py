@@ -1,0 +1,119 @@
+"""Rows that are reduced and whose columns are summed: each plan, with whole and ragged rows, many rows a block and few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen import target as targets
+from fusegen.runtime import backends, forms
+from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
+from fusegen.schedule.program import Launch
+from tests.unit.eager import agree, ints, randn
+
+BF16, F32 = torch.bfloat16, torch.float32
+pytestmark = pytest.mark.usefixtures("emulated")
+Choose = Callable[[Callable[[RowPlan], bool]], list[RowPlan]]
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One multiprocessor, so that each of its few blocks has several rows to work on."""
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """Launches of rows have their first plan of some kind; gives a list of those that they have had."""
+
+    def planned(wanted: Callable[[RowPlan], bool]) -> list[RowPlan]:
+        found: list[RowPlan] = []
+
+        def preferred(launch: Launch, *_: object) -> LanePlan | None:
+            rows = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
+            found.extend([plan for plan in rows if wanted(plan)][:1])
+            return found[-1] if rows else None
+
+        monkeypatch.setattr(forms, "preferred", preferred)
+        return found
+
+    return planned
+
+
+def gradients(x: Tensor, dy: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two reductions in the first phase, one in each of the next; sums of columns in two of them."""
+    centered = x - x.mean(-1, keepdim=True)
+    normalized = centered * torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5)
+    grad = dy * weight
+    dx = grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True)
+    return dx, (dy * normalized).sum(0), dy.sum(0)
+
+
+def inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return randn(rows, columns, dtype=dtype), randn(rows, columns, dtype=dtype), randn(columns, dtype=dtype)
+
+
+FORMS = {"whole": (1024, F32), "ragged": (1100, F32), "ragged, 16 bits": (1992, BF16)}
+
+
+@pytest.mark.parametrize("rows", [2, 3, 11])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_staged_rows(choose: Choose, blocks: int, form: str, rows: int) -> None:
+    """Blocks that share a multiprocessor; fewer rows than they are or have room for, and many."""
+    columns, dtype = FORMS[form]
+    plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.blocks_per_sm == blocks)
+    agree(gradients, inputs(rows, columns, dtype))
+    assert plans and all(plan.resident == blocks and plan.exact is (form == "whole") for plan in plans)
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_a_thread_holds_sums_of_several_groups(choose: Choose, chunks: int) -> None:
+    plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == chunks)
+    agree(gradients, inputs(7, 2048, F32))
+    assert plans
+
+
+@pytest.mark.parametrize(("room", "slots"), [(1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)])
+def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch, room: float, slots: int) -> None:
+    """Where no two rows have room, groups of a row are brought while the groups before are still in use; else rows are whole."""
+    shared = 2 * (4096 + int(room * 2048 * 2 * 4))
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1, shared_bytes=shared))
+    plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
+    agree(gradients, inputs(6, 2048, F32))
+    assert {plan.slots for plan in plans} == {slots}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_in_registers(choose: Choose, rows: int) -> None:
+    plans = choose(lambda plan: plan.persistence is Persistence.REGISTERS)
+    agree(gradients, inputs(rows, 1100, F32))
+    assert plans
+
+
+def test_what_all_rows_share_is_loaded_once(choose: Choose) -> None:
+    """But for what an index leads to, or a condition: that is loaded where it is used."""
+
+    def scaled(x: Tensor, weight: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x * weight * table[places] + torch.cat([weight[:512], table[:512]])
+        return hidden - hidden.mean(-1, keepdim=True), (x * weight).sum(0)
+
+    plans = choose(lambda plan: plan.persistence is Persistence.STAGED)
+    agree(scaled, (randn(9, 1024), randn(1024), randn(1024), ints(1024, low=0, high=1024)))
+    assert plans and all(plan.keeps_shared for plan in plans)
+
+
+def test_rows_of_two_tensors_one_behind_the_other_are_not_staged(choose: Choose) -> None:
+    """No copy asks in which of them a row lies."""
+
+    def joined(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.cat([x, y], 0)
+        return rows - rows.mean(-1, keepdim=True), rows.sum(0)
+
+    plans = choose(lambda plan: True)
+    agree(joined, (randn(3, 1024), randn(2, 1024)))
+    assert all(plan.persistence is Persistence.REGISTERS for plan in plans)
