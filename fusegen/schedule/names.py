@@ -26,10 +26,10 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    arguments arrived base begin block column_outer copied count end failed fetch first_column first_row group groups inside
-    is_first last_row leading outer_count part_count rank row_blocks slot_of span spans sum task tasks there tile tile_column
-    tile_row tiles turn warp_of_row whole AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES MEETING PARTS
-    ROWS SHARE SLOT SLOTS SPAN Scratch THREADS TILE UNROLL WARPS WORTH_THREADS
+    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES MEETING PARTS ROWS SHARE SLOT SLOTS SPAN Scratch
+    THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin block column_outer copied count end exists failed
+    fetch first_column first_row group groups inside is_first last_row leading outer_count own part_count rank row_blocks
+    slot_of span spans sum task tasks there tile tile_column tile_row tiles turn warp_of_row whole
 """
 """Names that pipelines use for themselves."""
 
@@ -68,7 +68,7 @@ _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
-_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads"
+_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch"
 """What templates and emitters append to names."""
 
 _MADE = re.compile(

@@ -40,10 +40,10 @@ def covered(plan: RowPlan) -> int:
 
 def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int, reductions: int, inputs: int, sums: int) -> None:
     assert plan.block <= 1024 and plan.lanes * itemsize <= 16 and columns % plan.lanes == 0
-    assert plan.threads % 32 == 0 and (plan.rows == 1 or plan.threads == 32)
+    assert plan.block % 32 == 0 and (plan.threads in (4, 8, 16) if plan.threads % 32 else plan.rows == 1 or plan.threads == 32)
     assert plan.block * plan.blocks_per_sm <= 2048
     if plan.persistence is not Persistence.LOOPED:
-        assert covered(plan) >= columns and plan.exact is (covered(plan) == columns)
+        assert covered(plan) >= columns and plan.exact is (covered(plan) == columns and plan.threads >= 32)
         assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
         assert plan.chunks < plan.slots <= (4 if sums else 2) * plan.chunks and inputs
@@ -174,15 +174,19 @@ def test_a_grid_covers_every_row_and_column() -> None:
             assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
 
 
-@pytest.mark.parametrize(("columns", "kept"), [(1024, True), (4096, True), (8192, False), (16384, False)])
-def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("columns", "kept"), [(1024, {True}), (4096, {True, False}), (8192, {True, False}), (16384, {True, False})]
+)
+def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: set[bool]) -> None:
     """Sums of two columns for each of its elements; weights beside them where there are registers left, else in each phase."""
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((5000, columns), (5000, columns), (columns,))]
+    tensors = [
+        torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((50000, columns), (50000, columns), (columns,))
+    ]
     low = SPECS["layer_norm_backward"].fresh().lower(*tensors, target="sm_90a")
     launch = low.program.launches[0]
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
     assert len(set(map(plan_words, launch.candidates))) == len(launch.candidates)
-    assert plans and plans[0].keeps_shared is kept and (plans[0] == launch.plan or columns < 2048)
+    assert plans[0].keeps_shared and {plan.keeps_shared for plan in plans} == kept and (plans[0] == launch.plan or columns < 2048)
     for plan in plans:
         form = low._forms.pinned(low.sizes, {launch.group.outputs: plan})
         body = form.program.launches[0].kernel.body
@@ -200,7 +204,7 @@ def test_few_rows_are_few_parts(columns: int) -> None:
 
     for rows in (2, 3, 8, 100, 20_000):
         x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
-        low = fg.kernel(gradients).lower(x, x, target="sm_90a")
+        low = fg.kernel(gradients).lower(x, x, target="sm_80")  # elsewhere few rows are summed apart
         first, second = low.program.launches
         body = first.kernel.body
         assert isinstance(body, RowBody) and body.plan.rows == (8 if columns == 256 else 1)
@@ -216,7 +220,7 @@ def test_the_blocks_that_combine_many_sums_have_room_for_them() -> None:
         powers = [x**k for k in range(1, 6)]
         return x - x.mean(-1, keepdim=True), *(power.sum(0) for power in powers)
 
-    low = fg.kernel(function).lower(torch.empty(500, 512, device="meta"), target="sm_90a")
+    low = fg.kernel(function).lower(torch.empty(50000, 512, device="meta"), target="sm_90a")
     assert [(launch.block, launch.shared_bytes) for launch in low.program.launches][1] == (256, 5 * 256 * 8)
 
 

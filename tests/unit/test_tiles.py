@@ -21,7 +21,7 @@ from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.plan import PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import expected_times
+from fusegen.schedule.ranking import expected_times, preferred
 from fusegen.schedule.terms import Read, Terms
 from fusegen.target import target
 
@@ -86,7 +86,7 @@ def test_kernels_of_operands_that_lie_across() -> None:
     ]
     for function, shapes in cases:
         launch = launch_of(function, *(tensor(*shape) for shape in shapes))
-        assert isinstance(launch.kernel.body, TileBody) and launch.plan == launch.candidates[0]
+        assert isinstance(launch.kernel.body, TileBody) and launch.plan in launch.candidates
         kinds = [type(plan) for plan in launch.candidates]
         assert kinds == sorted(kinds, key=lambda kind: kind is PointwisePlan) and set(kinds) == {TilePlan, PointwisePlan}
         assert not expected_times(launch, {"x_dim0": 512, "x_dim1": 512}, MACHINE)  # nobody has measured tiles
@@ -102,6 +102,14 @@ def test_short_axes_need_no_tiles(shape: tuple[int, int], tiled: bool) -> None:
     """Columns are known when the kernel is made, rows at the call."""
     launch = launch_of(lambda x: x.t().contiguous(), tensor(*shape))
     assert isinstance(launch.plan, TilePlan) is tiled
+
+
+def test_few_points_have_small_tiles() -> None:
+    """A multiprocessor that has no tile does nothing: 300 x 500 take 6.8 µs on an H200 in tiles of 64 x 64, in the smallest 5.3."""
+    launch = launch_of(lambda x: x.t().contiguous(), tensor(300, 512))
+    found = {rows: preferred(launch, {"x_dim0": rows}, MACHINE) for rows in (16, 300, 16384)}
+    sides = {rows: (plan.rows, plan.columns) for rows, plan in found.items() if isinstance(plan, TilePlan)}
+    assert sides == {300: (32, 32), 16384: (64, 64)} and isinstance(found[16], PointwisePlan)
 
 
 # How they are laid out.
@@ -127,7 +135,7 @@ def test_tiles_are_no_larger_than_what_they_are_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("itemsizes", "first"), [([1], (128, 64, 64)), ([2], (256, 64, 64)), ([4], (256, 64, 64)), ([8], (256, 64, 32))]
+    ("itemsizes", "first"), [([1], (128, 64, 64)), ([2], (128, 64, 64)), ([4], (128, 64, 64)), ([8], (128, 32, 64))]
 )
 def test_threads_have_enough_under_way(itemsizes: list[int], first: tuple[int, int, int]) -> None:
     plan = tile_plans(N, N, min(8, 16 // itemsizes[0]), itemsizes, MACHINE)[0]

@@ -10,8 +10,9 @@ from fusegen.target import Backend, Target
 
 FEWEST = 32
 """Points along both axes from which on tiles pay: there is no smaller tile."""
-_SIDES = ((64, 64), (128, 64), (64, 32), (32, 64), (32, 32))
-_THREADS = (256, 128, 512)
+_TILES = ((64, 64, 128), (128, 64, 256), (128, 64, 128), (64, 64, 256), (32, 64, 128), (32, 32, 128))
+"""Rows and columns of a tile, and threads of its block. On an H200 a transposed copy of 16384 x 4096 takes 74 to 79 µs with each of
+them, and 67 where nothing is transposed. Of 300 x 500 the first takes 6.8 µs and the last, which has more blocks, 5.3."""
 _BLOCKS = 8  # whose tiles a multiprocessor has room for
 _LEAST_BYTES = 32  # that a thread has under way, so that a multiprocessor full of threads waits for memory alone
 
@@ -28,7 +29,7 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
     """
     if target.backend is Backend.CPU or not all(is_long(extent) for extent in (rows, columns)):
         return ()
-    found = [TilePlan(threads, lanes, *sides) for sides in _SIDES if _fits(sides, rows, columns) for threads in _THREADS]
+    found = [TilePlan(threads, lanes, *sides) for *sides, threads in _TILES if _fits(sides, rows, columns)]
     fitting = (plan for plan in found if plan.unroll and _room(plan, itemsizes) * _BLOCKS <= target.shared_bytes)
     return tuple(sorted(fitting, key=lambda plan: plan.rows * plan.columns * sum(itemsizes) < _LEAST_BYTES * plan.threads))
 
@@ -39,7 +40,7 @@ def is_long(extent: Dim) -> bool:
     return known is None or known >= FEWEST
 
 
-def _fits(sides: tuple[int, int], rows: Dim, columns: Dim) -> bool:
+def _fits(sides: Sequence[int], rows: Dim, columns: Dim) -> bool:
     """Whether no axis is known to fill less than half a tile, or just that."""
     return all(known is None or known > side // 2 for side, known in zip(sides, (literal(rows), literal(columns)), strict=True))
 
