@@ -1,17 +1,21 @@
-"""What points and rows take on this machine's GPU, with each plan: what `fusegen/schedule/lane_cost.py` was fitted to.
+"""What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/schedule/lane_cost.py` and
+`fusegen/schedule/column_cost.py` were fitted to.
 
-``python -m fusegen.bench.lanes FILE.json [SECONDS]`` measures cases in a fixed random order until the time is over.
+``python -m fusegen.bench.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
+time is over. With a longest row, it measures shorter ones alone, in place of those that the file has of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,16 +28,28 @@ from fusegen.schedule.words import plan_words
 from fusegen.timing import timer_name
 from fusegen.tuning import measured
 
-COLUMNS = (
-    64, 96, 100, 128, 200, 250, 256, 333, 500, 501, 502, 512, 767, 768, 771, 1000, 1001, 1002, 1024, 1280, 1500, 2001, 2048,
-    2560, 3001, 3002, 3584, 4096, 5000, 5120, 6002, 6144, 8191, 8192, 10002, 11007, 11008, 12288, 14336, 16384, 18432, 20479,
-    20480, 24576, 32768, 50257, 50258, 50260, 53248, 65536, 100002, 100003, 262144, 1048575, 1048576,
-)  # fmt: skip
-ROWS = (1, 8, 33, 64, 132, 300, 700, 2000, 6000, 16000, 50000)
-_FLOAT32_COLUMNS = (250, 768, 1001, 2048, 4096, 8192, 12288)
-_MOST_ELEMENTS = 1 << 26
 _ROWS_A_CASE = 5
 _SEED = 5
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Functions and sizes that times are taken of.
+
+    Attributes:
+        functions: of tensors whose names say their shapes (`inputs`).
+        columns: of a row of bfloat16.
+        float32_columns: of a row of float32.
+        rows: some of which are taken with each number of columns.
+        fewest, most: elements of a case.
+    """
+
+    functions: tuple[Callable[..., Any], ...]
+    columns: tuple[int, ...]
+    float32_columns: tuple[int, ...]
+    rows: tuple[int, ...]
+    fewest: int
+    most: int
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -66,9 +82,40 @@ def bias_gelu_add(x: Tensor, b: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x + b, approximate="tanh") + y
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    f.__name__: f for f in (layer_norm, layer_norm_gelu_add, rms_norm, softmax, bias_gelu, bias_gelu_add)
-}
+def column_sum(x: Tensor) -> Tensor:
+    """One sum of a column."""
+    return x.sum(0)
+
+
+def norm_weights(x: Tensor, y: Tensor, m: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sums of a column, as the gradients of a norm's weights are, with the statistics of each row."""
+    return (y * (x - m) * r).sum(0), y.sum(0)
+
+
+LANES = Sweep(
+    functions=(layer_norm, layer_norm_gelu_add, rms_norm, softmax, bias_gelu, bias_gelu_add),
+    columns=(
+        64, 96, 100, 128, 200, 250, 256, 333, 500, 501, 502, 512, 767, 768, 771, 1000, 1001, 1002, 1024, 1280, 1500, 2001, 2048,
+        2560, 3001, 3002, 3584, 4096, 5000, 5120, 6002, 6144, 8191, 8192, 10002, 11007, 11008, 12288, 14336, 16384, 18432, 20479,
+        20480, 24576, 32768, 50257, 50258, 50260, 53248, 65536, 100002, 100003, 262144, 1048575, 1048576,
+    ),
+    float32_columns=(250, 768, 1001, 2048, 4096, 8192, 12288),
+    rows=(1, 8, 33, 64, 132, 300, 700, 2000, 6000, 16000, 50000),
+    fewest=0,
+    most=1 << 26,
+)  # fmt: skip
+SUMS = Sweep(
+    functions=(column_sum, norm_weights),
+    columns=(
+        64, 96, 137, 320, 448, 709, 1009, 1408, 2048, 4096, 7040, 8192, 14449, 14976, 28387, 31481, 90048, 194432, 500001, 855431,
+    ),
+    float32_columns=(64, 137, 448, 1408, 4096, 8192, 14449, 90048),
+    rows=(2, 3, 8, 24, 64, 128, 300, 700, 2000, 6000, 16384, 50000, 200000, 1000000),
+    fewest=1 << 14,
+    most=1 << 27,
+)  # fmt: skip
+SWEEPS: Mapping[str, Sweep] = {"lanes": LANES, "columns": SUMS}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {f.__name__: f for sweep in SWEEPS.values() for f in sweep.functions}
 
 
 @dataclass(frozen=True)
@@ -83,27 +130,29 @@ class Measured:
 
 
 def inputs(function: str, rows: int, columns: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Arguments of a function: x and y are rows by columns, w and b have an element a column."""
+    """Arguments of a function: x and y are rows by columns, w and b have an element a column, m and r a float32 a row."""
     declared = FUNCTIONS[function].__code__
-    shapes = {"x": (rows, columns), "y": (rows, columns), "w": (columns,), "b": (columns,)}
-    return [torch.randn(shapes[name], device=device, dtype=dtype) for name in declared.co_varnames[: declared.co_argcount]]
+    shapes = {"x": (rows, columns), "y": (rows, columns), "w": (columns,), "b": (columns,), "m": (rows, 1), "r": (rows, 1)}
+    names = declared.co_varnames[: declared.co_argcount]
+    return [torch.randn(shapes[n], device=device, dtype=torch.float32 if n in "mr" else dtype) for n in names]
 
 
-def measure(seconds: float) -> Iterator[Measured]:
-    """Times of all plans, case after case."""
+def measure(sweep: Sweep, seconds: float, longest: float = math.inf) -> Iterator[Measured]:
+    """Times of all plans, case after case, of rows up to a length."""
     end, chosen = time.monotonic() + seconds, random.Random(_SEED)
-    cases = [(function, columns, torch.bfloat16) for function in FUNCTIONS for columns in COLUMNS]
-    cases += [(function, columns, torch.float32) for function in FUNCTIONS for columns in _FLOAT32_COLUMNS]
+    cases = [(function, columns, torch.bfloat16) for function in sweep.functions for columns in sweep.columns]
+    cases += [(function, columns, torch.float32) for function in sweep.functions for columns in sweep.float32_columns]
     chosen.shuffle(cases)
     for function, columns, dtype in cases:
-        kernel = fg.kernel(FUNCTIONS[function])
-        fitting = [rows for rows in ROWS if rows * columns <= _MOST_ELEMENTS]
-        for rows in sorted(chosen.sample(fitting, min(_ROWS_A_CASE, len(fitting)))):
+        kernel, name = fg.kernel(function), function.__name__
+        fitting = [rows for rows in sweep.rows if sweep.fewest <= rows * columns <= sweep.most]
+        sampled = sorted(chosen.sample(fitting, min(_ROWS_A_CASE, len(fitting))))
+        for rows in sampled if columns <= longest else ():
             if time.monotonic() > end:
                 return
-            for launch in measured(kernel, *inputs(function, rows, columns, dtype, "cuda")).launches:
+            for launch in measured(kernel, *inputs(name, rows, columns, dtype, "cuda")).launches:
                 times = {plan_words(each.plan): round(each.times.median, 2) for each in launch.candidates if each.times}
-                yield Measured(function, rows, columns, str(dtype).removeprefix("torch."), times)
+                yield Measured(name, rows, columns, str(dtype).removeprefix("torch."), times)
 
 
 def document(found: Sequence[Measured], where: Environment) -> str:
@@ -127,11 +176,12 @@ def read(path: Path) -> list[Measured]:
     ]
 
 
-def main(path: str, seconds: str = "240") -> None:
+def main(path: str, seconds: str = "240", sweep: str = "lanes", longest: str = "inf") -> None:
     """Measures, and writes a record."""
     gpu = torch.device("cuda", torch.cuda.current_device())
-    found = list(measure(float(seconds)))
-    write_atomically(Path(path), document(found, environment(gpu, timer_name(gpu, quick=True))).encode())
+    kept = [case for case in read(Path(path)) if case.columns > float(longest)] if math.isfinite(float(longest)) else []
+    found = list(measure(SWEEPS[sweep], float(seconds), float(longest)))
+    write_atomically(Path(path), document([*kept, *found], environment(gpu, timer_name(gpu, quick=True))).encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The programs of one graph: which a call runs depends on how many rows its products have; each is made when it is first wanted."""
+"""The programs of one graph: which a call runs depends on how many rows its products have, and on what is faster at its sizes; each
+is made when it is first wanted."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from fusegen.emit import emit
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal
-from fusegen.passes.fuse import Group, fuse
+from fusegen.passes.fuse import Group, apart, fuse
 from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.partials import reduced_by_tiles
@@ -23,12 +24,15 @@ from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import Pins, lower
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
-from fusegen.schedule.ranking import preferred
+from fusegen.schedule.ranking import is_faster_apart, preferred
 from fusegen.source import Source
 from fusegen.target import Target
 
 Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+Split: TypeAlias = frozenset[tuple[int, ...]]
+"""Groups that are two kernels, by their outputs."""
 _NO_PINS: Pins = {}
+_NONE: Split = frozenset()
 Rows: TypeAlias = Mapping[Dim, range]
 Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
 
@@ -107,8 +111,8 @@ class Forms:
 
     def __init__(self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose) -> None:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
-        self._made: dict[tuple[Key, frozenset[tuple[tuple[int, ...], LanePlan]]], Form] = {}
-        self._first: dict[tuple[int, ...], Form] = {}  # by class, with the first plan of each launch
+        self._made: dict[tuple[Key, Split, frozenset[tuple[tuple[int, ...], LanePlan]]], Form] = {}
+        self._first: dict[tuple[tuple[int, ...], Split], Form] = {}  # with the first plan of each launch
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -127,15 +131,21 @@ class Forms:
         return self._laid_out(self._classes(sizes), sizes, pins)
 
     def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
-        """The form of some classes, with the plans that launches should have at some sizes."""
-        if classes not in self._first:
-            self._first[classes] = self._form(classes)
+        """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
+        fused = self._with_first_plans(classes, _NONE).program.launches
+        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
         plans: dict[tuple[int, ...], LanePlan] = {}
-        for launch in self._first[classes].program.launches:
+        for launch in self._with_first_plans(classes, split).program.launches:
             wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
             if wanted is not None and wanted != launch.plan:
                 plans[launch.group.outputs] = wanted
-        return self._form(classes, plans)
+        return self._form(classes, split, plans)
+
+    def _with_first_plans(self, classes: tuple[int, ...], split: Split) -> Form:
+        key = classes, split
+        if key not in self._first:
+            self._first[key] = self._form(*key)
+        return self._first[key]
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
         """What is expected of some sizes."""
@@ -228,15 +238,17 @@ class Forms:
             self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
         return self._chosen[key]
 
-    def _form(self, classes: tuple[int, ...], pins: Pins = _NO_PINS) -> Form:
+    def _form(self, classes: tuple[int, ...], split: Split, pins: Pins = _NO_PINS) -> Form:
         decision = self._decision(self._expected(classes))
-        key = decision.key, frozenset(pins.items())
+        key = decision.key, split, frozenset(pins.items())
         if key not in self._made:
-            self._made[key] = self._lowered(decision, pins)
+            self._made[key] = self._lowered(decision, split, pins)
         return self._made[key]
 
-    def _lowered(self, decision: _Decision, pins: Pins) -> Form:
-        graph, groups = decision.fused.graph, decision.fused.groups
+    def _lowered(self, decision: _Decision, split: Split, pins: Pins) -> Form:
+        graph, fused = decision.fused.graph, decision.fused.groups
+        parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
+        groups = tuple(itertools.chain.from_iterable(parts))
         return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins))
 
 

@@ -16,7 +16,11 @@ from fusegen.schedule.plan import RowPlan
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 2048  # of a multiprocessor
 _MOST_BLOCKS = 32
+_LARGEST_BLOCK = (
+    1024  # threads; such blocks that neighbour each other go through the rows side by side, and find shared sectors in a cache
+)
 _OWN_REGISTERS = 28  # of a thread, beside what it loads and what it adds up
+_LAST_WAVE = 0.5  # of the processors that the last wave of blocks leaves idle: the others end at different times
 _WIDEST = 16  # bytes of an access
 _SECTOR = 32  # bytes that memory is read in
 _CLUSTER_PROCESSORS = 16  # multiprocessors of which a cluster takes some
@@ -42,6 +46,7 @@ class ColumnPrices:
         doubled: more for each time that its blocks are twice as many.
         combine: of a second kernel.
         partial: megabyte of partial sums.
+        cache: bytes that are read up to which what is read again comes from a cache.
     """
 
     start: float
@@ -56,6 +61,7 @@ class ColumnPrices:
     doubled: float
     combine: float
     partial: float
+    cache: int
 
 
 H200 = ColumnPrices(
@@ -71,6 +77,7 @@ H200 = ColumnPrices(
     doubled=0.159,
     combine=2.56,
     partial=0.290,
+    cache=28_000_000,
 )
 
 
@@ -110,7 +117,8 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processor
     batches = math.ceil(work.rows / (plan.resident * plan.rows * plan.unroll))
     unrolled = min(plan.unroll, math.ceil(work.rows / (plan.resident * plan.rows)))
     waiting = batches * (prices.batch + prices.access * unrolled * work.operands) * max(1, math.ceil(waves))
-    moving = _moving(prices, plan, work, tiles) * (math.ceil(waves) / waves if waves > 1 else 1)
+    idle = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+    moving = _moving(prices, plan, work, tiles) * (1 + _LAST_WAVE * idle)
     total = prices.start + math.pow(moving**_OVERLAP + waiting**_OVERLAP, 1 / _OVERLAP)
     total += blocks / processors * prices.block + math.log2(plan.rows) * prices.row
     if not plan.finishes:
@@ -120,8 +128,8 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processor
 
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, tiles: int) -> float:
     """What memory and the load units take, if they always have something to do."""
-    is_aligned = plan.lanes * work.itemsize >= _WIDEST
-    wasted = 0.0 if is_aligned else prices.misaligned * _SECTOR / (plan.span * work.itemsize)
+    shares_sectors = plan.lanes * work.itemsize < _WIDEST and (plan.block < _LARGEST_BLOCK or plan.resident > 1)
+    wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)
     accesses = max(work.rows, plan.resident * plan.rows) * tiles * plan.threads * work.operands
     return (work.moved * prices.megabyte * (1 + wasted) + accesses * prices.million) / _MILLION
 

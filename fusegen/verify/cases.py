@@ -123,6 +123,10 @@ class _Cases:
         for features in (200, 256, 12000, 16384, 20000, 32768, 65536, 100003, 131072):
             yield self.case(f"rows of {features}", self.sized(dict.fromkeys(self.features, features)))
         yield self.case("many staged rows", self.sized(dict.fromkeys(self.features, 24576) | {self.rows[-1]: 300}))
+        if GroupKind.ROW_COLUMN in self.kinds:  # of fewer rows the columns may be summed apart
+            for features, rows in ((512, 40000), (2200, 10000)):
+                sizes = self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: rows})
+                yield self.case(f"many rows of {features}", sizes)
 
     def products(self) -> Iterator[Case]:
         """Tiles of every width, some not full; operands that are contiguous along their other dim."""

@@ -40,13 +40,16 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
 
 @pytest.fixture
 def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches have the first of their plans, whatever is expected of the others at a test's small sizes."""
+    """Launches are not split, and have the first of their plans, whatever is expected at a test's small sizes."""
+    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
     monkeypatch.setattr(forms, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
 
 
 @pytest.fixture
 def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor."""
+    """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor, and
+    launches are not split."""
+    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
 
     def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
         return dict.fromkeys(calls, Times(1.0, 1.0, 1.0))

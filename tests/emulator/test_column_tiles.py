@@ -15,6 +15,7 @@ import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime import backends
 from fusegen.schedule.plan import RowPlan
+from fusegen.verify.accuracy import judge
 from tests.unit.eager import agree, ints, randn
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -81,6 +82,19 @@ def test_every_plan_of_a_tile(name: str) -> None:
     agree(function, inputs)
     for launch in fg.tune(fg.kernel(function), *inputs).launches:
         assert not [each.error for each in launch.candidates if each.error]
+
+
+@pytest.mark.parametrize("shape", [(300, 5), (67, 4100)])
+@pytest.mark.parametrize("function", [lambda x: x.sum(0), lambda x: torch.var_mean(x, 0)], ids=["sum", "moments"])
+def test_sums_are_about_as_accurate_as_torchs(function: Callable[..., Any], shape: tuple[int, int]) -> None:
+    """A thread that added up its rows one after the other, and a block its threads' sums, would have twice the error."""
+    x = randn(*shape)
+    got, eager, exact = (
+        result if isinstance(result, tuple) else (result,) for result in (fg.kernel(function)(x), function(x), function(x.double()))
+    )
+    for results in zip(got, eager, exact, strict=True):
+        verdict = judge(*results)
+        assert not verdict.failure, verdict.failure
 
 
 def test_no_rows() -> None:

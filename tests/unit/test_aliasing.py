@@ -105,7 +105,8 @@ def test_equal_results_of_each_kind_of_group(kind: GroupKind) -> None:
     function, make = GROUPS[kind]
     args = make()
     kernel = apart(function, *args)
-    assert kind in [group.kind for group in kernel.lower(*args, target="sm_90a").groups]
+    target = "sm_80" if kind is GroupKind.ROW_COLUMN else "sm_90a"  # where few rows are two kernels
+    assert kind in [group.kind for group in kernel.lower(*args, target=target).groups]
 
 
 def test_a_second_copy_is_explained() -> None:

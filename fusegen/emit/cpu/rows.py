@@ -10,7 +10,7 @@ from fusegen.emit.reductions import kinds, reduction_functions, view
 from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
 from fusegen.emit.text import c_text
 from fusegen.emit.views import checks_view, decode, fragment
-from fusegen.ir.symbolic import product
+from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.bodies import ColumnBody, RowBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
@@ -27,11 +27,13 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
     columns = [view(r) for p in body.phases for r in p.column_sums]
+    extent = product(body.column_axes.extents)
     pipeline = render(
         "cpu/rows.cpp.jinja",
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
-        columns=c_text(product(body.column_axes.extents)),
+        columns=c_text(extent),
+        columns_known=literal(extent) is not None,
         row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
         checks=checks.lanes,
         nest=NestView.of(body.column_axes, "column_outer"),

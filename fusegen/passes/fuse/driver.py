@@ -10,30 +10,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.index_map import Bounds, Position, broadcast_index
+from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_repetition
-from fusegen.ir.symbolic import literal, product, same
+from fusegen.ir.symbolic import same
 from fusegen.passes.fuse.attention import attention_group
-from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
+from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
 from fusegen.passes.fuse.contraction import library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.rows import column_group, fits_beside_sums, row_group, sums_columns
 from fusegen.passes.fuse.scan import scan_group
 from fusegen.passes.fuse.together import together
 from fusegen.passes.fuse.writes import addressed, first_of, hindered, is_early, is_torn
 from fusegen.passes.versions import Times
 from fusegen.target import Target
-
-_LONGEST_SUMMED_ROW = 16384
-"""Columns up to which a kernel that reduces along rows can also keep column sums in its registers."""
-
-_FEWEST_LANES = 4
-"""Neighbours that divide such a row: what is summed needs the same lanes in each row, which elsewhere may start where memory is
-aligned. On an H200 the backward pass of a norm takes 50 µs in one kernel for 310 rows of 14449, in two 32; for 4000 of 1001 32 and
-27."""
 
 
 def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
@@ -155,11 +147,11 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
     leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
     if leading and root == reduction:
         by_column = Domain(shape, tuple(range(len(dims), len(shape))))
-        found = [_column_group(graph, (root,), by_column, kept), _row_group(graph, (root,), by_row, kept)]
+        found = [column_group(graph, (root,), by_column, kept), row_group(graph, (root,), by_row, kept)]
     elif leading and not _is_over_all(graph, root, by_row):
         found = []  # a row of a kernel would lie across memory; what becomes of the sums of columns is small
     else:
-        found = [_row_group(graph, (root,), by_row, kept)]
+        found = [row_group(graph, (root,), by_row, kept)]
     return [g for g in found if g is not None]
 
 
@@ -167,64 +159,6 @@ def _is_over_all(graph: Graph, root: int, domain: Domain) -> bool:
     """Whether a value has an element a point of a domain."""
     shape = graph.nodes[root].shape
     return len(shape) == len(domain.shape) and all(map(same, shape, domain.shape))
-
-
-def _row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
-    """A row kernel that writes some values: each over the whole domain, or one a row."""
-    axes = domain_axes(domain)
-    cone = Cone()
-    for root in roots:
-        shape = graph.nodes[root].shape
-        if not _is_over(shape, domain):
-            return None
-        index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
-        walk(graph, root, index, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
-    return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
-
-
-def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain) -> bool:
-    if graph.nodes[position].family is not Family.REDUCTION:
-        return False
-    return is_row_aligned(graph, position, at, domain, domain_axes(domain))
-
-
-def _is_over(shape: Shape, domain: Domain) -> bool:
-    """Whether a value has an element a point of the domain, or one a row."""
-    if len(shape) != len(domain.shape):
-        return False
-    whole = all(same(a, b) for a, b in zip(shape, domain.shape, strict=True))
-    per_row = all(same(a, 1 if d in domain.columns else b) for d, (a, b) in enumerate(zip(shape, domain.shape, strict=True)))
-    return whole or per_row
-
-
-def _column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
-    """A kernel that sums columns over all rows; what it sums may need reductions along the row."""
-    axes = domain_axes(domain)
-    cone = Cone()
-
-    def accepts(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
-        return _fits_beside_sums(domain) and _is_row_reduction(graph, position, at, domain)
-
-    for root in roots:
-        node = graph.nodes[root]
-        if node.family is not Family.REDUCTION or len(node.shape) != len(domain.shape):
-            return None
-        if not is_column_aligned(graph, root, broadcast_index(node.shape, axes.symbols), domain, axes):
-            return None
-        operand = graph.nodes[root].args[0]
-        at = broadcast_index(graph.nodes[operand].shape, axes.symbols)
-        if operand in kept:
-            cone.inputs[operand] = None
-        else:
-            walk(graph, operand, at, axes, accepts, cone, kept)
-    rows = tuple(sorted(cone.anchors))
-    kind = GroupKind.ROW_COLUMN if rows else GroupKind.COLUMN
-    return Group(kind, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted({*rows, *roots})))
-
-
-def _fits_beside_sums(domain: Domain) -> bool:
-    columns = literal(product(domain.shape[d] for d in domain.columns))
-    return columns is not None and columns <= _LONGEST_SUMMED_ROW and columns % _FEWEST_LANES == 0
 
 
 # Merging.
@@ -271,10 +205,10 @@ def _merge_pointwise(graph: Graph, group: Group, other: int, kept: Kept) -> Grou
 
 
 def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
-    columns = [p for p in group.outputs if _is_column_output(graph, p, group)]
+    columns = [p for p in group.outputs if sums_columns(graph, p, group.domain)]
     rows = [p for p in group.outputs if p not in columns]
     domain = group.domain
-    if graph.nodes[other].family is Family.REDUCTION and reduced_dims(graph, other) == domain.rows:
+    if sums_columns(graph, other, domain):
         columns.append(other)
     elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
         rows.append(other)
@@ -283,20 +217,15 @@ def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | N
     return _combined(graph, tuple(rows), tuple(columns), domain, kept)
 
 
-def _is_column_output(graph: Graph, position: int, group: Group) -> bool:
-    node = graph.nodes[position]
-    return node.family is Family.REDUCTION and reduced_dims(graph, position) == group.domain.rows
-
-
 def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
-    if rows and columns and not (trailing and _fits_beside_sums(domain)):  # better two kernels
+    if rows and columns and not (trailing and fits_beside_sums(graph, domain)):  # better two kernels
         return None
     parts = []
     if rows:
-        parts.append(_row_group(graph, rows, domain, kept))
+        parts.append(row_group(graph, rows, domain, kept))
     if columns:
-        parts.append(_column_group(graph, columns, domain, kept.difference(rows)))
+        parts.append(column_group(graph, columns, domain, kept.difference(rows)))
     if any(part is None for part in parts):
         return None
     found = [part for part in parts if part is not None]

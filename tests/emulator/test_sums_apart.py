@@ -1,0 +1,73 @@
+"""Sums of columns that stand apart from what is reduced along their rows: the same numbers out of two kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.passes.fuse import GroupKind
+from fusegen.runtime import forms
+from fusegen.schedule import ranking
+from fusegen.specs.registry import SPECS
+from tests.unit.eager import agree, randn
+
+BF16 = torch.bfloat16
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
+
+
+def weights_alone(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    return (dy * F.layer_norm(x, x.shape[-1:])).sum(0), dy.sum(0)
+
+
+def sums_of_what_is_written(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.softmax(x * w, -1)
+    return y, y.sum(0), (y - x.amax(-1, keepdim=True)).amax(0)
+
+
+def rows_of_two_axes(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+    return y, y.logsumexp(-1), (x * y).sum((0, 1))
+
+
+def several_components(x: Tensor) -> tuple[Tensor, Tensor]:
+    h = x - x.mean(-1, keepdim=True)
+    return h, h.argmax(0)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a norm": (SPECS["layer_norm_backward"].kernel.function, (randn(37, 264), randn(37, 264), randn(264))),
+    "a norm in bfloat16": (
+        SPECS["layer_norm_backward"].kernel.function,
+        (randn(19, 128, dtype=BF16), randn(19, 128, dtype=BF16), randn(128, dtype=BF16)),
+    ),
+    "a norm's weights": (weights_alone, (randn(23, 96), randn(23, 96))),
+    "sums of what is written": (sums_of_what_is_written, (randn(33, 64), randn(64))),
+    "rows of two axes": (rows_of_two_axes, (randn(5, 7, 40), randn(40))),
+    "several components": (several_components, (randn(21, 24),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_kernels_give_what_torch_gives(name: str) -> None:
+    function, inputs = CASES[name]
+    launches = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches
+    assert {launch.group.kind for launch in launches} == {GroupKind.ROW, GroupKind.COLUMN}
+    agree(function, inputs)
+
+
+def test_no_rows() -> None:
+    agree(weights_alone, (randn(0, 96), randn(0, 96)))
+
+
+@pytest.mark.usefixtures("made_up_times")
+def test_two_kernels_can_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "is_faster_apart", ranking.is_faster_apart)  # which `made_up_times` does not ask
+    function, inputs = CASES["a norm"]
+    tuned = fg.tune(fg.kernel(function), *inputs)
+    assert len(tuned.launches) == 2

@@ -1,0 +1,101 @@
+"""What sums of columns are expected to take, beside what they took on an H200; and when they stand apart from what rows reduce."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.bench.lanes import FUNCTIONS, Measured, inputs, read
+from fusegen.passes.fuse import GroupKind
+from fusegen.schedule.plan import RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.words import plan_words
+from fusegen.target import target
+
+MEASURED = Path(__file__).parents[2] / "docs/costs/columns-h200.json"
+HOPPER = target("sm_90a")
+
+
+@cache
+def lowered(function: str, columns: int, dtype: str) -> Launch:
+    arguments = inputs(function, 300, columns, getattr(torch, dtype), "meta")  # any number of rows but one makes this launch
+    return fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").program.launches[0]
+
+
+def launch_of(case: Measured) -> tuple[Launch, dict[str, int]]:
+    return lowered(case.function, case.columns, case.dtype), dict.fromkeys(("x_dim0", "y_dim0"), case.rows)
+
+
+def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
+    ratios = []
+    for case in read(MEASURED):
+        plan = preferred(*launch_of(case), HOPPER)
+        assert plan is not None
+        ratios.append(case.microseconds[plan_words(plan)] / min(case.microseconds.values()))
+    assert len(ratios) >= 240 and statistics.geometric_mean(ratios) < 1.04
+    assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.8
+
+
+def test_what_is_expected_is_about_what_was_measured() -> None:
+    errors = []
+    for case in read(MEASURED):
+        times = {plan_words(plan): time for plan, time in expected_times(*launch_of(case), HOPPER).items()}
+        best = min(case.microseconds.values())
+        errors += [times[words] / time - 1 for words, time in case.microseconds.items() if words in times and time < 1.3 * best]
+    assert len(errors) > 1000 and statistics.mean(map(abs, errors)) < 0.14
+
+
+def test_few_rows_are_summed_by_one_block_and_many_by_several() -> None:
+    launch = lowered("column_sum", 4096, "bfloat16")
+    plans = [preferred(launch, {"x_dim0": rows}, HOPPER) for rows in (2, 300, 16384)]
+    blocks = [plan.resident for plan in plans if isinstance(plan, RowPlan)]
+    assert blocks == sorted(blocks) and blocks[0] == 1 and blocks[-1] > 8
+
+
+def softmax_and_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = (x * w).softmax(-1)
+    return y, y.sum(0), x.sum(0)
+
+
+def kinds(rows: int, name: str = "sm_90a") -> list[GroupKind]:
+    x, w = torch.empty(rows, 4096, device="meta"), torch.empty(4096, device="meta")
+    low = fg.kernel(softmax_and_sums).lower(x, w, target=name)
+    return [launch.group.kind for launch in low.program.launches]
+
+
+def test_sums_stand_apart_while_a_cache_holds_what_is_read_twice() -> None:
+    assert kinds(1000) == [GroupKind.ROW, GroupKind.COLUMN]
+    assert kinds(4000) == [GroupKind.ROW_COLUMN, GroupKind.ROW_COLUMN], "the second combines what the blocks have summed"
+
+
+def test_of_other_machines_nothing_is_known() -> None:
+    assert kinds(1000, "sm_80") == [GroupKind.ROW_COLUMN, GroupKind.ROW_COLUMN]
+
+
+def written_over(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    before = x * 2
+    y = before.softmax(-1)
+    x.copy_(y)
+    return x, (y * w).sum(0)
+
+
+def test_nothing_stands_apart_of_a_program_that_writes_over_what_it_reads() -> None:
+    x, w = torch.empty(1000, 4096, device="meta"), torch.empty(4096, device="meta")
+    low = fg.kernel(written_over, mutates=("x",)).lower(x, w, target="sm_90a")
+    assert GroupKind.ROW_COLUMN in {launch.group.kind for launch in low.program.launches}
+
+
+@pytest.mark.parametrize("columns", [4096, 2048])
+def test_lengths_that_are_known_by_bounds_stay_beside_their_sums(columns: int) -> None:
+    """A second length of the rows of one kernel makes it a run-time value, of which a bound and a divisor are known."""
+    kernel = fg.kernel(softmax_and_sums)
+    for extent in (1024, columns):
+        low = kernel.lower(torch.empty(20000, extent, device="meta"), torch.empty(extent, device="meta"), target="sm_90a")
+    assert low.program.launches[0].group.kind is GroupKind.ROW_COLUMN
