@@ -291,33 +291,41 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 1024;  // that share a row
-constexpr i32 WARPS = 32;
+constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
 
-// Combines one value of every thread of a row; all of them receive the result.
+// Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = amax_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-// Combines one value of every thread of a row; all of them receive the result.
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = sum_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
@@ -351,7 +359,9 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
             if (v >= begin && v < end) largest = amax_f32_combine(largest, largest_part[v]);
         }
     }
-    largest = row_amax_f32(largest, shared_array<float>(0));
+    row_amax_f32_leave(largest, shared_array<float>(0));
+    block_sync();
+    largest = row_amax_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: reduces each row to total.
     float total = sum_f32_identity();
@@ -370,7 +380,9 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
             if (v >= begin && v < end) total = sum_f32_combine(total, total_part[v]);
         }
     }
-    total = row_sum_f32(total, shared_array<float>(512));
+    row_sum_f32_leave(total, shared_array<float>(512));
+    block_sync();
+    total = row_sum_f32_meet(shared_array<float>(512));
 
     // Phase 3 of 3: writes value_22.
 #pragma unroll 4

@@ -1,5 +1,5 @@
-// layer_norm_backward: row and column reduction, 4 phases, rows read once, held in registers, emitted by fusegen for sm_80.
-// Grid 216, block 256, 512 bytes of shared memory: a row fits the registers of 256 threads, 16 elements each.
+// layer_norm_backward: row and column reduction, 4 phases, rows read once, staged in shared memory, emitted by fusegen for sm_80.
+// Grid min(x_dim0, 216), block 128, 65792 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -25,6 +25,31 @@ __device__ __forceinline__ i32 block_id() {
 // Barrier of all threads of the block; orders their memory accesses.
 __device__ __forceinline__ void block_sync() {
   __syncthreads();
+}
+
+// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// Starts copying W elements (4, 8 or 16 bytes, aligned so) from global to shared memory; see copy_async_wait. Those of 16 bytes
+// leave the first-level cache to what is read again.
+template <int W, typename T>
+__device__ __forceinline__ void copy_async(T* to, i32 i, const T* base, i64 j) {
+  if constexpr (W * sizeof(T) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(base + j));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to + i)), "l"(base + j), "n"(W * sizeof(T)));
+  }
+}
+
+// Closes a group of this thread's asynchronous copies.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+
+// Waits until at most PENDING of this thread's groups of copies are under way; it may then read what the others brought.
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // 1 / sqrt(x), relative error below 2^-22.
@@ -109,6 +134,13 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
+// The value itself, but the compiler no longer knows where it comes from: what depends on it is not hoisted out of a
+// loop, where it would hold registers.
+__device__ __forceinline__ i32 opaque(i32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
 template <typename T>
 __device__ __forceinline__ T* shared_array(u32 byte_offset) {
@@ -120,6 +152,25 @@ __device__ __forceinline__ T* shared_array(u32 byte_offset) {
 template <typename T>
 __device__ __forceinline__ T shared_load(const T* array, i32 i) {
   return array[i];
+}
+
+// N consecutive elements from shared memory, aligned to their size (16 bytes at most).
+template <int N, typename T>
+__device__ __forceinline__ void shared_load_vec(T (&dst)[N], const T* from, i32 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  if constexpr (bytes % 16 != 0) {
+#pragma unroll
+    for (i32 k = 0; k < N; ++k) dst[k] = shared_load(from, i + k);
+  } else {
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4) {
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3])
+                   : "r"(shared_address(from + i) + w * 4));
+    }
+    memcpy(dst, words, bytes);
+  }
 }
 
 // Sets element i of an array in this block's shared memory.
@@ -246,7 +297,7 @@ __device__ __forceinline__ float layer_norm_backward_row_2(float squares) {
     return fast_rsqrt(squares * 0.000244140625f + 1e-05f);                            // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
-__device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float weight, float mean, float rstd, float& total_3_part, float& column_total_part) {
+__device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float mean, float rstd, float weight, float& total_3_part, float& column_total_part) {
     const float mul_1 = (x - mean) * rstd;                                            // line 9: normalized = centered * rstd
     total_3_part = dy * weight * mul_1;                                               // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
     column_total_part = dy * mul_1;                                                   // line 12: return dx, (dy * normalized).sum(0), dy.sum(0)
@@ -256,7 +307,7 @@ __device__ __forceinline__ float layer_norm_backward_row_3(float total_3) {
     return total_3 * 0.000244140625f;                                                 // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
 }
 
-__device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float weight, float mean, float rstd, float mean_2, float mean_3) {
+__device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float mean, float rstd, float mean_2, float mean_3, float weight) {
     return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
 }
 
@@ -266,30 +317,38 @@ __device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float 
 using Index = i32;
 
 constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 256;  // that share a row
-constexpr i32 WARPS = 8;
-constexpr i32 CHUNKS = 2;  // groups of lanes that a thread holds
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 WARPS = 4;
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+constexpr i32 SLOTS = 16;  // groups of lanes that a thread has room for in shared memory, used in turn
+constexpr i32 AHEAD = SLOTS - CHUNKS;  // how many of them belong to later rows
+constexpr i32 SLOT = THREADS * LANES;  // elements from one slot to the next
 
-// Combines one value of every thread of a row; all of them receive the result.
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = sum_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(128, 2)
 fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0) {
     const Index row_count = x_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
-    constexpr i32 PARTS = 216;
+    constexpr i32 PARTS = 216;  // at most: there are no blocks without rows
     const Index part = block_id();
     float column_total_2[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
@@ -297,30 +356,52 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     float column_total[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
-    i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a reduction is enough
+    i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a phase is enough
+    auto x_staged = shared_array<bf16>(256);
+    auto dy_staged = shared_array<bf16>(33024);
+    i32 base = 0;  // the slot of the row's first group
+    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // those of a row lie side by side; no register keeps where
+    // Starts the copy of group c of a row; one that does not exist still counts as a group of copies.
+    const auto fetch = [&](Index row, i32 c, i32 slot) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (row < row_count) {
+#pragma unroll
+            for (i32 v = 0; v < LANES; v += 8)
+                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, row * 4096 + column + v);
+#pragma unroll
+            for (i32 v = 0; v < LANES; v += 8)
+                copy_async<8>(dy_staged, slot * SLOT + thread * LANES + v, dy_ptr, row * 4096 + column + v);
+        }
+        copy_async_commit();
+    };
+
+#pragma unroll
+    for (i32 k = 0; k < SLOTS; ++k) fetch(part + k / CHUNKS * PARTS, k % CHUNKS, k);
+    // What all rows share, as it lies in memory.
+    bf16 weight_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        load_lanes<8>(weight_raw[c], weight_ptr, column);
+    }
     for (Index row = part; row < row_count; row += PARTS) {
+        copy_async_wait<AHEAD>();
 
         // Phase 1 of 4: reduces each row to total, total_2; adds to column_total_2 of each column.
-        bf16 x_raw[CHUNKS][LANES];
-        bf16 dy_raw[CHUNKS][LANES];
-        bf16 weight_raw[CHUNKS][LANES];
-#pragma unroll
-        for (i32 c = 0; c < CHUNKS; ++c) {
-            const Index column = (c * THREADS + thread) * LANES;
-            load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
-            load_lanes<8>(dy_raw[c], dy_ptr, row * 4096 + column);
-            load_lanes<8>(weight_raw[c], weight_ptr, column);
-        }
         float total = sum_f32_identity();
         float total_2 = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
-            float dy[LANES];
-            widen_vec(dy_raw[c], dy);
             float weight[LANES];
             widen_vec(weight_raw[c], weight);
+            float dy[LANES];
+            bf16 dy_raw[LANES];
+            shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(dy_raw, dy);
             float x[LANES];
-            widen_vec(x_raw[c], x);
+            bf16 x_raw[LANES];
+            shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(x_raw, x);
             float total_2_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
@@ -330,8 +411,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }
-        total = row_sum_f32(total, shared_array<float>(0) + turn * WARPS);
-        total_2 = row_sum_f32(total_2, shared_array<float>(128) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
+        row_sum_f32_leave(total_2, shared_array<float>(64) + turn * WARPS);
+        block_sync();
+        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
+        total_2 = row_sum_f32_meet(shared_array<float>(64) + turn * WARPS);
 
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
@@ -341,7 +425,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float x[LANES];
-            widen_vec(x_raw[c], x);
+            bf16 x_raw[LANES];
+            shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(x_raw, x);
             float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
@@ -349,51 +435,65 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
                 squares = sum_f32_combine(squares, squares_part[v]);
             }
         }
-        squares = row_sum_f32(squares, shared_array<float>(256) + turn * WARPS);
+        row_sum_f32_leave(squares, shared_array<float>(128) + turn * WARPS);
+        block_sync();
+        squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; adds to column_total of each column.
         const float rstd = layer_norm_backward_row_2(squares);
         float total_3 = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
-            float x[LANES];
-            widen_vec(x_raw[c], x);
-            float dy[LANES];
-            widen_vec(dy_raw[c], dy);
             float weight[LANES];
             widen_vec(weight_raw[c], weight);
+            float x[LANES];
+            bf16 x_raw[LANES];
+            shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(x_raw, x);
+            float dy[LANES];
+            bf16 dy_raw[LANES];
+            shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(dy_raw, dy);
             float total_3_part[LANES];
             float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                layer_norm_backward_2(x[v], dy[v], weight[v], mean, rstd, total_3_part[v], column_total_part[v]);
+                layer_norm_backward_2(x[v], dy[v], mean, rstd, weight[v], total_3_part[v], column_total_part[v]);
                 total_3 = sum_f32_combine(total_3, total_3_part[v]);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
             }
         }
-        total_3 = row_sum_f32(total_3, shared_array<float>(384) + turn * WARPS);
+        row_sum_f32_leave(total_3, shared_array<float>(192) + turn * WARPS);
+        block_sync();
+        total_3 = row_sum_f32_meet(shared_array<float>(192) + turn * WARPS);
 
         // Phase 4 of 4: computes mean_3; writes out_0.
         const float mean_3 = layer_norm_backward_row_3(total_3);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            float x[LANES];
-            widen_vec(x_raw[c], x);
-            float dy[LANES];
-            widen_vec(dy_raw[c], dy);
             float weight[LANES];
             widen_vec(weight_raw[c], weight);
+            float x[LANES];
+            bf16 x_raw[LANES];
+            shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(x_raw, x);
+            float dy[LANES];
+            bf16 dy_raw[LANES];
+            shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
+            widen_vec(dy_raw, dy);
+            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the slot is free again
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = layer_norm_backward_3(x[v], dy[v], weight[v], mean, rstd, mean_2, mean_3);
+                result_0[v] = layer_norm_backward_3(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
             store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
         }
         turn ^= 1;
+        base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -1,6 +1,6 @@
 // layer_norm_backward_combine: combination of the column sums, emitted by fusegen for sm_80.
-// Grid 128, block 256, 4096 bytes of shared memory.
-// Reads (4 * 216) * 4096 + (4 * 216) * 4096 bytes, writes 16384.
+// Grid 128, block 1024, 16384 bytes of shared memory.
+// Reads (4 * min(x_dim0, 216)) * 4096 + (4 * min(x_dim0, 216)) * 4096 bytes, writes 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -104,11 +104,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(256)
-fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial_27_ptr, bf16* out_1_ptr, bf16* out_2_ptr) {
+extern "C" __global__ void __launch_bounds__(1024)
+fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial_27_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 x_dim0) {
     constexpr i32 COLUMNS = 32;
-    constexpr i32 ROWS = 8;
+    constexpr i32 ROWS = 32;
     constexpr i32 PARTS = 216;
+    const Index row_blocks = x_dim0;
+    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // no other block had rows
     const Index column_count = 4096;
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
@@ -116,22 +118,30 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
     auto column_total_shared = shared_array<float>(0);
     float column_total = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < PARTS; part += ROWS) column_total = sum_f32_combine(column_total, load(partial_25_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total, load(partial_25_ptr, part * 4096 + column));
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
-    auto column_total_2_shared = shared_array<float>(2048);
+    auto column_total_2_shared = shared_array<float>(8192);
     float column_total_2 = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < PARTS; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_27_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_27_ptr, part * 4096 + column));
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
-    block_sync();
+    // By halves, which is more accurate than in turn.
+#pragma unroll
+    for (i32 half = ROWS / 2; half > 0; half /= 2) {
+        block_sync();
+        if (row < half) {
+            column_total = sum_f32_combine(column_total, shared_load(column_total_shared, (row + half) * COLUMNS + lane));
+            shared_store(column_total_shared, row * COLUMNS + lane, column_total);
+            column_total_2 = sum_f32_combine(column_total_2, shared_load(column_total_2_shared, (row + half) * COLUMNS + lane));
+            shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
+        }
+    }
     if (row > 0 || column >= column_count) return;
-    for (i32 k = 1; k < ROWS; ++k) column_total = sum_f32_combine(column_total, shared_load(column_total_shared, k * COLUMNS + lane));
     bf16 column_total_narrow;
     narrow(column_total, column_total_narrow);
     store(out_1_ptr, column, column_total_narrow);
-    for (i32 k = 1; k < ROWS; ++k) column_total_2 = sum_f32_combine(column_total_2, shared_load(column_total_2_shared, k * COLUMNS + lane));
     bf16 column_total_2_narrow;
     narrow(column_total_2, column_total_2_narrow);
     store(out_2_ptr, column, column_total_2_narrow);

@@ -250,20 +250,24 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 256;  // that share a row
-constexpr i32 WARPS = 8;
+constexpr i32 MEETING = 8;  // lanes that take a warp's part each: a power of two
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
-// Combines one value of every thread of a row; all of them receive the result.
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = sum_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
@@ -291,7 +295,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
             total = sum_f32_combine(total, x[v]);
         }
     }
-    total = row_sum_f32(total, shared_array<float>(0));
+    row_sum_f32_leave(total, shared_array<float>(0));
+    block_sync();
+    total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = layer_norm_gelu_add_row_1(total);
@@ -307,7 +313,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
             squares = sum_f32_combine(squares, squares_part[v]);
         }
     }
-    squares = row_sum_f32(squares, shared_array<float>(128));
+    row_sum_f32_leave(squares, shared_array<float>(128));
+    block_sync();
+    squares = row_sum_f32_meet(shared_array<float>(128));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = layer_norm_gelu_add_row_2(squares);

@@ -230,20 +230,24 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 128;  // that share a row
-constexpr i32 WARPS = 4;
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
-// Combines one value of every thread of a row; all of them receive the result.
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-    block_sync();
-    value = sum_f32_identity();
-    if (lane_id() < WARPS) value = shared_load(scratch, lane_id());
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
@@ -271,7 +275,9 @@ fg_rms_norm(const bf16* x_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 x_dim0
             squares = sum_f32_combine(squares, squares_part[v]);
         }
     }
-    squares = row_sum_f32(squares, shared_array<float>(0));
+    row_sum_f32_leave(squares, shared_array<float>(0));
+    block_sync();
+    squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rms_norm_row_1(squares);
