@@ -96,6 +96,14 @@ def test_rows_in_registers(choose: Choose, rows: int) -> None:
     assert plans
 
 
+@pytest.mark.parametrize("rows", [3, 70])
+def test_several_rows_of_a_warp_each(choose: Choose, rows: int) -> None:
+    """The row groups of a block add up what they have summed, and blocks that have rows leave a part."""
+    plans = choose(lambda plan: plan.rows > 1)
+    agree(gradients, inputs(rows, 40, F32))
+    assert plans and all(plan.threads == 32 and plan.rows * plan.resident < 70 for plan in plans)
+
+
 def test_what_all_rows_share_is_loaded_once(choose: Choose) -> None:
     """But for what an index leads to, or a condition: that is loaded where it is used."""
 
