@@ -269,7 +269,8 @@ def test_long_column_sums_stay_accurate(run: Run) -> None:
 def test_layer_norm_backward(run: Run, columns: int) -> None:
     x, dy, w = torch.randn(300, columns), torch.randn(300, columns), torch.randn(columns)
     ran = check(run(norm_backward, x=x, dy=dy, w=w))
-    assert ran.kinds == ["row and column reduction"] * 2
+    apart = ["row reduction", "column reduction", "column reduction"]  # as on a GPU, where such rows start at places of their own
+    assert ran.kinds == (["row and column reduction"] * 2 if columns % 4 == 0 else apart)
     check(run(norm_backward, {"x": ("R", None), "dy": ("R", None)}, x=x.bfloat16(), dy=dy.bfloat16(), w=w.bfloat16()))
 
 
