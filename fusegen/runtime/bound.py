@@ -97,6 +97,7 @@ class Bound(Fit):
         names: of the tensors that the function closes over.
         plain: the program, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
             None where there is more to do.
+        found: how many look-ups found it.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Bound(Fit):
         hidden: Hidden = NOTHING,
     ) -> None:
         super().__init__(condition_of(facts.conditions, facts.sizes, facts.parameters), state, hidden)
+        self.found = 0
         self.names = () if state is None else state.names
         self._program = program
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)

@@ -28,6 +28,7 @@ from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Key, Values, is_scalar, key_function, static_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
+from fusegen.runtime.recent import Recent
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
@@ -64,6 +65,7 @@ class Dispatcher:
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._bound: dict[Key, list[Bound]] = {}
+        self._recent = Recent()
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
         self._lock = threading.RLock()
@@ -92,17 +94,29 @@ class Dispatcher:
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        try:
-            candidates: Sequence[Bound] = self._bound.get(self.key(values), ())
-        except _NO_KEY:
-            candidates = ()
-        for bound in candidates:
+        for knows, recent in self._recent.known:
+            hidden = knows(values)
+            if hidden is not None:
+                bound = recent
+                break
+        else:
+            found = self._look_up(values)
+            if found is None:
+                return self._first_call(values, args, kwargs)
+            bound, hidden = found
+        return bound(values, hidden) if bound.plain is None else bound.plain(values, NO_SCALARS)
+
+    def _look_up(self, values: Values) -> tuple[Bound, Hidden] | None:
+        """The program of an earlier call like this one, and the tensors that the function closes over."""
+        for bound in self.known(self._bound, values):
             hidden = bound.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:
                     self._check_again(values, bound, hidden)
-                return bound(values, hidden) if bound.plain is None else bound.plain(values, NO_SCALARS)
-        return self._first_call(values, args, kwargs)
+                else:
+                    self._recent.found(bound, values, self._statics)
+                return bound, hidden
+        return None
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """All arguments in the order of the parameters."""
@@ -129,8 +143,12 @@ class Dispatcher:
     def _late_key(self, values: Values) -> Key:
         """Makes `key`, now that all annotations can be resolved; under the lock, since another thread may just find out more."""
         with self._lock:
-            self.key = key_function([self._is_static(name) or name in self.history.sizes for name in self.parameters.names])
+            self.key = key_function(self._statics())
             return self.key(values)
+
+    def _statics(self) -> list[bool]:
+        """For each parameter, whether programs are bound to its value."""
+        return [self._is_static(name) or name in self.history.sizes for name in self.parameters.names]
 
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.check(values)
@@ -142,7 +160,7 @@ class Dispatcher:
         with self._lock:
             bound, hidden = unfollowed(self._bind)(values, _device(tensors))
             if len(self._bound) >= _MOST_BOUND:
-                self._bound.clear()
+                self._forget()
             if bound.find(values) is not None:  # else the function changes what it reads
                 key = self.key(values)
                 self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
@@ -185,7 +203,11 @@ class Dispatcher:
     def forget_bound(self) -> None:
         """Later calls are bound anew, with what was measured since."""
         with self._lock:
-            self._bound.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._bound.clear()
+        self._recent.forget()
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""
@@ -229,13 +251,13 @@ class Dispatcher:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
         self.history.static.update(names)
         self.key = self._late_key
-        self._bound.clear()
+        self._forget()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
         self.history.sizes.update(names)
         self.key = self._late_key
-        self._bound.clear()
+        self._forget()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         for variant in self._variants.get(_variant_key(request), ()):

@@ -1,0 +1,248 @@
+"""Calls like a recent one: known where their keys are the same, looked up where they are not."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusegen as fg
+from fusegen.errors import ArgumentError, GradientError
+from fusegen.runtime import keys, recent
+from fusegen.runtime.bound import NOTHING
+from fusegen.runtime.keys import key_function
+from fusegen.runtime.recent import of_calls_like
+from tests.unit.eager import randn
+from tests.unit.test_keys import VALUES, Color
+
+X = randn(6, 6)
+MORE: dict[str, Any] = VALUES | {
+    "another tensor": randn(3, 5),
+    "one of another shape": randn(5, 3),
+    "one of as many dims": randn(3, 6)[:, :5],
+    "of another dtype": randn(3, 5).to(torch.bfloat16),
+    "another float": 2.0,
+    "negative zero": -0.0,
+    "zero": 0.0,
+    "one": 1,
+    "the widest int": (1 << 63) - 1,
+    "yes as a number": Color.RED,
+    "other words": "none",
+    "no": False,
+}
+
+
+class Seen(TorchDispatchMode):
+    """Lets all operations through."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", MORE)
+def test_what_is_known_has_the_same_key(name: str, static: bool) -> None:
+    key = key_function([False, static])
+    knows = of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING)
+    if knows is None or key((X, MORE[name]))[1] == keys._TOO_WIDE:  # which no program is bound to
+        return
+    assert knows((randn(6, 6), MORE[name])) == NOTHING
+    for other in MORE.values():
+        assert knows((X, other)) is None or key((X, other)) == key((X, MORE[name]))
+
+
+def test_what_can_be_known() -> None:
+    def is_known(name: str, *, static: bool) -> bool:
+        return of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING) is not None
+
+    assert {name for name in MORE if not is_known(name, static=False)} == {
+        "one that lies anywhere", "an empty one", "a negated one", "a meta tensor", "an enumeration", "yes as a number", "a list",
+    }  # fmt: skip
+    assert {name for name in MORE if is_known(name, static=False) and not is_known(name, static=True)} == {
+        "a float", "another float", "negative zero", "zero",
+    }  # fmt: skip
+    assert of_calls_like((2.0, None), [False, False], lambda _: NOTHING) is None
+
+
+def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
+    """A kernel that has been called so often that it knows the call."""
+    kernel = fg.kernel(function)
+    for _ in range(3):
+        kernel(*values)
+    ((knows, _),) = kernel._dispatcher._recent.known
+    assert knows(values) is not None
+    return kernel
+
+
+def knows(kernel: fg.Kernel[..., Any], *values: Any) -> bool:
+    return any(known(values) is not None for known, _ in kernel._dispatcher._recent.known)
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2 + y
+
+
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "of another shape": lambda: randn(4, 6),
+    "that lies otherwise": lambda: randn(6, 6).T,
+    "of another dtype": lambda: randn(6, 6).to(torch.bfloat16),
+    "that starts anywhere": lambda: randn(37)[1:].view(6, 6),
+    "a parameter": lambda: nn.Parameter(randn(6, 6), requires_grad=False),
+    "of inference": lambda: _of_inference(),
+}
+
+
+def _of_inference() -> Tensor:
+    with torch.inference_mode():
+        return randn(6, 6)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_tensors_are_looked_up(name: str) -> None:
+    kernel, x = settled(lambda x: x * 2, X), OTHERS[name]()
+    assert not knows(kernel, x)
+    torch.testing.assert_close(kernel(x), x * 2)
+
+
+def test_a_tensor_that_stands_twice_is_looked_up() -> None:
+    kernel = settled(scaled, X, randn(6, 6))
+    assert not knows(kernel, X, X)
+    torch.testing.assert_close(kernel(X, X), scaled(X, X))
+
+
+def test_what_no_kernel_takes_is_refused_as_at_first() -> None:
+    kernel, leaf, gone = settled(scaled, X, randn(6, 6)), randn(6, 6).requires_grad_(), randn(6, 6)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(GradientError):
+        kernel(X, leaf)
+    with torch.no_grad():
+        torch.testing.assert_close(kernel(X, leaf), scaled(X, leaf))
+    with pytest.raises(ArgumentError):
+        kernel(X, torch._neg_view(randn(6, 6)))
+    with pytest.raises(ArgumentError):
+        kernel(X, gone)
+    with forward_ad.dual_level(), pytest.raises(GradientError):
+        kernel(X, forward_ad.make_dual(randn(6, 6), randn(6, 6)))
+    with pytest.raises(ArgumentError):
+        torch.vmap(kernel)(randn(3, 6, 6), randn(3, 6, 6))
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a mode that sees operations": Seen,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a forward-mode level": forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_in_which_calls_are_looked_up(name: str) -> None:
+    y = randn(6, 6)
+    kernel = settled(scaled, X, y)
+    with SURROUNDINGS[name]():
+        assert not knows(kernel, X, y)
+        torch.testing.assert_close(kernel(X, y), scaled(X, y))
+    assert knows(kernel, X, y)
+
+
+def test_the_default_dtype_is_looked_at() -> None:
+    def offset(x: Tensor) -> Tensor:
+        return x + torch.full((6,), 0.1)
+
+    kernel, half = settled(offset, X), X.to(torch.float16)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not knows(kernel, X)
+        assert kernel(X).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert kernel(half).dtype is torch.float32
+
+
+def test_numbers_and_settings() -> None:
+    def chosen(x: Tensor, scale: Any, mode: Any) -> Tensor:
+        return x * scale if mode is None else F.gelu(x * scale, approximate=mode) if isinstance(mode, str) else x + mode * scale
+
+    kernel = settled(chosen, X, 2.0, None)
+    assert knows(kernel, X, 5.0, None)
+    assert not knows(kernel, X, 5, None)
+    assert not knows(kernel, X, 5.0, "tanh")
+    for scale in (2.0, -0.5, math.pi, 3, True):
+        for mode in (None, "tanh", "none"):
+            torch.testing.assert_close(kernel(X, scale, mode), chosen(X, scale, mode), equal_nan=True)
+    counted = settled(chosen, X, 3, None)
+    assert knows(counted, X, -(1 << 63), None)
+    assert not knows(counted, X, 1 << 63, None)
+    assert not knows(counted, X, True, None)
+
+
+SETTINGS = {"slope": 0.5}
+
+
+def test_state_is_looked_at() -> None:
+    def sloped(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, x * SETTINGS["slope"])
+
+    kernel = settled(sloped, X)
+    try:
+        SETTINGS["slope"] = 0.25
+        assert not knows(kernel, X)
+        torch.testing.assert_close(kernel(X), sloped(X))
+    finally:
+        SETTINGS["slope"] = 0.5
+    torch.testing.assert_close(kernel(X), sloped(X))
+
+
+def test_modules_are_looked_at() -> None:
+    layer = nn.Linear(6, 6).requires_grad_(False)
+    kernel = settled(lambda x: F.silu(layer(x)), X)
+    layer.weight.data = torch.zeros(6, 6)
+    assert knows(kernel, X)  # another tensor of the same kind is no other program
+    torch.testing.assert_close(kernel(X), F.silu(layer(X)))
+    layer.register_parameter("bias", None)
+    assert not knows(kernel, X)
+    torch.testing.assert_close(kernel(X), F.silu(layer(X)))
+
+
+def test_the_last_programs_are_known_and_no_more() -> None:
+    kernel = fg.kernel(lambda x: x * 2)
+    shapes = [(n, 6) for n in range(2, 9)]
+    for shape in shapes:
+        for _ in range(3):
+            kernel(randn(*shape))
+    assert [knows(kernel, randn(*shape)) for shape in shapes] == [shape in shapes[-recent._MOST :] for shape in shapes]
+    for _ in range(recent._SETTLED):
+        kernel(randn(*shapes[0]))
+    assert knows(kernel, randn(*shapes[0]))
+
+
+def test_programs_of_an_earlier_mode_are_known_in_another() -> None:
+    kernel = settled(scaled, X, randn(6, 6))
+    with torch.inference_mode():
+        x, y = randn(6, 6), randn(6, 6)
+        assert not knows(kernel, x, y)
+        for _ in range(recent._SETTLED + 3):
+            kernel(x, y)
+        assert knows(kernel, x, y)
+
+
+def test_what_is_bound_anew_is_forgotten() -> None:
+    kernel = settled(scaled, X, randn(6, 6))
+    kernel._dispatcher.forget_bound()
+    assert not knows(kernel, X, randn(6, 6))
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    x = randn(6, 6)
+    kernel, there = settled(lambda x: x * 2, x), weakref.ref(x)
+    del x
+    assert there() is None
+    assert knows(kernel, randn(6, 6))
