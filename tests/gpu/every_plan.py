@@ -1,0 +1,151 @@
+"""Every form of plan, run once: ``python -m tests.gpu.every_plan`` is what `.ci/sanitize` looks at.
+
+What goes in was made on the host, so that a checker of uninitialised memory sees it arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import tuning
+from fusegen.timing import Call, Times
+from tests.gpu.test_mma import by_warps
+
+BF16, F32 = torch.bfloat16, torch.float32
+Case = tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], torch.dtype], ...]]
+"""A function, and shapes and dtypes of its arguments."""
+
+
+def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
+
+
+def softmax_and_peak(x: Tensor) -> tuple[Tensor, ...]:
+    return F.softmax(x, -1), x.argmax(-1)
+
+
+def norm_gradients(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    hat, g = x * rstd, dy * w
+    return rstd * (g - hat * (g * hat).mean(-1, keepdim=True)), (dy * hat).sum(0), dy.sum(0)
+
+
+def moments_of_columns(x: Tensor) -> tuple[Tensor, ...]:
+    return x.var(0), x.sum(0)
+
+
+def bias_gelu(x: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(x + b)
+
+
+def transposed(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x.mT) + y
+
+
+def running_sums(x: Tensor) -> Tensor:
+    return x.cumsum(-1) * 2
+
+
+def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def swiglu(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(x @ w.mT) * (x @ v.mT)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _norm(rows: int, columns: int, dtype: torch.dtype = BF16) -> Case:
+    return norm_gelu_add, (((rows, columns), dtype), ((columns,), dtype), ((columns,), dtype), ((rows, columns), dtype))
+
+
+def _gradients(rows: int, columns: int) -> Case:
+    return norm_gradients, (((rows, columns), BF16), ((rows, columns), BF16), ((columns,), BF16))
+
+
+def _alone(function: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype = BF16) -> Case:
+    return function, ((shape, dtype),)
+
+
+def _linear(rows: int, columns: int, depth: int) -> Case:
+    return linear_gelu, (((rows, depth), BF16), ((columns, depth), BF16), ((columns,), BF16))
+
+
+CASES: tuple[Case, ...] = (
+    *(_norm(rows, columns) for rows, columns in ((70, 64), (7, 768), (5, 1001), (300, 5120), (3, 20480), (2, 50257), (2, 1 << 20))),
+    _norm(3, 2048, F32),
+    *(_alone(softmax_and_peak, (rows, columns)) for rows, columns in ((70, 100), (3, 3001), (300, 20480), (2, 262144))),
+    *(_gradients(rows, columns) for rows, columns in ((300, 1000), (300, 4096), (300, 12288))),
+    *(_alone(moments_of_columns, shape) for shape in ((700, 72), (3000, 1000), (333, 1001), (20000, 64))),
+    *((bias_gelu, (((rows, columns), BF16), ((columns,), BF16))) for rows, columns in ((64, 4096), (70, 1001))),
+    (transposed, (((300, 520), BF16), ((520, 300), BF16))),
+    *(_alone(running_sums, shape, F32) for shape in ((70, 64), (3, 3001))),
+    *(_linear(rows, 520, 264) for rows in (1, 16, 70, 300, 1000)),
+    _linear(300, 4096, 512),
+    (swiglu, (((200, 512), BF16), ((1024, 512), BF16), ((1024, 512), BF16))),
+    (attention, (((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16))),
+)  # fmt: skip
+
+
+def arguments(case: Case, device: str) -> tuple[Tensor, ...]:
+    """Made on the host."""
+    return tuple(
+        torch.empty(s, dtype=d, device=device) if device == "meta" else torch.randn(s).to(d).to(device) for s, d in case[1]
+    )
+
+
+BY_WARPS: tuple[Case, ...] = (*(case for case in CASES if case[0] in (linear_gelu, swiglu)), _linear(70, 521, 265))
+"""Products that are also run as older machines have them."""
+
+
+def _untimed(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
+    """All plans have been run once by then."""
+    return dict.fromkeys(calls, Times(0.0, 0.0, 0.0))
+
+
+def run() -> Iterator[str]:
+    """Runs every plan of every case, and says which they were; where rows' columns are summed, in one kernel and in two.
+
+    Raises:
+        VerificationError: two plans give different results.
+    """
+    with patch("fusegen.tuning.interleaved", _untimed):
+        for case in CASES:
+            yield from _run(case)
+            if case[0] is norm_gradients:
+                with patch("fusegen.runtime.forms.is_faster_apart", lambda *_: False):
+                    yield from _run(case)
+    for case in BY_WARPS:
+        by_warps(case[0], arguments(case, "cuda"))()
+        yield f"{case[0].__name__} by warps\n"
+
+
+def _run(case: Case) -> Iterator[str]:
+    kernel, inputs = fg.kernel(case[0]), arguments(case, "cuda")
+    kernel(*inputs)
+    yield from map(str, tuning.measured(kernel, *inputs).launches)
+
+
+def main() -> None:
+    """On the current GPU."""
+    torch.manual_seed(0)
+    count = 0
+    for text in run():
+        count += text.count("\n")
+        print(text.partition("\n")[0], flush=True)
+    torch.cuda.synchronize()
+    print(f"{count} plans of {len(CASES) + len(BY_WARPS)} cases ran once each")
+
+
+if __name__ == "__main__":
+    main()
