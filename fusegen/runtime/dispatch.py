@@ -108,13 +108,14 @@ class Dispatcher:
 
     def _look_up(self, values: Values) -> tuple[Bound, Hidden] | None:
         """The program of an earlier call like this one, and the tensors that the function closes over."""
+        recent = self._recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
         for bound in self.known(self._bound, values):
             hidden = bound.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:
                     self._check_again(values, bound, hidden)
                 else:
-                    self._recent.found(bound, values, self._statics)
+                    recent.found(bound, values, self._statics)
                 return bound, hidden
         return None
 
@@ -207,7 +208,7 @@ class Dispatcher:
 
     def _forget(self) -> None:
         self._bound.clear()
-        self._recent.forget()
+        self._recent = Recent()  # behind the look-ups, one of which may be under way: what it notes stays in what was there
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""

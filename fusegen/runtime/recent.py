@@ -46,10 +46,6 @@ class Recent:
         if knows is not None:
             self.known = ((knows, bound), *(each for each in self.known if each[1] is not bound))[:_MOST]
 
-    def forget(self) -> None:
-        """Later calls are looked up."""
-        self.known = ()
-
 
 def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows | None:
     """A test that is true for calls of which the key is the same (`fusegen.runtime.keys`), though not for all of them; None where

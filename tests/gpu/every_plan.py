@@ -15,16 +15,13 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import tuning
+from fusegen.bench.lanes import bias_gelu, layer_norm_gelu_add
 from fusegen.timing import Call, Times
 from tests.gpu.test_mma import by_warps
 
 BF16, F32 = torch.bfloat16, torch.float32
 Case = tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 """A function, and shapes and dtypes of its arguments."""
-
-
-def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + r
 
 
 def softmax_and_peak(x: Tensor) -> tuple[Tensor, ...]:
@@ -39,10 +36,6 @@ def norm_gradients(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 def moments_of_columns(x: Tensor) -> tuple[Tensor, ...]:
     return x.var(0), x.sum(0)
-
-
-def bias_gelu(x: Tensor, b: Tensor) -> Tensor:
-    return F.gelu(x + b)
 
 
 def transposed(x: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +59,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _norm(rows: int, columns: int, dtype: torch.dtype = BF16) -> Case:
-    return norm_gelu_add, (((rows, columns), dtype), ((columns,), dtype), ((columns,), dtype), ((rows, columns), dtype))
+    return layer_norm_gelu_add, (((rows, columns), dtype), ((columns,), dtype), ((columns,), dtype), ((rows, columns), dtype))
 
 
 def _gradients(rows: int, columns: int) -> Case:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusegen as fg
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime import keys, recent
-from fusegen.runtime.bound import NOTHING
+from fusegen.runtime.bound import NOTHING, Hidden
 from fusegen.runtime.keys import key_function
 from fusegen.runtime.recent import of_calls_like
 from tests.unit.eager import randn
@@ -238,6 +238,23 @@ def test_what_is_bound_anew_is_forgotten() -> None:
     kernel = settled(scaled, X, randn(6, 6))
     kernel._dispatcher.forget_bound()
     assert not knows(kernel, X, randn(6, 6))
+
+
+def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
+    """Another thread forgets between the look-up and what it notes."""
+    kernel = fg.kernel(scaled)
+    kernel(X, randn(6, 6))
+    dispatcher = kernel._dispatcher
+    ((bound,),) = dispatcher._bound.values()
+    find = bound.find
+
+    def forgetting(values: keys.Values) -> Hidden | None:
+        dispatcher.forget_bound()
+        return find(values)
+
+    bound.found, bound.find = 1, forgetting  # its next look-up makes it a recent one
+    kernel(X, randn(6, 6))
+    assert bound.found == 2 and not dispatcher._recent.known
 
 
 def test_no_tensor_is_kept_alive() -> None:
