@@ -126,7 +126,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         options = _parser(words).parse_args(words)
     except SystemExit:  # help or the version was asked for, and is printed
-        sys.stdout.flush()
+        _flush_stdout()
         return 0
     with reserved_stdout() as stream:
         terminal = Terminal(stream, sys.stderr)
@@ -196,6 +196,15 @@ def _report(message: str, code: int) -> int:
         if sys.stderr is not None:
             Terminal(sys.stderr).line(f"error: {message}", "bold red")
     return code
+
+
+def _flush_stdout() -> None:
+    """Writes out what Python holds back; what cannot be written now is not tried again at exit, which would be another error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+        raise
 
 
 def _silence_stdout() -> None:

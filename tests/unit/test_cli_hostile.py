@@ -288,8 +288,11 @@ def test_surroundings(words: Sequence[str], shell: str, environment: dict[str, s
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("cache", "info"), ("cache", "info", "--json")])
-def test_a_full_disk(words: Sequence[str]) -> None:
+def test_a_full_disk(words: Sequence[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether Python writes at once or holds back what is printed."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     done = process(*words, shell="> /dev/full")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
 
