@@ -54,6 +54,7 @@ SPELLED: dict[str, str] = {
     "cos": "math.cos({0})",
     "tanh": "math.tanh({0})",
     "erf": "math.erf({0})",
+    "atan2": "math.atan2({0}, {1})",
     "one_plus_erf": "math.erfc(-{0})",
     "exp_below": "1.0 if {0} == {1} else math.exp({0} - {1})",
 }

@@ -144,6 +144,7 @@ class Op(Enum):
     FLOOR_DIVIDE = _binary("floor_divide")
     REMAINDER = _binary("remainder")
     POW = _binary("pow")
+    ATAN2 = _binary("atan2", "arctan2", result=Result.FLOAT)
     MAXIMUM = _binary("maximum")
     MINIMUM = _binary("minimum")
     EQ = _binary("eq", result=Result.BOOL)
@@ -186,6 +187,12 @@ class Op(Enum):
     FMOD = _composed("fmod", 2)
     XLOGY = _composed("xlogy", 2, Result.FLOAT)
     HUBER = _composed("huber", 1, Result.FLOATING)
+    ASIN = _composed("asin", 1, Result.FLOATING)
+    ACOS = _composed("acos", 1, Result.FLOATING)
+    ASINH = _composed("asinh", 1, Result.FLOATING)
+    ACOSH = _composed("acosh", 1, Result.FLOATING)
+    SINC = _composed("sinc", 1, Result.FLOATING)
+    BINARY_CROSS_ENTROPY = _composed("binary_cross_entropy", 2, Result.FLOATING)
 
     # Views: index maps, never copies.
     EXPAND = _view("expand")

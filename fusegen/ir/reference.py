@@ -199,6 +199,11 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
     return widen(x.to(dtype.torch))
 
 
+def _binary_cross_entropy(x: Tensor, y: Tensor) -> Tensor:
+    """By its formula: torch's function refuses what is no probability."""
+    return (y - 1) * torch.log1p(-x).clamp(min=-100) - y * torch.log(x).clamp(min=-100)
+
+
 def _slice(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
     found: Tensor = x.index_select(dim, start + step * torch.arange(length, device=x.device))
     return found
@@ -318,6 +323,7 @@ RULES: dict[Op, Rule] = {
     Op.FLOOR_DIVIDE: torch.floor_divide,
     Op.REMAINDER: torch.remainder,
     Op.POW: torch.pow,
+    Op.ATAN2: torch.atan2,
     Op.MAXIMUM: torch.maximum,
     Op.MINIMUM: torch.minimum,
     Op.EQ: torch.eq,
@@ -358,6 +364,12 @@ RULES: dict[Op, Rule] = {
     Op.FMOD: torch.fmod,
     Op.XLOGY: torch.xlogy,
     Op.HUBER: lambda x, delta: F.huber_loss(x, torch.zeros_like(x), "none", delta),
+    Op.ASIN: torch.asin,
+    Op.ACOS: torch.acos,
+    Op.ASINH: torch.asinh,
+    Op.ACOSH: torch.acosh,
+    Op.SINC: torch.sinc,
+    Op.BINARY_CROSS_ENTROPY: _binary_cross_entropy,
     Op.EXPAND: lambda x, shape: x.expand(shape),
     Op.PERMUTE: lambda x, dims: x.permute(dims),
     Op.RESHAPE: lambda x, shape: x.reshape(shape),

@@ -91,6 +91,6 @@ def _affine(base: int, shape: Shape, offset: Index, symbols: Sequence[sympy.Symb
     expanded = sympy.expand(offset)
     strides = [expanded.coeff(symbol) for symbol in symbols]
     rest = sympy.expand(expanded - sum((c * s for c, s in zip(strides, symbols, strict=True)), sympy.Integer(0)))
-    if any(e.free_symbols & set(symbols) for e in (rest, *strides)):
+    if any(e.free_symbols & set(symbols) for e in (rest, *strides)) or any(s.is_nonpositive and not s.is_zero for s in strides):
         return None
     return StridedView(base, shape, tuple(map(simplify_dim, strides)), simplify_dim(rest))

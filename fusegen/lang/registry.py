@@ -26,7 +26,14 @@ _PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """What a handler raises for arguments that it does not expect."""
 
-_SPACES = {"torch": torch, "special": torch.special, "F": F, "Tensor": torch.Tensor, "linalg": torch.linalg}
+_SPACES = {
+    "torch": torch,
+    "special": torch.special,
+    "F": F,
+    "Tensor": torch.Tensor,
+    "linalg": torch.linalg,
+    "VF": torch._C._VariableFunctions,  # which torch's own functions call with lists of tensors
+}
 
 
 def implements(*names: str) -> Callable[[Handler], Handler]:
@@ -156,6 +163,7 @@ _ITSELF_OR_A_VIEW = """
     contiguous detach alias to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int
     long short bool view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze
     __getitem__ permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal real data
+    atleast_1d atleast_2d atleast_3d
 """
 _GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
 """Functions whose result may be the tensor itself, or a view of all of it."""

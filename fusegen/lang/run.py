@@ -11,7 +11,7 @@ import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
@@ -25,7 +25,18 @@ from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import OPERATORS, SymbolicSize, TracedTensor
 
 Structure: TypeAlias = TreeSpec
-"""How the results of a function are put together of tensors: tuples, lists, dicts and NamedTuples, one in another."""
+"""How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
+
+
+class Nothing:
+    """Stands for a None among results, which holds its place without being one of them."""
+
+
+register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
+
+
+def _marked(value: object) -> object:
+    return Nothing() if value is None else value
 
 
 @dataclass(frozen=True)
@@ -143,10 +154,12 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             ) from error
         finally:
             RUNNING.count -= 1
-    results, structure = tree_flatten(returned)
     writes = tracer.stored()
+    results, structure = tree_flatten(returned if returned is None else tree_map(_marked, returned))
     if returned is None and writes:
         results = []  # what it writes is all that it gives
+    elif not results and not writes:
+        raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs

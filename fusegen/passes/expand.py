@@ -179,6 +179,59 @@ def _huber(args: Sequence[Value], node: Node) -> Value:
     return distance.apply(Op.LT, delta).where(distance * distance / 2, (distance - delta / 2) * delta)
 
 
+@_pointwise(Op.ASIN)
+def _asin(x: Value) -> Value:
+    return x.apply(Op.ATAN2, _other_leg(x))
+
+
+@_pointwise(Op.ACOS)
+def _acos(x: Value) -> Value:
+    return _other_leg(x).apply(Op.ATAN2, x)
+
+
+def _other_leg(x: Value) -> Value:
+    """sqrt(1 - x^2), without cancellation near 1."""
+    return ((1.0 - x) * (x + 1.0)).apply(Op.SQRT)
+
+
+def _is_far(x: Value) -> Value:
+    """Whether x^2 + 1 is x^2 in the value's dtype, by more than enough, and is in range up to there."""
+    return x > (1e4 if x.dtype.is_half else 1e9)
+
+
+@_pointwise(Op.ASINH)
+def _asinh(x: Value) -> Value:
+    """log(x + sqrt(x^2 + 1)): of magnitudes, from which the 1 is taken out; where squares would overflow log(2 x)."""
+    size = x.apply(Op.ABS)
+    square = size * size
+    near = (size + square / ((square + 1.0).apply(Op.SQRT) + 1.0)).apply(Op.LOG1P)
+    angle = _is_far(size).where(size.apply(Op.LOG) + math.log(2.0), near)
+    return x.apply(Op.EQ, 0).where(x, x.apply(Op.LT, 0).where(-angle, angle))
+
+
+@_pointwise(Op.ACOSH)
+def _acosh(x: Value) -> Value:
+    """log(x + sqrt(x^2 - 1)) by the distance from 1; where squares would overflow log(2 x)."""
+    beyond = x - 1.0
+    near = (beyond + (beyond * (beyond + 2.0)).apply(Op.SQRT)).apply(Op.LOG1P)
+    angle = _is_far(x).where(x.apply(Op.LOG) + math.log(2.0), near)
+    return x.apply(Op.LT, 1.0).where(math.nan, angle)
+
+
+@_pointwise(Op.SINC)
+def _sinc(x: Value) -> Value:
+    angle = x * math.pi
+    return x.apply(Op.EQ, 0).where(1.0, angle.apply(Op.SIN) / angle)
+
+
+@_expands(Op.BINARY_CROSS_ENTROPY)
+def _binary_cross_entropy(args: Sequence[Value], _node: Node) -> Value:
+    """-y log(x) - (1 - y) log(1 - x); as in torch, a logarithm is -100 at the least."""
+    x, y = args
+    of_one, of_other = (z.apply(Op.MAXIMUM, -100.0) for z in (x.apply(Op.LOG), (-x).apply(Op.LOG1P)))
+    return (y - 1.0) * of_other - y * of_one
+
+
 def _dims(node: Node) -> tuple[int, ...]:
     return cast(tuple[int, ...], node.attr("dims"))
 

@@ -40,6 +40,8 @@ UNARY = (
     "torch.div({0}, 1.25, rounding_mode='trunc')", "torch.full_like({0}, 3)", "torch.zeros_like({0})", "{0}.contiguous().detach()",
     "fg.dropout({0}, 0.3, seed=5) if {0}.is_floating_point() else {0}",
     "F.celu({0})", "F.celu({0}, 0.5)", "torch.sinh({0}.clamp(-4, 4))", "torch.cosh({0}.clamp(-4, 4))", "F.hardtanh({0}, -2, 0.5)",
+    "torch.asin({0}.clamp(-0.75, 0.75))", "torch.acos({0}.clamp(-0.75, 0.75))", "torch.asinh({0})", "torch.acosh({0}.abs() + 1.5)",
+    "torch.sinc({0})",
     "torch.rsub({0}, 1.5)", "{0} * {0}.shape[0]", "{0} * {0}", "({0} + 1).log1p() if {0}.is_floating_point() else {0}",
 )  # fmt: skip
 PREDICATES = (
@@ -52,7 +54,8 @@ BINARY = (
     "torch.addcmul({0}, {1}, {0}, value=0.5)", "torch.lerp({0}, {1}, 0.25)", "torch.where({0} > {1}, {0}, {1})",
     "{0}.masked_fill({1} > 0, 0.5)", "torch.where({1} < 0.5, {0}, -1)", "{0}.type_as({1})", "torch.floor_divide({0}, {1})",
     "torch.fmod({0}, {1})", "torch.xlogy({0}, {1})", "F.huber_loss({0}, {1}, 'none')", "F.prelu({0}, {1}.reshape(-1)[:1])",
-    "F.smooth_l1_loss({0}, {1}, reduction='none', beta=0.3)",
+    "F.smooth_l1_loss({0}, {1}, reduction='none', beta=0.3)", "torch.atan2({0}, {1})",
+    "F.binary_cross_entropy({0}.sigmoid(), {1}.sigmoid() + 0 * {0}, reduction='none')",
 )  # fmt: skip
 COMPARISONS = (
     "{0} == {1}", "{0} != {1}", "{0} < {1}", "{0} <= {1}", "{0} > {1}", "{0} >= {1}", "torch.logical_and({0}, {1})",

@@ -82,6 +82,14 @@ def _pow(m: Arithmetic, attrs: Attrs, x: Float, y: Float) -> Float:
     return found
 
 
+def _atan2(m: Arithmetic, attrs: Attrs, y: Float, x: Float) -> Float:
+    """By the corners; any angle where the cut along the negative axis may be met."""
+    corners = torch.stack(torch.broadcast_tensors(*(torch.atan2(a, b) for a in (y.lo, y.hi) for b in (x.lo, x.hi))))
+    met = (x.lo <= 0) & y.contains(0.0)
+    lo, hi = torch.where(met, -math.pi, corners.amin(0)), torch.where(met, math.pi, corners.amax(0))
+    return rounded(Float.of(lo, hi, y.nan | x.nan, y.num & x.num), m.p, 8.0)
+
+
 def _floor_divide(m: Arithmetic, attrs: Attrs, a: Float, b: Float) -> Float:
     found = m.div(a, b)
     nan = found.nan | a.may_be_infinite | b.contains(0.0)
@@ -178,6 +186,7 @@ FLOATS: dict[Op, Rule] = {
     Op.FLOOR_DIVIDE: _floor_divide,
     Op.REMAINDER: _remainder,
     Op.POW: _pow,
+    Op.ATAN2: _atan2,
     Op.MAXIMUM: lambda m, attrs, a, b: m.maximum(a, b),
     Op.MINIMUM: lambda m, attrs, a, b: m.minimum(a, b),
     Op.RECIPROCAL: _reciprocal,
@@ -320,7 +329,7 @@ OVER_DIMS: dict[Op, Rule] = {
 
 EXPANDED = (
     Op.CELU, Op.SINH, Op.COSH, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.HARDTANH, Op.PRELU, Op.FMOD, Op.XLOGY, Op.HUBER, Op.STD,
-    Op.VECTOR_NORM,
+    Op.VECTOR_NORM, Op.ASIN, Op.ACOS, Op.ASINH, Op.ACOSH, Op.SINC, Op.BINARY_CROSS_ENTROPY,
 )  # fmt: skip
 """Compositions whose bound is that of what they are made of."""
 

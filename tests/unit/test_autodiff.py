@@ -85,12 +85,15 @@ UNARY = """
     1.5 ** x | x.clamp(-0.5, 0.5) | x % 0.7 | (x > 0).double() * x | torch.where(x > 0.3, x, 2 * x) | x.masked_fill(x < 0, 1.0)
     x.float().double() | x / 3 | 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0)))) | x.int() + x | x.trunc() * x
     x.ceil() - x | F.celu(x, 0.5) | x.sinh() | x.cosh() | x.fmod(0.7) | F.selu(x) | F.softshrink(x) | x.hardshrink(0.3)
+    x.atan() | x.tanh().asin() | x.tanh().acos() | x.asinh() | torch.acosh(x.abs() + 1.1) | torch.atanh(0.9 * x.tanh())
+    torch.sinc(x) | torch.log10(x.abs()) | torch.special.entr(x.abs())
 """
 POSITIVE = "x.log() | x.log1p() | x.log2() | x.sqrt() | x.rsqrt() | x ** 1.7 | x ** -0.5 | x ** x | x ** 0.5 | 2 / x ** 2"
 BINARY = """
     x + y | x - 2 * y | x * y | x / y | x % y | x.abs() ** y | torch.maximum(x, y) | torch.minimum(x, y)
     (x * x + y * y).sqrt() | torch.where(x > y, x * y, y) | torch.lerp(x, y, 0.3) | (x * y, x + y) | (x, x, y)
     (F.silu(x) * y, x > y) | x * 2 | x.clamp(min=0) * y | torch.addcmul(x, x, y, value=0.5)
+    torch.atan2(x, y) | torch.hypot(x, y) | torch.copysign(x, y) | torch.fmax(x, y) | torch.logaddexp2(x, y) | x.flip(0) * y
 """
 OVER_DIMS = """
     x.sum() | x.sum(0) | x.sum((0, 1), keepdim=True) | x.mean(-1) | x.amax(-1) | x.amin(0, keepdim=True) | x.var(-1)
@@ -115,6 +118,9 @@ BY_INDEX = """
 """
 VIEWS = """
     x.T | x.reshape(2, 3, 8) | x.view(48)[5:40:3] | x[1:, ::3] | x[2] | x[:, None].expand(6, 3, 8) | x.repeat(2, 3)
+    x.flip(0) | x.flip(1, 0)[:2] | x.diagonal(1) | torch.diag_embed(x) | torch.rot90(x) | x.unfold(1, 3, 2) | x.trace()
+    F.pad(x[None], (2, 3), mode="reflect") | F.pad(x[None], (2, 3), mode="replicate") | F.pad(x[None], (2, 3), mode="circular")
+    F.avg_pool1d(x[None], 2, 1) | F.max_pool1d(x[None], 2) | F.interpolate(x[None], scale_factor=2) | x.diff().exp()
     x.roll(3, 1) | torch.cat((x[:, :3], x), 1) | torch.stack((x, 2 * x), -1).flatten(-2) | F.pad(x, (1, 2), value=3.0) | x[0, 3]
     x[:, 1::2] * x[:, ::2] | torch.cat((-x[:, 4:], x[:, :4]), -1) * 2 + x | x.chunk(2, -1)[0] * x.chunk(2, -1)[1]
     x.view(6, 4, 2).permute(1, 0, 2)[..., 0] | x.unsqueeze(1).squeeze(1).transpose(0, 1).contiguous()
@@ -148,7 +154,20 @@ NORMS: dict[str, tuple[Tensor, ...]] = {
     "F.rms_norm(a, (8,), b, 1e-6)": (draws((2, 3, 8))[0], ROW),
     "F.layer_norm(a, (3, 8), b, c)": draws((2, 3, 8), (3, 8), (3, 8)),
     "(F.rms_norm(a + b, (8,), c, 1e-6), a + b)": (X, Y, ROW),
+    "torch.cdist(a, b)": (X, Y),
+    "torch.kron(a, b[:2, :2])": (X, Y),
+    "torch.tensordot(a, b, 2)": (X, Y),
+    "torch.cross(a[:, :3], b[:, :3], 1)": (X, Y),
     "F.mse_loss(a, b)": (X, Y),
+    "F.batch_norm(a, None, None, b, c, True)": (X, ROW, ROW + 1),
+    "F.cross_entropy(a, b.argmax(1))": (X, Y),
+    "F.cross_entropy(a, b.argmax(1), label_smoothing=0.1)": (X, Y),
+    "F.nll_loss(a, b.argmax(1), reduction='none')": (X, Y),
+    "F.binary_cross_entropy(a.sigmoid(), b.sigmoid())": (X, Y),
+    "F.poisson_nll_loss(a, b.abs().detach())": (X, Y),
+    "F.gaussian_nll_loss(a, b, b.exp())": (X, Y),
+    "F.triplet_margin_loss(a, b, a * 2)": (X, Y),
+    "F.cosine_embedding_loss(a, b, (b[:, 0] > 0).long() * 2 - 1)": (X, Y),
     "F.softmax(a, -1) * b": (X, (Y > 0).double()),
     "-(F.log_softmax(a, -1) * F.softmax(b, -1)).sum(-1).mean()": (X, Y),
 }

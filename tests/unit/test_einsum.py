@@ -56,3 +56,31 @@ def test_einsum_with_an_ellipsis(equation: str, shapes: list[tuple[int, ...]]) -
         agree(lambda a: torch.einsum(equation, a), tuple(operands))
     else:
         agree(lambda a, b: torch.einsum(equation, a, b), tuple(operands))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bi,bi,bi->b", [(2, 3)] * 3),
+        ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
+        ("bqd,bkd,bkv->bqv", [(2, 4, 3), (2, 5, 3), (2, 5, 6)]),
+        ("...ij,jk,...k->...i", [(2, 3, 4), (4, 5), (2, 5)]),
+        ("i,j,k,l->ljki", [(2,), (3,), (4,), (5,)]),
+        ("ab,cd,ab->c", [(2, 3), (4, 5), (2, 3)]),
+        ("bi,ij,bj,->b", [(2, 3), (3, 4), (2, 4), ()]),
+    ],
+)
+def test_einsum_of_several(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    operands = tuple(torch.randn(shape) for shape in shapes)
+    names = ", ".join("abcd"[: len(shapes)])
+    agree(eval(f"lambda {names}: torch.einsum({equation!r}, {names})", {"torch": torch}), operands)
+
+
+@pytest.mark.parametrize("equation", ["iij->ij", "iij->j", "ijj", "jii->ij", "iij,j->i"])
+def test_letters_twice_in_an_operand_are_diagonals(equation: str) -> None:
+    sizes = {"i": 3, "j": 3}
+    operands = tuple(randn(*(sizes[c] for c in letters)) for letters in equation.split("->")[0].split(","))
+    if len(operands) == 1:
+        agree(lambda a: torch.einsum(equation, a), operands)
+    else:
+        agree(lambda a, b: torch.einsum(equation, a, b), operands)

@@ -202,6 +202,8 @@ STRUCTURES: list[Callable[[Tensor], Any]] = [
     lambda x: Pair(x + 1, Pair(x * 2, [x * 3])),
     lambda x: x.max(1),
     lambda x: (x.min(0), x.aminmax()),
+    lambda x: (x + 1, None),
+    lambda x: {"a": None, "b": [x * 2, (None, x * 3)], "c": Pair(x + 1, None)},
 ]
 
 
@@ -221,9 +223,49 @@ def test_results_come_back_as_they_were_put_together(function: Callable[[Tensor]
         torch.testing.assert_close(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted))
 
 
-@pytest.mark.parametrize("function", [lambda x: None, lambda x: (x, None), lambda x: {"a": 1}, lambda x: "text", lambda x: x.shape])
+@pytest.mark.parametrize(
+    "function", [lambda x: None, lambda x: (None, None), lambda x: {"a": 1}, lambda x: "text", lambda x: x.shape]
+)
 def test_results_that_are_no_tensors(function: Callable[[Tensor], Any]) -> None:
     refused(function, X, error=TraceError, says="the kernel returns", line="lambda")
+
+
+def test_lists_of_numbers_are_constants() -> None:
+    agree(
+        lambda x: (
+            x * torch.tensor([1.0, 2, 3, 4, 5, 6]),
+            x + torch.tensor([[1], [2], [3], [4], [5]]),
+            torch.tensor([True, False, True, True, False, True]) & (x > 0),
+            x + torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.float64),
+            torch.as_tensor([1.5, 2.5])[0] * x,
+            torch.tensor([]),
+        ),
+        (X,),
+    )
+    agree(lambda x: x * torch.tensor([x.shape[0], 1]), *[(randn(n, 2),) for n in (3, 5, 7)])
+
+
+def test_a_list_may_hold_run_time_numbers() -> None:
+    def scaled(x: Tensor, *, s: float = 2.0) -> Tensor:
+        return x * torch.tensor([s, 1.0])
+
+    kernel = fg.kernel(scaled)
+    for s in (2.0, 3.0, 5.5):
+        agree(kernel, (randn(3, 2),), s=s)
+    assert "s" in str(kernel.lower(randn(3, 2), s=2.0, target="cpu").graph).splitlines()[1]
+
+
+LISTS: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda x: x + torch.tensor([x.sum(), 1.0]), "a list of tensors"),
+    (lambda x: x + torch.tensor([[1, 2], [3]]), "expected sequence of length 2"),
+    (lambda x: x + torch.tensor(list(range(100))), "of 100 numbers"),
+    (lambda x: x + torch.tensor(["a"]), "of a list inside a kernel"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), LISTS, ids=[says for _, says in LISTS])
+def test_lists_that_are_no_constants(function: Callable[[Tensor], Any], says: str) -> None:
+    refused(function, X, error=TraceError, says=says, line="lambda")
 
 
 def test_integers_between_bounds_of_integers() -> None:

@@ -302,3 +302,11 @@ def test_norms_over_groups_and_channels() -> None:
 
 def test_products_of_vectors() -> None:
     agree(lambda x, y: (torch.dot(x[0], y[0]), torch.outer(x[0], y[:, 0]), torch.mv(x, y[0]), F.softmin(x, -1)), (X, X * 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 6), (2, 3, 4, 5)])
+def test_batch_norm_by_the_batch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, w, b = (randn(*shape) * 3 + 10).to(dtype), randn(3, dtype=dtype), randn(3, dtype=dtype)
+    agree(lambda x: F.batch_norm(x, None, None, training=True), (x,))
+    agree(lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3), (x, w, b))

@@ -34,12 +34,17 @@ UNARY = """
     x.log1p() | x.log2() | x.sqrt() | x.rsqrt() | F.tanhshrink(x) | F.hardshrink(x) | F.softshrink(x) | F.threshold(x, 1.0, 2.0)
     x.sinh() | x.cosh() | x.tan() | x.nan_to_num() | x.nan_to_num(1.0, 2.0, 3.0) | torch.xlogy(x, 0.0) | torch.xlogy(x, 2.0)
     torch.xlogy(0.0, x) | torch.xlogy(2.0, x) | x * 0 | x.expm1() | F.gelu(x, approximate="tanh") | torch.logaddexp(x, -x)
+    x.atan() | x.asin() | x.acos() | x.asinh() | x.clamp(min=0).acosh() | x.atanh()
+    x.masked_fill(x.abs() < 1e-3, 0.0).sinc()
 """
 BINARY = """
     x + y | x - 2 * y | x * y | x / y | x % y | x.fmod(y) | x ** y | torch.maximum(x, y) | torch.minimum(x, y) | torch.max(x, y)
     torch.where(x > y, x * y, y) | torch.lerp(x, y, 0.3) | torch.addcmul(x, x, y, value=0.5) | torch.clamp(x, y)
     torch.clamp(x, max=y) | torch.xlogy(x, y) | torch.logaddexp(x, y) | F.mse_loss(x, y) | F.l1_loss(x, y, reduction="none")
     F.smooth_l1_loss(x, y, reduction="none") | F.huber_loss(x, y, "none") | F.kl_div(x, y, reduction="none")
+    torch.atan2(x, y) | torch.fmax(x, y) | torch.fmin(x, y)
+    F.binary_cross_entropy(x.clamp(0, 1).nan_to_num(0.5), y.clamp(0, 1).nan_to_num(0.5), reduction="none")
+    F.gaussian_nll_loss(x, x.detach() + 1, y.clamp(-1, 2).abs(), reduction="none")
     F.prelu(x[:, None], y[3:4]) | F.prelu(x[:, None], y[13:14])
 """
 OVER_DIMS = """
@@ -50,7 +55,7 @@ OVER_DIMS = """
     x.norm(p=1.5, dim=-1) | x.norm(p=4, dim=-1) | x.norm() | F.cosine_similarity(x, x.detach().exp(), dim=-1) | x.cumsum(-1)
     x.cumsum(0) | torch.var_mean(x, 0)[0] | x[:1].var(0) | x[:1].std(0)
 """
-LESS_ACCURATE = ("expm1", "tanh", "celu(x, 0.5)", "xlogy(x, 2.0)")
+LESS_ACCURATE = ("binary_cross_entropy", "expm1", "tanh", "celu(x, 0.5)", "xlogy(x, 2.0)")
 """Of these torch's gradients cancel, or are of rounded numbers."""
 
 

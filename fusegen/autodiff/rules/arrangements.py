@@ -39,6 +39,10 @@ def _slice(y: Value, dy: Value) -> Gradients:
     """The gradient with zeros between its elements and around them."""
     dim, step = (cast(int, y.node.attr(name)) for name in ("dim", "step"))
     start = cast(Dim, y.node.attr("start"))
+    if step < 0:
+        length = dy.node.shape[dim]
+        dy = dy.apply(Op.SLICE, dim=dim, start=simplify_dim(length - 1), length=length, step=-1)
+        start, step = simplify_dim(start + (length - 1) * step), -step
     apart = dy if step == 1 else _apart(dy, dim, step)
     behind = simplify_dim(y.arg(0).node.shape[dim] - start - apart.node.shape[dim])
     return (_between(apart, dim, start, behind),)

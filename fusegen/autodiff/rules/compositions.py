@@ -110,6 +110,36 @@ def _huber(y: Value, dy: Value) -> Gradients:
     return (dy * y.arg(0).apply(Op.MAXIMUM, -delta).apply(Op.MINIMUM, delta),)
 
 
+def _asin(y: Value, dy: Value) -> Gradients:
+    x = y.arg(0)
+    slope = dy * ((1.0 - x) * (x + 1.0)).apply(Op.RSQRT)
+    return (-slope if y.node.op is Op.ACOS else slope,)
+
+
+def _asinh(y: Value, dy: Value) -> Gradients:
+    x = y.arg(0)
+    return (dy * (x * x + 1.0).apply(Op.RSQRT),)
+
+
+def _acosh(y: Value, dy: Value) -> Gradients:
+    x = y.arg(0)
+    return (dy * ((x - 1.0) * (x + 1.0)).apply(Op.RSQRT),)
+
+
+def _sinc(y: Value, dy: Value) -> Gradients:
+    """(cos(πx) − y)/x, and 0 at 0."""
+    x = y.arg(0)
+    slope = ((x * math.pi).apply(Op.COS) - y) / x
+    return (x.apply(Op.EQ, 0).where(0, dy * slope),)
+
+
+def _binary_cross_entropy(y: Value, dy: Value) -> Gradients:
+    """(x − t)/(x·(1 − x)), whose divisor is 1e-12 at the least; log(1 − x) − log(x)."""
+    x, target = y.arg(0), y.arg(1)
+    divisor = ((1.0 - x) * x).apply(Op.MAXIMUM, 1e-12)
+    return dy * (x - target) / divisor, dy * ((-x).apply(Op.LOG1P) - x.apply(Op.LOG))
+
+
 def _softmax(y: Value, dy: Value) -> Gradients:
     return (y * (dy - (dy * y).reduce(Op.SUM, _along(y))),)
 
@@ -147,6 +177,12 @@ COMPOSITIONS: dict[Op, Rule] = {
     Op.PRELU: _prelu,
     Op.FMOD: _fmod,
     Op.XLOGY: _xlogy,
+    Op.ASIN: _asin,
+    Op.ACOS: _asin,
+    Op.ASINH: _asinh,
+    Op.ACOSH: _acosh,
+    Op.SINC: _sinc,
+    Op.BINARY_CROSS_ENTROPY: _binary_cross_entropy,
     Op.HUBER: _huber,
     Op.LOGSIGMOID: lambda y, dy: (dy * (-y.arg(0)).apply(Op.SIGMOID),),
     Op.SOFTMAX: _softmax,

@@ -34,6 +34,14 @@ def _extremum(y: Value, dy: Value) -> Gradients:
     return a.apply(loses, b).where(0, ties), b.apply(loses, a).where(0, ties)
 
 
+def _atan2(y: Value, dy: Value) -> Gradients:
+    """b/(a² + b²) and −a/(a² + b²), and 0 where both legs are."""
+    a, b = y.arg(0), y.arg(1)
+    square = a * a + b * b
+    scaled = square.apply(Op.EQ, 0).where(0, dy / square)
+    return scaled * b, -scaled * a
+
+
 POINTWISE: dict[Op, Rule] = {
     Op.CAST: lambda y, dy: (dy,),
     Op.COPY: lambda y, dy: (dy,),
@@ -65,6 +73,7 @@ POINTWISE: dict[Op, Rule] = {
     Op.FLOOR_DIVIDE: nothing,
     Op.REMAINDER: lambda y, dy: (dy, -dy * y.arg(0).apply(Op.FLOOR_DIVIDE, y.arg(1))),
     Op.POW: _pow,
+    Op.ATAN2: _atan2,
     Op.MAXIMUM: _extremum,
     Op.MINIMUM: _extremum,
     Op.EQ: nothing,

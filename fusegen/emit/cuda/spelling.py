@@ -29,6 +29,7 @@ _BUILTINS = {
 _DOUBLE = {
     **{op: function(name) for op, name in _BUILTINS.items()},
     Op.POW: function("pow", 2),
+    Op.ATAN2: function("atan2", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
@@ -36,6 +37,7 @@ _DOUBLE = {
 _FLOAT = {
     **{op: function(f"{name}f") for op, name in _BUILTINS.items()},
     Op.POW: function("powf", 2),
+    Op.ATAN2: function("atan2f", 2),
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: function("exp_below", 2),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
+import sympy
+
+from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
-from fusegen.lang.functions.common import normalize_dim, sequence
+from fusegen.lang.functions.common import dtype_of, each_dim, normalize_dim, sequence
 from fusegen.lang.functions.creation import scalar_tensor
-from fusegen.lang.functions.views import cat, holds, narrow, reshaped, sliced
+from fusegen.lang.functions.pointwise import sub
+from fusegen.lang.functions.views import cat, holds, narrow, own, permuted, reshape, reshaped, sliced, transpose
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of
+
+_Border: TypeAlias = Callable[[TracedTensor, TracedTensor, int, Dim, int], TracedTensor]
 
 
 @implements("repeat", "tile")
@@ -69,33 +76,158 @@ def _rolled(x: TracedTensor, shift: Any, dim: int) -> TracedTensor:
     return cat([narrow(x, dim, first, size - first), narrow(x, dim, 0, first)], dim)
 
 
+@implements("flip")
+def flip(input: TracedTensor, *dims: Any, **named: Any) -> TracedTensor:
+    """The order of some dims turned round."""
+    result = input
+    for place in each_dim(sequence(dims, named), input.ndim):
+        result = _turned(result, place) if input.ndim else result
+    return own(result)
+
+
+def _turned(x: TracedTensor, dim: int) -> TracedTensor:
+    size = x._node.shape[dim]
+    return x if same(size, 0) else sliced(x, dim, simplify_dim(size - 1), size, -1)
+
+
+@implements("fliplr")
+def fliplr(input: TracedTensor) -> TracedTensor:
+    """The order of columns turned round."""
+    return flip(input, 1)
+
+
+@implements("flipud")
+def flipud(input: TracedTensor) -> TracedTensor:
+    """The order of rows turned round."""
+    return flip(input, 0)
+
+
+@implements("rot90")
+def rot90(input: TracedTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> TracedTensor:
+    """A plane turned by so many right angles, from the first dim towards the second."""
+    first, second = each_dim(tuple(dims), input.ndim)
+    turns = k % 4
+    if turns == 2:
+        return flip(input, first, second)
+    turned = _turned(input, second) if turns == 1 else input
+    crossed = transpose(turned, first, second) if turns else turned
+    return own(_turned(crossed, second) if turns == 3 else crossed)
+
+
+@implements("pixel_shuffle")
+def pixel_shuffle(input: TracedTensor, upscale_factor: int) -> TracedTensor:
+    """Channels of r^2 parts each, laid out as tiles of r x r points (Shi et al., arXiv 1609.05158)."""
+    *outer, _, height, width = input.shape
+    r = int(upscale_factor)
+    apart = reshape(input, (*outer, -1, r, r, height, width))
+    n = len(outer)
+    tiles = permuted(apart, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return own(reshape(tiles, (*outer, -1, height * r, width * r)))
+
+
+@implements("pixel_unshuffle")
+def pixel_unshuffle(input: TracedTensor, downscale_factor: int) -> TracedTensor:
+    """Tiles of r x r points as channels: what pixel_shuffle does, turned back."""
+    *outer, channels, height, width = input.shape
+    r = int(downscale_factor)
+    apart = reshape(input, (*outer, channels, height // r, r, width // r, r))
+    n = len(outer)
+    parts = permuted(apart, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return own(reshape(parts, (*outer, channels * r * r, height // r, width // r)))
+
+
+@implements("channel_shuffle")
+def channel_shuffle(input: TracedTensor, groups: int) -> TracedTensor:
+    """Channels (dim 1) of several groups dealt out in turn (Zhang et al., arXiv 1707.01083)."""
+    apart = reshape(input, (input.shape[0], groups, -1, *input.shape[2:]))
+    return own(reshape(transpose(apart, 1, 2), input.shape))
+
+
+@implements("diff")
+def diff(input: TracedTensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> TracedTensor:
+    """Differences of neighbours along a dim, n times; of bools, whether they differ."""
+    if n < 0:
+        raise ShapeError(f"diff: n={n}", mend="give a number of 0 or more")
+    if not n:
+        return input
+    parts = [p for p in (prepend, input, append) if p is not None]
+    x = cat(parts, dim) if len(parts) > 1 else input
+    place = normalize_dim(dim, x.ndim)
+    for _ in range(n):
+        count = simplify_dim(x._node.shape[place] - 1)
+        if not holds(x._tracer, sympy.sympify(count) > 0):
+            return sliced(x, place, 0, 0)
+        before, behind = sliced(x, place, 0, count), sliced(x, place, 1, count)
+        x = x._tracer.add(Op.NE, behind, before) if dtype_of(x) is DType.BOOL else sub(behind, before)
+    return x
+
+
 @implements("pad")
 def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> TracedTensor:
-    """Constants put before and behind the last dims, the last dim first; a negative number takes elements away."""
-    if mode != "constant":
-        raise TraceError(f"pad: mode={mode!r} is not supported", mend="use mode='constant', or torch.cat")
+    """Put before and behind the last dims, the last dim first; a negative number takes elements away. What is put there is a
+    constant, or elements of the dim's own: from the other end (``circular``), the nearest one (``replicate``),
+    or mirrored (``reflect``)."""
+    if mode not in ("constant", *_BORDERS):
+        raise TraceError(f"pad: mode={mode!r} is not supported", mend=f"use constant, {', '.join(_BORDERS)}")
+    if mode != "constant" and value is not None:
+        raise TraceError(f"pad: a value for the mode {mode!r}", mend="leave value out, or use mode='constant'")
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         text = f"pad: {len(pad)} numbers for a tensor of {input.ndim} dims"
         raise ShapeError(text, mend="give two a dim, the last dim first")
+    border = partial(_constant, value=value or 0) if mode == "constant" else _BORDERS[mode]
     result = input
     for number, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        result = _padded(result, input.ndim - 1 - number, (before, behind), value or 0)
-    return result
+        result = _padded(result, input.ndim - 1 - number, (dim_of(before), dim_of(behind)), border)
+    return own(result)
 
 
-def _padded(x: TracedTensor, dim: int, widths: tuple[Any, Any], value: float) -> TracedTensor:
-    before, behind = (dim_of(width) for width in widths)
-    more = [holds(x._tracer, width > 0) for width in (before, behind)]
+def _padded(x: TracedTensor, dim: int, widths: tuple[Dim, Dim], border: _Border) -> TracedTensor:
+    """A dim with something on both sides of it, or less than it is."""
+    more = [holds(x._tracer, sympy.sympify(width) > 0) for width in widths]
+    middle = _cut(x, dim, *(0 if is_more else simplify_dim(-width) for is_more, width in zip(more, widths, strict=True)))
+    before, behind = ([border(x, middle, dim, widths[place], place)] if more[place] else [] for place in (0, 1))
+    return cat([*before, middle, *behind], dim) if any(more) else middle
+
+
+def _cut(x: TracedTensor, dim: int, before: Dim, behind: Dim) -> TracedTensor:
+    """A dim without some of its elements on both sides."""
     size = x._node.shape[dim]
-    first = 0 if more[0] else simplify_dim(-before)
-    kept = simplify_dim(size - first + (0 if more[1] else behind))
+    kept = simplify_dim(size - before - behind)
     if not holds(x._tracer, kept >= 0):
         raise ShapeError("pad: more is taken away than there is", mend="take away less")
-    middle = x if same(kept, size) else sliced(x, dim, first, kept)
-    parts = [_constant(x, dim, before, value)] * more[0] + [middle] + [_constant(x, dim, behind, value)] * more[1]
-    return cat(parts, dim) if len(parts) > 1 else middle
+    return x if same(kept, size) else sliced(x, dim, before, kept)
 
 
-def _constant(x: TracedTensor, dim: int, width: Dim, value: float) -> TracedTensor:
+# What is put before (place 0) or behind (1) a dim. Of one that loses elements at its other side, torch mirrors and repeats those of
+# the whole, and takes those of what is left from the other end.
+
+
+def _constant(x: TracedTensor, _middle: TracedTensor, dim: int, width: Dim, _place: int, *, value: float) -> TracedTensor:
     shape = (*x._node.shape[:dim], width, *x._node.shape[dim + 1 :])
     return x._tracer.add(Op.EXPAND, scalar_tensor(x._tracer, value, x.dtype), shape=shape)
+
+
+def _mirrored(x: TracedTensor, _middle: TracedTensor, dim: int, width: Dim, place: int) -> TracedTensor:
+    size = x._node.shape[dim]
+    _require_room(x, width, simplify_dim(size - 1))
+    return sliced(x, dim, simplify_dim(size - 2) if place else width, width, -1)
+
+
+def _nearest(x: TracedTensor, _middle: TracedTensor, dim: int, width: Dim, place: int) -> TracedTensor:
+    edge = sliced(x, dim, simplify_dim(x._node.shape[dim] - 1) if place else 0, 1)
+    return x._tracer.add(Op.EXPAND, edge, shape=(*x._node.shape[:dim], width, *x._node.shape[dim + 1 :]))
+
+
+def _opposite(_x: TracedTensor, middle: TracedTensor, dim: int, width: Dim, place: int) -> TracedTensor:
+    size = middle._node.shape[dim]
+    _require_room(middle, width, size)
+    return sliced(middle, dim, 0 if place else simplify_dim(size - width), width)
+
+
+def _require_room(x: TracedTensor, width: Dim, most: Dim) -> None:
+    if not holds(x._tracer, sympy.sympify(width) <= most):
+        text = f"pad: {width} elements more of a dim that can give {most}"
+        raise ShapeError(text, mend="give a number up to what the dim holds, less one where it is mirrored")
+
+
+_BORDERS: dict[str, _Border] = {"reflect": _mirrored, "replicate": _nearest, "circular": _opposite}

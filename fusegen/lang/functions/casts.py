@@ -60,6 +60,8 @@ for _name, _dtype in {
     "long": torch.int64,
     "short": torch.int16,
     "bool": torch.bool,
+    "byte": torch.uint8,
+    "char": torch.int8,
 }.items():
     _register_cast(_name, _dtype)
 

@@ -14,11 +14,13 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, check_device, unsupported_argument
-from fusegen.lang.functions.views import unsqueeze
+from fusegen.lang.functions.views import cat, reshaped, unsqueeze
 from fusegen.lang.registry import creates, implements
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+
+_MOST_NUMBERS = 64  # in a list: each is a constant of its own
 
 
 def iota(tracer: Tracer, size: Dim) -> TracedTensor:
@@ -159,19 +161,52 @@ def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
 
 @creates("tensor", "scalar_tensor", "as_tensor")
 def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None, **settings: Any) -> TracedTensor:
-    """A number, also a run-time one, as a zero-dimensional tensor; of a tensor its values."""
+    """A number, also a run-time one, as a zero-dimensional tensor; a list of a few numbers; of a tensor its values."""
     _settings(tracer, {"device": device} | settings)
     if isinstance(data, torch.Tensor):
         data = tracer.lift(data)
     if isinstance(data, TracedTensor):
         is_default = data._node.weak and data._node.dtype.is_float
         return cast(data, dtype or (torch.get_default_dtype() if is_default else data.dtype))
+    if isinstance(data, (list, tuple)):
+        return _listed(tracer, data, dtype)
     if not isinstance(data, (bool, int, float, np.generic)):
         what = f"torch.tensor of a {type(data).__name__} inside a kernel"
         raise TraceError(what, mend="make the tensor outside and pass it; of traced values use torch.stack")
     if isinstance(data, np.generic):  # whose dtype it has
         return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
     return _filled(tracer, ((),), data, dtype or _kind(data))
+
+
+def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> TracedTensor:
+    """Numbers in lists of lists, run-time ones among them: one behind the other."""
+    try:
+        samples = torch.tensor(_samples(tracer, data), dtype=dtype, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"torch.tensor of a list inside a kernel: {error}"
+        raise TraceError(what, mend="give numbers; of traced tensors use torch.stack") from None
+    if samples.numel() > _MOST_NUMBERS:
+        what = f"torch.tensor of {samples.numel()} numbers inside a kernel, where up to {_MOST_NUMBERS} are written out"
+        raise TraceError(what, mend="make the tensor outside and pass it")
+    if not samples.numel():
+        return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
+    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in _flat(data)]
+    return reshaped(cat(parts, 0) if len(parts) > 1 else parts[0], tuple(samples.shape))
+
+
+def _samples(tracer: Tracer, data: Any) -> Any:
+    """The numbers, and ones of their kinds in the place of those that are known at each call only: torch says shape and dtype."""
+    if isinstance(data, (list, tuple)):
+        return [_samples(tracer, part) for part in data]
+    if isinstance(data, torch.Tensor):
+        raise TraceError("torch.tensor of a list of tensors inside a kernel", mend="use torch.stack")
+    if type(data) is TracedScalar:
+        return 1.0 if tracer.lift(data)._node.dtype.is_float else 1
+    return 1 if type(data) is SymbolicSize else data
+
+
+def _flat(data: Any) -> list[Any]:
+    return [number for part in data for number in _flat(part)] if isinstance(data, (list, tuple)) else [data]
 
 
 def _known(number: Any) -> Any:

@@ -1,4 +1,4 @@
-"""torch.einsum of one or two operands: permutations, sums, and a product of matrices where a letter is summed in both."""
+"""torch.einsum: permutations, diagonals, sums, and products of two operands at a time, of matrices where a letter is summed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang.functions.common import tracer_of
+from fusegen.lang.functions.diagonals import diagonal_of
 from fusegen.lang.functions.products import matmul
 from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import permuted, reshaped
@@ -24,10 +25,28 @@ def einsum(equation: str, *operands: Any) -> TracedTensor:
     tracer = tracer_of(values)
     lifted = [tracer.lift(v) for v in values]
     inputs, result = _letters(equation, [x.ndim for x in lifted])
+    lifted, inputs = map(list, zip(*map(_of_diagonals, lifted, inputs), strict=True))
     kept = [_summed(x, letters, set(result).union(*others)) for x, letters, others in _beside(lifted, inputs)]
-    if len(kept) == 1:
-        return _ordered(*kept[0], result)
-    return _product(*kept[0], *kept[1], result)
+    found, letters = kept[0]
+    for number, (x, more) in enumerate(kept[1:], 1):
+        needed = set(result).union(*(of for _, of in kept[number + 1 :]))
+        order = "".join(c for c in dict.fromkeys(letters + more) if c in needed)
+        found, letters = _product(found, letters, x, more, order), order
+    return _ordered(found, letters, result)
+
+
+def _of_diagonals(x: TracedTensor, letters: str) -> tuple[TracedTensor, str]:
+    """An operand whose dims have letters of their own: of two with the same letter the diagonal."""
+    while (double := next((c for c in letters if letters.count(c) > 1), None)) is not None:
+        first = letters.index(double)
+        second = letters.index(double, first + 1)
+        if not same(x._node.shape[first], x._node.shape[second]):
+            x._tracer.require_equal([(x._node.shape[first], x._node.shape[second])])
+            text = f"einsum: the letter {double!r} for dims of {x.shape[first]} and {x.shape[second]} elements"
+            raise ShapeError(text, mend="give both one size")
+        x = diagonal_of(x, 0, first, second)
+        letters = letters[:first] + letters[first + 1 : second] + letters[second + 1 :] + double
+    return x, letters
 
 
 def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -43,15 +62,13 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         result = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     if len(inputs) != len(ranks):
         raise ShapeError(f"einsum {equation!r} does not fit {len(ranks)} operands", mend="give as many operands as it names")
-    if len(inputs) > 2:
-        raise TraceError(f"einsum {equation!r} is not supported", mend="multiply two operands at a time")
     if set(left + result) - {*string.ascii_letters, ",", "."}:
         raise TraceError(f"einsum {equation!r} is not supported", mend="name dims by letters, or ... for those in front")
     hidden = [_hidden(letters, rank) for letters, rank in zip(inputs, ranks, strict=True)]
     inputs = [letters.replace("...", _DIGITS[-count:] if count else "") for letters, count in zip(inputs, hidden, strict=True)]
     result = result.replace("...", _DIGITS[-max(hidden) :] if max(hidden) else "")
-    if any(len(set(letters)) != len(letters) or "." in letters for letters in (*inputs, result)):
-        raise TraceError(f"einsum {equation!r} is not supported", mend="name each dim of an operand once; or use diagonal and sum")
+    if len(set(result)) != len(result) or any("." in letters for letters in (*inputs, result)):
+        raise TraceError(f"einsum {equation!r} is not supported", mend="name each dim of the result once, and write ... whole")
     if not set(result) <= set("".join(inputs)):
         raise ShapeError(f"einsum {equation!r}: the result has a dim of no operand", mend="name dims of operands only")
     return inputs, result

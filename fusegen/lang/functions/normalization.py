@@ -11,7 +11,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import product, same
 from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
 from fusegen.lang.functions.reductions import reduced, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
@@ -152,16 +152,38 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TracedTensor:
-    """(x - running_mean) / sqrt(running_var + eps) for each channel (dim 1), whose own weight and bias follow."""
-    if training or running_mean is None or running_var is None:
-        text = "batch_norm that takes statistics of the batch is not supported"
-        raise TraceError(text, mend="pass training=False and running statistics")
+    """(x - mean) / sqrt(variance + eps) for each channel (dim 1), whose own weight and bias follow: by running statistics, or in
+    training by those of the batch, where there are no running ones to be brought up to date.
+
+    Raises:
+        TraceError: running statistics would have to be written to, or there are none.
+        ShapeError: a channel has one value, which has no variance.
+    """
+    if training and (running_mean is not None or running_var is not None):
+        text = "batch_norm in training writes to its running statistics, which cannot be traced"
+        raise TraceError(text, mend="pass running_mean=None and running_var=None, and update them outside; or training=False")
+    if not training and (running_mean is None or running_var is None):
+        raise TraceError("batch_norm without statistics", mend="pass running_mean and running_var, or training=True")
     tracer = floats("batch_norm", input)._tracer
     _require_one_dtype("batch_norm", input, (running_mean, running_var, weight, bias))
-    mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
+    if training:
+        mean, variance = _of_batch(input)
+    else:
+        mean, variance = _of_channels(input, running_mean), _of_channels(input, running_var)
     rstd = tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(setting("eps", eps))))
     normed = tracer.add(Op.MUL, tracer.add(Op.SUB, input, mean), rstd)
     return cast(_affine(normed, weight, bias), input.dtype)
+
+
+def _of_batch(x: TracedTensor) -> tuple[TracedTensor, TracedTensor]:
+    """The mean and the variance of each channel, of which no correction is taken."""
+    if x.ndim < 2:
+        raise ShapeError(f"batch_norm of a tensor of {x.ndim} dims", mend="give it rows, channels, and any dims behind them")
+    dims = tuple(d for d in range(x.ndim) if d != 1)
+    if same(product([x._node.shape[d] for d in dims]), 1):
+        raise ShapeError("batch_norm in training of one value a channel", mend="give it more rows")
+    wide = cast(x, dtype_of(x).compute.torch)
+    return reduced(Op.MEAN, wide, dims, True), reduced(Op.VAR, wide, dims, True, correction=0.0)
 
 
 @implements("torch.batch_norm")

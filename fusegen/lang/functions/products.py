@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import cast, dtype_of, numbers, tracer_of
-from fusegen.lang.functions.reductions import reduced
-from fusegen.lang.functions.views import reshaped, transpose, unsqueeze
+from fusegen.lang.functions.arrangements import roll
+from fusegen.lang.functions.common import cast, dtype_of, each_dim, floats, normalize_dim, numbers, tracer_of
+from fusegen.lang.functions.reductions import reduced, vector_norm
+from fusegen.lang.functions.views import broadcast_tensors, permuted, reshaped, transpose, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -111,3 +114,104 @@ def _times(x: TracedTensor, factor: Any) -> TracedTensor:
         factor = factor if dtype_of(x).is_float else int(factor)
         return x if factor == 1 else scaled(x, factor)
     return cast(scaled(x, factor if dtype_of(x).is_float else cast(x._tracer.lift(factor), x.dtype)), x.dtype)
+
+
+@implements("addr")
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
+    """beta * input + alpha * all products of two vectors' elements; where beta is 0, whatever the input holds."""
+    product = _times(outer(vec1, vec2), alpha)
+    return product if _is_zero(beta) else pointwise.add(product, _times(product._tracer.lift(input), beta))
+
+
+@implements("chain_matmul")
+def chain_matmul(*matrices: Any) -> TracedTensor:
+    """Matrices multiplied from the left to the right."""
+    return multi_dot(matrices)
+
+
+@implements("linalg.multi_dot")
+def multi_dot(tensors: Sequence[Any]) -> TracedTensor:
+    """Matrices multiplied from the left to the right; the first and the last may be vectors."""
+    first, *others = tensors
+    return functools.reduce(matmul, others, tracer_of(tensors).lift(first))
+
+
+@implements("tensordot")
+def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
+    """The sum over so many last dims of the one and first dims of the other, or over pairs of dims."""
+    tracer = tracer_of(a, b)
+    x, y = tracer.lift(a), tracer.lift(b)
+    if isinstance(dims, int):
+        if not 0 <= dims <= min(x.ndim, y.ndim):
+            raise ShapeError(
+                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", mend="give as many as both have at most"
+            )
+        dims = (tuple(range(x.ndim - dims, x.ndim)), tuple(range(dims)))
+    of_x, of_y = (each_dim(tuple(d), v.ndim) for d, v in zip(dims, (x, y), strict=True))
+    for one, other in zip(of_x, of_y, strict=True):  # a dim of one element meets each of the other's
+        if same(x._node.shape[one], 1) and not same(y._node.shape[other], 1):
+            y = reduced(Op.SUM, y, other, True)
+        elif same(y._node.shape[other], 1) and not same(x._node.shape[one], 1):
+            x = reduced(Op.SUM, x, one, True)
+    kept_x, kept_y = ([d for d in range(v.ndim) if d not in of] for v, of in ((x, of_x), (y, of_y)))
+    shape = (*(x._node.shape[d] for d in kept_x), *(y._node.shape[d] for d in kept_y))
+    summed = simplify_dim(product([x._node.shape[d] for d in of_x]))
+    left = reshaped(permuted(x, (*kept_x, *of_x)), (simplify_dim(product([x._node.shape[d] for d in kept_x])), summed))
+    right = reshaped(permuted(y, (*of_y, *kept_y)), (summed, simplify_dim(product([y._node.shape[d] for d in kept_y]))))
+    return reshaped(matmul(left, right), shape)
+
+
+@implements("kron")
+def kron(input: Any, other: Any) -> TracedTensor:
+    """Each element of the one times the whole of the other."""
+    tracer = tracer_of(input, other)
+    x, y = tracer.lift(input), tracer.lift(other)
+    rank = max(x.ndim, y.ndim)
+    sizes = [(*(1,) * (rank - v.ndim), *v._node.shape) for v in (x, y)]
+    wide = [
+        reshaped(x, [part for size in sizes[0] for part in (size, 1)]),
+        reshaped(y, [part for size in sizes[1] for part in (1, size)]),
+    ]
+    return reshaped(tracer.add(Op.MUL, *wide), [simplify_dim(a * b) for a, b in zip(*sizes, strict=True)])
+
+
+@implements("linalg.vecdot")
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> TracedTensor:
+    """The sum of products along a dim."""
+    products = pointwise.mul(x, y)
+    return reduced(Op.SUM, floats("vecdot", products), dim, False)
+
+
+@implements("linalg.cross")
+def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> TracedTensor:
+    """The vector product of three components along a dim."""
+    tracer = tracer_of(input, other)
+    x, y = broadcast_tensors(tracer.lift(input), tracer.lift(other))
+    place = normalize_dim(dim, x.ndim)
+    if not same(x._node.shape[place], 3):
+        tracer.require_literal(x._node.shape[place])
+        raise ShapeError(f"cross along a dim of size {x.shape[place]}", mend="give vectors of three components")
+    (x1, y1), (x2, y2) = ((roll(x, -n, place), roll(y, -n, place)) for n in (1, 2))
+    return pointwise.sub(tracer.add(Op.MUL, x1, y2), tracer.add(Op.MUL, x2, y1))
+
+
+@implements("cross")
+def cross(input: Any, other: Any, dim: int | None = None) -> TracedTensor:
+    """The vector product along a dim, by default the first one of size 3."""
+    if dim is None:
+        tracer = tracer_of(input, other)
+        shape = tracer.lift(input)._node.shape
+        for size in shape:
+            tracer.require_literal(size)
+        dim = next((d for d, size in enumerate(shape) if same(size, 3)), None)
+        if dim is None:
+            raise ShapeError("cross of tensors without a dim of size 3", mend="give vectors of three components")
+    return linalg_cross(input, other, dim=dim)
+
+
+@implements("cdist")
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "") -> TracedTensor:
+    """The p-norms of the differences of all pairs of rows; of the differences themselves, whatever ``compute_mode`` says."""
+    tracer = tracer_of(x1, x2)
+    a, b = tracer.lift(x1), tracer.lift(x2)
+    return vector_norm(pointwise.sub(unsqueeze(a, -2), unsqueeze(b, -3)), p, -1)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
 
 from fusegen.dtypes import promote
-from fusegen.errors import ShapeError, UnsupportedError
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import each_dim, normalize_dim, sequence, tracer_of
+from fusegen.lang.memory import lies_in
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor, dim_of
@@ -30,6 +31,16 @@ def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:
 def sliced(x: TracedTensor, dim: int, start: Dim, length: Dim, step: int = 1) -> TracedTensor:
     """Every step-th element of a dim from start on."""
     return x._tracer.add(Op.SLICE, x, dim=dim, start=start, length=length, step=step)
+
+
+def own(x: TracedTensor) -> TracedTensor:
+    """The same values in memory of their own, as torch gives where it copies: what is written there changes no other tensor."""
+    return x._tracer.value(x._position)
+
+
+def within(result: TracedTensor, x: TracedTensor) -> TracedTensor:
+    """A result as a view of a tensor, in whose memory it lies however that was arranged."""
+    return x._tracer.value(result._position, x._memory)
 
 
 def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
@@ -161,6 +172,15 @@ def expand_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
     return expand(input, *other.shape)
 
 
+@implements("ravel")
+def ravel(input: TracedTensor) -> TracedTensor:
+    """All dims as one: a view of what is contiguous, and of anything else a copy."""
+    flat = flatten(input)
+    memory = input._memory
+    is_copy = memory.declared and not lies_in(input._tracer.builder, input._position, memory, contiguous=True)
+    return own(flat) if is_copy else flat
+
+
 @implements("flatten")
 def flatten(input: TracedTensor, start_dim: int = 0, end_dim: int = -1) -> TracedTensor:
     """A run of dims as one."""
@@ -194,6 +214,19 @@ def holds(tracer: Tracer, relation: Any) -> bool:
     return relation if isinstance(relation, bool) else tracer.decide(relation)
 
 
+def require_shape(name: str, x: TracedTensor, wanted: Sequence[Dim]) -> None:
+    """Refuses another shape; equal sizes that are symbols become guards.
+
+    Raises:
+        ShapeError: the tensor has one.
+    """
+    shape, tracer = x._node.shape, x._tracer
+    pairs = zip(shape, wanted, strict=True) if len(shape) == len(wanted) else [(0, 1)]
+    if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
+        text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(wanted))} is wanted"
+        raise ShapeError(text, mend="give it that shape, as torch asks as well")
+
+
 @implements("select")
 def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     """One element of a dim, which is taken out."""
@@ -214,6 +247,8 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
         raise ShapeError(f"chunk into {chunks} parts", mend="give a positive number")
     if same(size, 0):
         return (input,) * chunks
+    if same(dim_of(chunks), 1):
+        return (sliced(input, normalize_dim(dim, input.ndim), 0, size),)
     part = exact_quotient(size, chunks)
     if part is None:
         input._tracer.require_literal(size)
@@ -311,6 +346,69 @@ def vstack(tensors: Sequence[Any]) -> TracedTensor:
     """Tensors below each other: along dim 0, vectors as rows."""
     tracer = tracer_of(tensors)
     return cat([_at_least(2, tracer.lift(x)) for x in tensors], 0)
+
+
+@implements("column_stack")
+def column_stack(tensors: Sequence[Any]) -> TracedTensor:
+    """Tensors beside each other along dim 1, vectors as columns."""
+    tracer = tracer_of(tensors)
+    parts = [tracer.lift(x) for x in tensors]
+    return cat([p if p.ndim > 1 else reshaped(p, (*(p._node.shape or (1,)), 1)) for p in parts], 1)
+
+
+@implements("dstack")
+def dstack(tensors: Sequence[Any]) -> TracedTensor:
+    """Tensors behind each other along dim 2, which vectors and matrices get."""
+    tracer = tracer_of(tensors)
+    return cat([_at_least_3d(tracer.lift(x)) for x in tensors], 2)
+
+
+def _at_least_3d(x: TracedTensor) -> TracedTensor:
+    x = _at_least(2, x)
+    return x if x.ndim > 2 else unsqueeze(x, 2)
+
+
+def _each(at_least: Callable[[TracedTensor], TracedTensor], tensors: Sequence[Any]) -> Any:
+    """One tensor, or several as a tuple."""
+    given: Any = tensors[0] if len(tensors) == 1 else tensors
+    if not isinstance(given, (tuple, list)):
+        return at_least(given)
+    tracer = tracer_of(given)
+    return tuple(at_least(tracer.lift(x)) for x in given)
+
+
+@implements("atleast_1d", "VF.atleast_1d")
+def atleast_1d(*tensors: Any) -> Any:
+    """One dim at least."""
+    return _each(lambda x: _at_least(1, x), tensors)
+
+
+@implements("atleast_2d", "VF.atleast_2d")
+def atleast_2d(*tensors: Any) -> Any:
+    """Two dims at least, new ones in front."""
+    return _each(lambda x: _at_least(2, x), tensors)
+
+
+@implements("atleast_3d", "VF.atleast_3d")
+def atleast_3d(*tensors: Any) -> Any:
+    """Three dims at least; the third one is behind the others."""
+    return _each(_at_least_3d, tensors)
+
+
+@implements("meshgrid", "VF.meshgrid")
+def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, ...]:
+    """Vectors along a dim each, expanded to one shape; with ``xy`` the first two dims change places; else it is ``ij``."""
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
+    if indexing not in (None, "ij", "xy"):
+        raise TraceError(f"meshgrid: indexing={indexing!r}", mend="use 'ij' or 'xy'")
+    tracer = tracer_of(given)
+    vectors = [_at_least(1, tracer.lift(x)) for x in given]
+    if any(v.ndim > 1 for v in vectors):
+        raise ShapeError("meshgrid of tensors of several dims", mend="give vectors")
+    shape = tuple(v._node.shape[0] for v in vectors)
+    along = [reshaped(v, [s if d == n else 1 for d, s in enumerate(shape)]) for n, v in enumerate(vectors)]
+    grids = tuple(tracer.add(Op.EXPAND, v, shape=shape) for v in along)
+    return tuple(transpose(g, 0, 1) for g in grids) if indexing == "xy" and len(grids) > 1 else grids
 
 
 @implements("broadcast_tensors")

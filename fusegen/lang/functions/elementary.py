@@ -1,0 +1,233 @@
+"""Elementary functions of one number or two that are made of a few others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fusegen.dtypes import DType
+from fusegen.errors import TraceError
+from fusegen.ir.ops import Op
+from fusegen.lang.functions.common import binary, cast, dtype_of, floats, setting, tracer_of
+from fusegen.lang.functions.pointwise import add, clamp, div, isinf, isnan, mul, sub, where
+from fusegen.lang.functions.reductions import vector_norm
+from fusegen.lang.registry import implements
+from fusegen.lang.values import TracedTensor
+
+
+def _of(op: Op, x: TracedTensor) -> TracedTensor:
+    return x._tracer.add(op, x)
+
+
+def _in_floats(x: TracedTensor) -> TracedTensor:
+    """The value in floats, as functions of real numbers take integers."""
+    return x if dtype_of(x).is_float else cast(x, torch.get_default_dtype())
+
+
+def _signed_as(x: TracedTensor, magnitude: TracedTensor) -> TracedTensor:
+    """A magnitude with the sign of a value, also of a zero; magnitudes of NaN stay NaN."""
+    return where(signbit(x), _of(Op.NEG, magnitude), magnitude)
+
+
+def _register(op: Op, *names: str) -> None:
+    @implements(*names)
+    def handler(input: TracedTensor) -> TracedTensor:
+        return _of(op, _in_floats(input))
+
+
+for _op, *_names in (
+    (Op.ASIN, "asin", "arcsin"),
+    (Op.ACOS, "acos", "arccos"),
+    (Op.ASINH, "asinh", "arcsinh"),
+    (Op.ACOSH, "acosh", "arccosh"),
+    (Op.SINC, "sinc"),
+):
+    _register(_op, *_names)
+
+
+# Angles.
+
+
+@implements("atan", "arctan")
+def atan(input: TracedTensor) -> TracedTensor:
+    """The angle of a tangent."""
+    return binary(Op.ATAN2, _in_floats(input), 1.0)
+
+
+@implements("deg2rad")
+def deg2rad(input: TracedTensor) -> TracedTensor:
+    """Degrees in radians."""
+    return mul(_in_floats(input), math.pi / 180.0)
+
+
+@implements("rad2deg")
+def rad2deg(input: TracedTensor) -> TracedTensor:
+    """Radians in degrees."""
+    return mul(_in_floats(input), 180.0 / math.pi)
+
+
+@implements("hypot")
+def hypot(input: Any, other: Any) -> TracedTensor:
+    """sqrt(x^2 + y^2), without overflow; infinite beside an infinity, NaN or not."""
+    tracer = tracer_of(input, other)
+    x, y = (_of(Op.ABS, floats("hypot", tracer.lift(value))) for value in (input, other))
+    greater, lesser = binary(Op.MAXIMUM, x, y), binary(Op.MINIMUM, x, y)
+    ratio = div(lesser, greater)
+    length = mul(greater, _of(Op.SQRT, add(mul(ratio, ratio), 1.0)))
+    is_infinite = binary(Op.LOGICAL_OR, isinf(x), isinf(y))
+    return where(is_infinite, math.inf, where(binary(Op.EQ, greater, 0), greater, length))
+
+
+# The inverse of a hyperbolic function.
+
+
+@implements("atanh", "arctanh")
+def atanh(input: TracedTensor) -> TracedTensor:
+    """(log(1 + x) - log(1 - x)) / 2: of small numbers both terms have one sign."""
+    x = _in_floats(input)
+    return mul(sub(_of(Op.LOG1P, x), _of(Op.LOG1P, _of(Op.NEG, x))), 0.5)
+
+
+# Logarithms and powers.
+
+
+@implements("log10")
+def log10(input: TracedTensor) -> TracedTensor:
+    """The logarithm to the base of 10."""
+    return mul(_of(Op.LOG, _in_floats(input)), 1.0 / math.log(10.0))
+
+
+@implements("xlog1py")
+def xlog1py(input: Any, other: Any) -> TracedTensor:
+    """input * log(1 + other), and 0 for an input of 0."""
+    tracer = tracer_of(input, other)
+    x, y = tracer.lift(input), tracer.lift(other)
+    is_zero = binary(Op.LOGICAL_AND, binary(Op.EQ, x, 0), binary(Op.EQ, y, y))
+    return where(is_zero, 0.0, mul(x, _of(Op.LOG1P, y)))
+
+
+@implements("entr")
+def entr(input: TracedTensor) -> TracedTensor:
+    """-x log(x): 0 at 0, and minus infinity below."""
+    x = _in_floats(input)
+    above = _of(Op.NEG, mul(x, _of(Op.LOG, x)))
+    return where(binary(Op.LT, x, 0), -math.inf, where(binary(Op.EQ, x, 0), 0.0, above))
+
+
+@implements("logaddexp2")
+def logaddexp2(input: Any, other: Any) -> TracedTensor:
+    """log2(2^input + 2^other), without overflow."""
+    greater = floats("logaddexp2", binary(Op.MAXIMUM, input, other))
+    tracer = greater._tracer
+    distance = tracer.add(Op.ABS, sub(input, other))
+    more = mul(_of(Op.LOG1P, _of(Op.EXP2, _of(Op.NEG, distance))), 1.0 / math.log(2.0))
+    return where(isinf(greater), greater, add(greater, more))
+
+
+@implements("float_power")
+def float_power(input: Any, exponent: Any) -> TracedTensor:
+    """A power in float64."""
+    tracer = tracer_of(input, exponent)
+    base, power = (cast(tracer.lift(value), torch.float64) for value in (input, exponent))
+    return binary(Op.POW, base, power)
+
+
+@implements("ldexp")
+def ldexp(input: Any, other: Any) -> TracedTensor:
+    """input * 2^other, by three factors where the exponent is whole: the power may be out of range where the product is not."""
+    tracer = tracer_of(input, other)
+    x, exponent = tracer.lift(input), tracer.lift(other)
+    if dtype_of(exponent).is_float:
+        return mul(x if dtype_of(x).is_float else cast(x, exponent.dtype), _of(Op.EXP2, exponent))
+    x = _in_floats(x)
+    least, most = _EXPONENTS[dtype_of(x).compute]
+    third = clamp(binary(Op.FLOOR_DIVIDE, cast(exponent, torch.int64), 3), least, most)
+    rest = clamp(sub(exponent, mul(third, 2)), least, most)
+    small, last = (_of(Op.EXP2, cast(n, x.dtype if dtype_of(x) is DType.FLOAT64 else torch.float32)) for n in (third, rest))
+    wide = cast(x, dtype_of(x).compute.torch)
+    return cast(mul(mul(mul(wide, small), small), last), x.dtype)
+
+
+_EXPONENTS = {DType.FLOAT32: (-126, 127), DType.FLOAT64: (-1022, 1023)}
+"""Of the powers of two that are numbers of normal size. Three of them take every number to any other."""
+
+
+# Signs and comparisons.
+
+
+@implements("signbit")
+def signbit(input: TracedTensor) -> TracedTensor:
+    """Whether the value is negative, as the zero -0.0 is; the sign of a NaN is not known."""
+    below = binary(Op.LT, input, 0)
+    if not dtype_of(input).is_float:
+        return below
+    return binary(Op.LOGICAL_OR, below, binary(Op.LT, div(1.0, input), 0))
+
+
+@implements("sgn")
+def sgn(input: TracedTensor) -> TracedTensor:
+    """1, 0 or -1; a bool as it is."""
+    return input if dtype_of(input) is DType.BOOL else _of(Op.SIGN, input)
+
+
+@implements("copysign")
+def copysign(input: Any, other: Any) -> TracedTensor:
+    """The magnitude of the one with the sign of the other."""
+    tracer = tracer_of(input, other)
+    x, y = tracer.lift(input), tracer.lift(other)
+    wide = _in_floats(binary(Op.ADD, x, y)).dtype  # of both
+    return _signed_as(y, _of(Op.ABS, cast(x, wide)))
+
+
+@implements("heaviside")
+def heaviside(input: Any, values: Any) -> TracedTensor:
+    """0 below 0, 1 above it, and a value of the caller's at 0."""
+    tracer = tracer_of(input, values)
+    x, at_zero = tracer.lift(input), tracer.lift(values)
+    if dtype_of(x) is not dtype_of(at_zero):
+        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", mend="give both one dtype, as torch asks as well")
+    return where(binary(Op.EQ, x, 0), at_zero, cast(binary(Op.GT, x, 0), x.dtype))
+
+
+@implements("fmax")
+def fmax(input: Any, other: Any) -> TracedTensor:
+    """The greater of two values, and the number beside a NaN."""
+    return _number_of(Op.GE, input, other)
+
+
+@implements("fmin")
+def fmin(input: Any, other: Any) -> TracedTensor:
+    """The lesser of two values, and the number beside a NaN."""
+    return _number_of(Op.LE, input, other)
+
+
+def _number_of(comparison: Op, input: Any, other: Any) -> TracedTensor:
+    """The first of two values where it compares so, or the second is NaN."""
+    return where(binary(Op.LOGICAL_OR, binary(comparison, input, other), isnan(other)), input, other)
+
+
+@implements("isclose")
+def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> TracedTensor:
+    """Whether |input - other| <= atol + rtol |other|, or both are the same infinity."""
+    tracer = tracer_of(input, other)
+    x, y = tracer.lift(input), tracer.lift(other)
+    if dtype_of(x) is not dtype_of(y):
+        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", mend="give both one dtype, as torch asks as well")
+    found = binary(Op.EQ, x, y)
+    if dtype_of(x) is DType.BOOL:
+        return found
+    if equal_nan and dtype_of(x).is_float:
+        found = binary(Op.LOGICAL_OR, found, binary(Op.LOGICAL_AND, isnan(x), isnan(y)))
+    x, y = _in_floats(x), _in_floats(y)
+    reach = add(mul(_of(Op.ABS, y), setting("rtol", rtol)), setting("atol", atol))
+    distance = _of(Op.ABS, sub(x, y))
+    near = binary(Op.LOGICAL_AND, binary(Op.LE, distance, reach), binary(Op.LT, distance, math.inf))
+    return binary(Op.LOGICAL_OR, found, near)
+
+
+@implements("dist")
+def dist(input: Any, other: Any, p: float = 2) -> TracedTensor:
+    """The p-norm of a difference."""
+    return vector_norm(sub(input, other), setting("p", p))
