@@ -50,6 +50,7 @@ def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
         return [f"torch.matmul (library){reason}", _traffic(step.traffic.read, step.traffic.written, sizes)]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
+    layout += ", overlaps with the end of the one before" if step.overlaps else ""
     lines = [f"{step.kernel.name}: {launch_words(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
     return lines + ([step.group.reason] if step.group.reason else [])
 

@@ -29,6 +29,7 @@ class Target:
         shared_bytes: shared memory that one block can have.
         wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
         cluster: blocks that can share a row and reach each other's shared memory; 1 where none can.
+        overlap: whether a kernel can be launched while the one before it still runs, and wait for that itself.
         products: skeletons for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
     """
 
@@ -38,7 +39,21 @@ class Target:
     shared_bytes: int = 0
     wgmma: bool = False
     cluster: int = 1
+    overlap: bool = False
     products: tuple[str, ...] = ()
+
+    def clusters(self, size: int) -> int:
+        """Clusters of so many blocks that run at a time, where a multiprocessor has room for one block.
+
+        The blocks of a cluster run in one group of multiprocessors, which larger clusters leave some of idle. Shares are those that
+        cuOccupancyMaxActiveClusters gives for an H200: 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks.
+        """
+        share = next(share for most, share in _IN_CLUSTERS if size <= most)
+        return max(1, int(self.processors * share) // size)
+
+
+_IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
+"""Shares of the multiprocessors that clusters of at most so many blocks can have."""
 
 
 PORTABLE_CLUSTER = 8
@@ -52,9 +67,9 @@ _CUDA = (
     Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912, products=("mma.sync",)),
     Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376, products=("mma.sync",)),
     Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376, products=("mma.sync",)),
-    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True, cluster=16, products=("wgmma",)),
-    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, cluster=16, products=("mma.sync",)),
-    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, cluster=8, products=("mma.sync",)),
+    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True, cluster=16, overlap=True, products=("wgmma",)),
+    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, cluster=16, overlap=True, products=("mma.sync",)),
+    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, cluster=8, overlap=True, products=("mma.sync",)),
 )
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
 _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}

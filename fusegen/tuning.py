@@ -119,7 +119,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     dispatcher = kernel._dispatcher_of(kwargs)
     values = dispatcher.bind(args, kwargs)
     tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
-    dispatcher.forget_bound()
+    dispatcher.remembered.forget()
     return tuning
 
 

@@ -67,6 +67,12 @@ def rms_norm(x: Tensor, w: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], w)
 
 
+def add_rms_norm(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two operands that are needed at once, and two results."""
+    total = x + y
+    return F.rms_norm(total, total.shape[-1:], w), total
+
+
 def softmax(x: Tensor) -> Tensor:
     """Nothing that rows share."""
     return torch.softmax(x, -1)
@@ -93,7 +99,7 @@ def norm_weights(x: Tensor, y: Tensor, m: Tensor, r: Tensor) -> tuple[Tensor, Te
 
 
 LANES = Sweep(
-    functions=(layer_norm, layer_norm_gelu_add, rms_norm, softmax, bias_gelu, bias_gelu_add),
+    functions=(layer_norm, layer_norm_gelu_add, rms_norm, add_rms_norm, softmax, bias_gelu, bias_gelu_add),
     columns=(
         64, 96, 100, 128, 200, 250, 256, 333, 500, 501, 502, 512, 767, 768, 771, 1000, 1001, 1002, 1024, 1280, 1500, 2001, 2048,
         2560, 3001, 3002, 3584, 4096, 5000, 5120, 6002, 6144, 8191, 8192, 10002, 11007, 11008, 12288, 14336, 16384, 18432, 20479,
@@ -102,7 +108,7 @@ LANES = Sweep(
     float32_columns=(250, 768, 1001, 2048, 4096, 8192, 12288),
     rows=(1, 8, 33, 64, 132, 300, 700, 2000, 6000, 16000, 50000),
     fewest=0,
-    most=1 << 26,
+    most=1 << 28,
 )  # fmt: skip
 SUMS = Sweep(
     functions=(column_sum, norm_weights),

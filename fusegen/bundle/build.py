@@ -237,7 +237,7 @@ def _tensor(spec: InputSpec) -> TensorArgument:
     return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
-_HOLDERS = {tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}
+_HOLDERS = {run.Nothing: Kind.NONE, tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}
 
 
 def structure_of(structure: run.Structure) -> Structure:

@@ -118,6 +118,7 @@ class KernelLaunch:
         arguments: in the order of the kernel's parameters.
         checks: whether the kernel says of an index that it read that it names no element.
         cluster: blocks that run together, as the kernel's text says too.
+        overlaps: whether it is launched while the launch before it still runs; its text waits for that before it touches memory.
     """
 
     tensor_maps: tuple[TensorMapSpec, ...]
@@ -127,6 +128,7 @@ class KernelLaunch:
     arguments: tuple[LaunchArgument, ...]
     checks: bool = False
     cluster: int = 1
+    overlaps: bool = False
 
     @property
     def touched(self) -> dict[int, bool]:

@@ -13,6 +13,7 @@ class Kind(Enum):
     """What holds the parts."""
 
     TENSOR = "tensor"
+    NONE = "none"
     TUPLE = "tuple"
     LIST = "list"
     DICT = "dict"
@@ -21,7 +22,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Structure:
-    """A tensor, or something that holds structures.
+    """A tensor, None, or something that holds structures.
 
     Attributes:
         kind: what holds them.
@@ -61,6 +62,8 @@ def _maker(structure: Structure) -> Callable[[Iterator[Any]], Any]:
     parts = [_maker(part) for part in structure.parts]
     if len(structure.keys) != (len(parts) if structure.kind in (Kind.DICT, Kind.NAMED_TUPLE) else 0):
         raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
+    if structure.kind is Kind.NONE:
+        return lambda tensors: None
     if structure.kind is Kind.DICT:
         keys = structure.keys
         return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}

@@ -125,9 +125,9 @@ def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
     """For each component that is combined, the value of a lane: a copy itself where it is all of a state, else one of an array."""
     found: dict[str, str] = {}
     for reduction in (*phase.reductions, *phase.column_sums):
-        for component in reduction.components:
+        is_alone = len(reduction.lifted) == 1
+        for component in reduction.lifted:
             part = f"{component.name}_part"
-            is_alone = len(reduction.components) == 1
             found[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
     return found
 

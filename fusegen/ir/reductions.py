@@ -90,6 +90,27 @@ def _itself(element: Scalar, _index: Scalar) -> State:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """How states are combined by additions alone, however many they are: as sums about a pivot, which is one of them.
+
+    Attributes:
+        pivot: the component of a state, and of an element's, that others are measured from.
+        count: the component that counts elements.
+        sums: names of what is added up, beside the count.
+        lift: the sums of an element about a pivot.
+        spread: the sums of a state about a pivot.
+        settle: the state that a pivot, a count and sums about the pivot are: its components beside the count.
+    """
+
+    pivot: str
+    count: str
+    sums: tuple[str, ...]
+    lift: Callable[[Scalar, Scalar], State]
+    spread: Callable[[State, Scalar], State]
+    settle: Callable[[Scalar, Scalar, State], State]
+
+
+@dataclass(frozen=True)
 class Monoid:
     """A reduction.
 
@@ -98,12 +119,14 @@ class Monoid:
         combine: the state of two parts.
         lift: the state of an element and its index along the reduced dims.
         approximable: whether kernels whose results end in 16 bits may combine by approximate functions.
+        gathering: how many states are combined with less than `combine` for each.
     """
 
     components: tuple[Component, ...]
     combine: Callable[[State, State], State]
     lift: Callable[[Scalar, Scalar], State] = _itself
     approximable: bool = False
+    gathering: Gathering | None = None
 
     def number(self, part: object) -> int:
         """The place of a component; of the only one where none is named."""
@@ -155,6 +178,32 @@ def _combined_moments(a: State, b: State) -> State:
     return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
 
 
+def _settled_moments(pivot: Scalar, count: Scalar, sums: State) -> State:
+    """Of differences from a pivot and of their squares. Since the pivot is one of the n values (or the mean of one of n parts), the
+    sum of squares about it is at most n times that about the mean, so that no more is lost than n roundings: Chan, Golub and
+    LeVeque, Algorithms for Computing the Sample Variance (1983), section 3."""
+    apart, squares = sums
+    step = apart / count.apply(Op.MAXIMUM, 1.0)
+    mean = pivot + step
+    return mean, step - (mean - pivot), (squares - apart * step).apply(Op.MAXIMUM, 0.0)
+
+
+def _spread_moments(state: State, pivot: Scalar) -> State:
+    count, mean, rest, m2 = state
+    apart = (mean - pivot) + rest
+    return count * apart, m2 + count * apart * apart
+
+
+_MOMENTS = Gathering(
+    pivot="mean",
+    count="count",
+    sums=("apart", "squares"),
+    lift=lambda element, pivot: (element - pivot, (element - pivot) * (element - pivot)),
+    spread=_spread_moments,
+    settle=_settled_moments,
+)
+
+
 def _combined_normalizers(a: State, b: State) -> State:
     """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): the lesser peak's mass is rescaled."""
     (peak_a, mass_a), (peak_b, mass_b) = a, b
@@ -178,6 +227,7 @@ REDUCTIONS: dict[Op, Monoid] = {
         (Component("count", _ZERO), Component("mean", _ZERO), Component("rest", _ZERO), Component("m2", _ZERO)),
         _combined_moments,
         lambda element, _index: (_NUMBER_ONE, element, _NUMBER_ZERO, _NUMBER_ZERO),
+        gathering=_MOMENTS,
     ),
     Op.NORMALIZER: Monoid(
         (Component("peak", _LEAST), Component("mass", _ZERO)),

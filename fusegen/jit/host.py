@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shlex
 import shutil
 import tempfile
@@ -81,14 +82,18 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     return library
 
 
-def load_shared(library: Path) -> ctypes.CDLL:
-    """Loads a library that :func:`compile_shared` returned; its symbols stay its own.
+def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
+    """Loads a library that :func:`compile_shared` returned.
+
+    Args:
+        library: its path.
+        for_others: whether libraries that are loaded later may use its symbols, which otherwise stay its own.
 
     Raises:
         SettingsError: the system does not load libraries from that folder.
     """
     try:
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library), mode=os.RTLD_NOW | (os.RTLD_GLOBAL if for_others else os.RTLD_LOCAL))
     except OSError as error:
         raise unusable(library.parent, str(error)) from error
 

@@ -43,7 +43,7 @@ class Facts:
 
 
 class Fit:
-    """Whether a call is like an earlier one of the same key (`Dispatcher.key`).
+    """Whether a call is like an earlier one of the same key (`Remembered.key`).
 
     Args:
         condition: what must hold of the scalars; None where nothing must.

@@ -118,7 +118,7 @@ class Calls:
     def known(self, values: Values) -> Found | None:
         """The passes that an earlier call of this kind had."""
         with torch.enable_grad():
-            for fit, variant, passes in self.dispatcher.known(self._known, values):
+            for fit, variant, passes in self.dispatcher.remembered.known(self._known, values):
                 hidden = fit.find(values)
                 if hidden is not None:
                     return Found(self.dispatcher, variant, hidden, passes)
@@ -138,7 +138,7 @@ class Calls:
             condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            key = self.dispatcher.key(values)  # what the trace found out is in it
+            key = self.dispatcher.remembered.key(values)  # what the trace found out is in it
             others = self._known.get(key, ())[: _MOST_ALIKE - 1]
             self._known[key] = [(Fit(condition, variant.state, hidden), variant, found.passes), *others]
         return found

@@ -7,16 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
@@ -25,10 +22,10 @@ from fusegen.runtime.arguments import check, check_derivatives, check_memory, ch
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, Hidden, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
-from fusegen.runtime.keys import Key, Values, is_scalar, key_function, static_part
+from fusegen.runtime.keys import Key, Values, is_scalar, static_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
-from fusegen.runtime.recent import Recent
+from fusegen.runtime.remembered import Remembered
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
@@ -38,17 +35,13 @@ from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
-_MOST_BOUND = 1024  # exact shapes that are remembered
-_MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
-_NO_KEY = (TypeError, RuntimeError, ValueError, TraceError)  # what making one raises for arguments that no kernel takes
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
-
-T = TypeVar("T")
+_MOST_IN_ALL = 1024  # for all keys; all go
 
 
 class Dispatcher:
-    """Everything that a kernel remembers of its calls.
+    """Finds the program of a call, or makes it.
 
     Args:
         function: the user's function.
@@ -56,7 +49,7 @@ class Dispatcher:
         mutates: parameters that it may write to.
 
     Attributes:
-        key: from all arguments of a call to what the choice of a bound program depends on.
+        remembered: the programs of earlier calls.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
@@ -64,12 +57,10 @@ class Dispatcher:
         self.name = name
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
-        self._bound: dict[Key, list[Bound]] = {}
-        self._recent = Recent()
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
         self._lock = threading.RLock()
-        self.key: Callable[[Values], Key] = self._late_key
+        self.remembered = Remembered(self.parameters, self.history, self._lock)
         self._warned = False
 
     @cached_property
@@ -94,41 +85,21 @@ class Dispatcher:
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        for knows, recent in self._recent.known:
+        for knows, recent in self.remembered.recent.known:
             hidden = knows(values)
             if hidden is not None:
                 bound = recent
                 break
         else:
-            found = self._look_up(values)
+            found = self.remembered.look_up(values, self._check_again)
             if found is None:
                 return self._first_call(values, args, kwargs)
             bound, hidden = found
         return bound(values, hidden) if bound.plain is None else bound.plain(values, NO_SCALARS)
 
-    def _look_up(self, values: Values) -> tuple[Bound, Hidden] | None:
-        """The program of an earlier call like this one, and the tensors that the function closes over."""
-        recent = self._recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
-        for bound in self.known(self._bound, values):
-            hidden = bound.find(values)
-            if hidden is not None:
-                if dispatch_modes() or forward_ad._current_level >= 0:
-                    self._check_again(values, bound, hidden)
-                else:
-                    recent.found(bound, values, self._statics)
-                return bound, hidden
-        return None
-
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """All arguments in the order of the parameters."""
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-
-    def known(self, table: Mapping[Key, Sequence[T]], values: Values) -> Sequence[T]:
-        """What a table has for calls of this key; nothing for what no kernel takes, or only a trace can."""
-        try:
-            return table.get(self.key(values), ())
-        except _NO_KEY:
-            return ()
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters, for a call that runs nothing.
@@ -141,16 +112,6 @@ class Dispatcher:
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    def _late_key(self, values: Values) -> Key:
-        """Makes `key`, now that all annotations can be resolved; under the lock, since another thread may just find out more."""
-        with self._lock:
-            self.key = key_function(self._statics())
-            return self.key(values)
-
-    def _statics(self) -> list[bool]:
-        """For each parameter, whether programs are bound to its value."""
-        return [self._is_static(name) or name in self.history.sizes for name in self.parameters.names]
-
     def _first_call(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.check(values)
         tensors = [v for v in values if isinstance(v, Tensor)]
@@ -160,11 +121,8 @@ class Dispatcher:
             return _copied(self.function(*args, **kwargs), written)  # nothing to fuse: torch knows what an empty input gives
         with self._lock:
             bound, hidden = unfollowed(self._bind)(values, _device(tensors))
-            if len(self._bound) >= _MOST_BOUND:
-                self._forget()
             if bound.find(values) is not None:  # else the function changes what it reads
-                key = self.key(values)
-                self._bound[key] = [bound, *self._bound.get(key, ())[: _MOST_CANDIDATES - 1]]
+                self.remembered.keep(bound, values)
         return bound(values, hidden)
 
     def check(self, values: Values) -> None:
@@ -200,15 +158,6 @@ class Dispatcher:
         by_value = partial(self._call_by_value, scalars)
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, by_value, variant.state, hidden)
-
-    def forget_bound(self) -> None:
-        """Later calls are bound anew, with what was measured since."""
-        with self._lock:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._bound.clear()
-        self._recent = Recent()  # behind the look-ups, one of which may be under way: what it notes stays in what was there
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""
@@ -251,14 +200,12 @@ class Dispatcher:
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
         self.history.static.update(names)
-        self.key = self._late_key
-        self._forget()
+        self.remembered.forget_keys()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
         self.history.sizes.update(names)
-        self.key = self._late_key
-        self._forget()
+        self.remembered.forget_keys()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         for variant in self._variants.get(_variant_key(request), ()):
@@ -292,7 +239,7 @@ class Dispatcher:
         variant = self._promotions.variant(request, found, state, compile_trace, fixed)
         if state.check is not None and state.check(values) is None:  # the function changes what it reads: each call runs it
             return replace(variant, state=state.never()), found.hidden
-        if sum(map(len, self._variants.values())) >= _MOST_BOUND:
+        if sum(map(len, self._variants.values())) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept
         key = _variant_key(request)
         self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]

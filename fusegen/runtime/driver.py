@@ -104,8 +104,19 @@ class Loaded:
     owner: Any = None
 
 
+class LaunchAttribute(ctypes.Structure):
+    """``CUlaunchAttribute`` of the driver: a number and a value, of which the first four bytes are used here."""
+
+    _fields_ = (("number", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_ubyte * 60))
+
+
+OVERLAPS = LaunchAttribute(number=6, value=1)
+"""``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``: the kernel starts when all blocks of the one before it in the stream
+have ended, or said that it may. What they wrote need not be visible then; ``griddepcontrol.wait`` waits for that."""
+
+
 class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig`` of the driver, which ends with its attributes: there are none."""
+    """``CUlaunchConfig`` of the driver, which ends with its attributes: there are none, or one."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -131,11 +142,13 @@ class LaunchSite:
         block: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         arguments: of each parameter its kind, or its value where that is the same in all calls.
+        overlaps: whether it starts while the launch before it still runs.
 
     Attributes:
         launch: the driver's function, of a frame's configuration, `kernel`, a frame's table, and nothing.
         kernel: the kernel, ready to be passed.
-        fill: writes a stream and the arguments that have a kind into the memory of a frame, at `start`.
+        fill: writes a stream, `attributes` and the arguments that have a kind into the memory of a frame, at `start`.
+        attributes: where they are and how many; nothing where there are none.
         start: where.
         frames: those that no launch uses.
 
@@ -146,7 +159,15 @@ class LaunchSite:
     start = LaunchConfig.stream.offset
 
     def __init__(
-        self, kernel: Loaded, device: int, grid: int, block: int, shared_bytes: int, arguments: Sequence[Kind | int]
+        self,
+        kernel: Loaded,
+        device: int,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        arguments: Sequence[Kind | int],
+        *,
+        overlaps: bool = False,
     ) -> None:
         if grid > _MOST_BLOCKS:
             what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MOST_BLOCKS} at most"
@@ -155,12 +176,13 @@ class LaunchSite:
         self._config = LaunchConfig((grid, 1, 1), (block, 1, 1), shared_bytes)
         self.launch, self.kernel = self._driver.launch, ctypes.c_void_p.from_param(kernel.handle)
         self.frames: list[Frame] = []
+        self.attributes = (ctypes.addressof(OVERLAPS), 1) if overlaps else ()
         self._lay_out(arguments)
 
     def _lay_out(self, arguments: Sequence[Kind | int]) -> None:
-        """What is filled in stands in one piece: the stream, zeros for the attributes, what has a kind. The rest is behind it."""
-        stream, behind = struct.calcsize(ADDRESS), ctypes.sizeof(LaunchConfig)
-        spelled, places = f"={ADDRESS}{behind - self.start - stream}x", dict[int, int]()
+        """What is filled in stands in one piece: the stream, the attributes or zeros, what has a kind. The rest is behind it."""
+        head, behind = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
+        spelled, places = f"{head}{behind - self.start - struct.calcsize(head)}x", dict[int, int]()
         for number, kind in enumerate(arguments):
             if isinstance(kind, str):
                 gap = -behind % _ALIGNMENT if kind == MAP else 0

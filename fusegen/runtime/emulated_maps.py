@@ -16,7 +16,7 @@ _LONGEST_SIDE, _LINE_BYTES = 256, 128  # of a box, in elements; and of its lines
 
 
 class EmulatedMap(ctypes.Structure):
-    """Mirrors ``emulator::Map`` in ``templates/emulator/tensor.hpp``: sizes from the contiguous dimension outwards."""
+    """Mirrors ``emulator::Map`` in ``templates/emulator/runtime/tensor.hpp``: sizes from the contiguous dimension outwards."""
 
     _fields_ = (
         ("base", ctypes.c_int64),

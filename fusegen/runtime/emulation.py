@@ -41,7 +41,7 @@ class EmulatorBackend(Backend):
         if not grid:
             return
         shape = partial(emulate, grid=grid, block=launch.block, cluster=launch.cluster, shared_bytes=launch.shared_bytes)
-        run = partial(shape, kernel, timing=self.timing)
+        run = partial(shape, kernel, overlaps=launch.overlaps, timing=self.timing)
         names = {spec.key: spec.name for spec in writer.call.buffers}
 
         def step(arguments: Sequence[Any], *given: Tensor) -> None:

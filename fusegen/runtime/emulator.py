@@ -2,7 +2,8 @@
 
 The math and the pipeline are compiled as they are; only the bodies of primitives are swapped for host versions
 (``templates/emulator/primitives/<name>.hpp``). A primitive whose CUDA file holds no ``asm`` and no intrinsic needs none.
-A block's threads are fibers. See ``templates/emulator`` for what is checked.
+What they call (``templates/emulator/interface.hpp``) is a library of its own, compiled once, since it is much longer than a
+kernel. A block's threads are fibers. See ``templates/emulator/runtime`` for what is checked.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from fusegen.errors import EmulationError, IndexRangeError
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder
 
-# Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in machine.hpp.
 _FLAGS = (
-    "-std=c++17", "-O1", "-g0", "-w", *ARITHMETIC, "-fno-strict-aliasing", "-fno-exceptions",
-    "-fvisibility=hidden", "-fsanitize=bounds",
+    "-std=c++17", "-g0", "-w", *ARITHMETIC, "-fno-strict-aliasing", "-fno-exceptions", "-fvisibility=hidden",
 )  # fmt: skip
-_RUNTIME = ("builtins", "fiber", "shadow", "machine", "memory", "tensor", "matrices", "launch")
+# Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in kernel.hpp.
+_KERNEL_FLAGS = (*_FLAGS, "-O1", "-fsanitize=bounds")
+_RUNTIME_FLAGS = (*_FLAGS, "-O2")
+_BOTH = ("builtins", "interface")
+_RUNTIME = ("fiber", "shadow", "machine", "threads", "memory", "tensor", "matrices", "launch")
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")
 _PRODUCT = re.compile(
     r"(void wgmma_m64n(?P<n>\d+)k16_(?P<type>b?f16)(?P<registers>_rs)?\([^{]*\{)\n"
@@ -91,6 +94,7 @@ def emulate(
     block: int,
     cluster: int = 1,
     shared_bytes: int = 0,
+    overlaps: bool = False,
     arguments: Sequence[int | float],
     buffers: Sequence[Buffer],
     timing: Timing = EARLY,
@@ -103,6 +107,7 @@ def emulate(
         block: threads in a block.
         cluster: blocks in a cluster; these run concurrently, clusters one after the other.
         shared_bytes: dynamic shared memory of a block.
+        overlaps: whether the launch before it may still be running, so that every thread must wait for that.
         arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating numbers.
         buffers: all that the kernel may touch in global memory.
         timing: when things happen whose time is not settled.
@@ -119,7 +124,7 @@ def emulate(
         source.entry.encode(), grid, block, cluster, shared_bytes,
         _argument_array(arguments), len(arguments),
         _buffer_array(buffers), len(buffers),
-        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value,
+        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value, overlaps,
     )  # fmt: skip
     status = run.function(ctypes.byref(launch))
     if status == _BAD_INDEX:
@@ -151,17 +156,29 @@ def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
     """
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
     if new:
-        path = compile_shared(host_text(new), _FLAGS, cache_folder("emulator"))
+        _load_runtime()
+        path = compile_shared(host_text(new), _KERNEL_FLAGS, cache_folder("emulator"))
         library, where = load_shared(path), str(path.with_suffix(".cpp"))
         _LOADED.update((source, _Loaded(getattr(library, _runner(source)), where)) for source in new)
     return [_LOADED[source] for source in sources]
 
 
+@lru_cache(maxsize=1)
+def _load_runtime() -> None:
+    """Makes what kernels call known to the process, so that libraries that are loaded later find it."""
+    text = "\n".join([_host_body("types"), *map(_written, _BOTH), *(_written(f"runtime/{name}") for name in _RUNTIME)])
+    load_shared(compile_shared(text, _RUNTIME_FLAGS, cache_folder("emulator")), for_others=True)
+
+
 def host_text(sources: Sequence[EmulatedSource]) -> str:
-    """The C++ that is compiled: runtime, host primitives, and for each kernel its text in a namespace and what runs it."""
-    runtime = [(templates() / "emulator" / f"{name}.hpp").read_text() for name in _RUNTIME]
+    """The C++ of some kernels: host primitives, and for each kernel its text in a namespace and what runs it."""
     types, *primitives = closure("\n".join(s.text for s in sources), _primitive_names(), _host_body).values()
-    return "\n".join([types, *runtime, *primitives, *(_kernel_text(n, source) for n, source in enumerate(sources))])
+    kernels = [_kernel_text(n, source) for n, source in enumerate(sources)]
+    return "\n".join([types, *map(_written, (*_BOTH, "kernel")), *primitives, *kernels])
+
+
+def _written(name: str) -> str:
+    return (templates() / "emulator" / f"{name}.hpp").read_text(encoding="utf-8")
 
 
 def _kernel_text(number: int, source: EmulatedSource) -> str:
@@ -198,7 +215,7 @@ class _Buffer(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """Mirrors ``emulator::Launch`` in ``templates/emulator/machine.hpp``."""
+    """Mirrors ``emulator::Launch`` in ``templates/emulator/interface.hpp``."""
 
     _fields_ = (
         ("kernel", ctypes.c_char_p),
@@ -213,6 +230,7 @@ class _Launch(ctypes.Structure):
         ("message", ctypes.c_void_p),
         ("message_bytes", ctypes.c_int32),
         ("timing", ctypes.c_int32),
+        ("overlaps", ctypes.c_int32),
     )
 
 

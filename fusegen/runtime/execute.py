@@ -9,6 +9,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fusegen.calls.call import (
     Call,
+    CallStep,
     KernelLaunch,
     LaunchArgument,
     MapArgument,
@@ -54,12 +56,19 @@ def bound_call(
         kernels: loaded, one a launch.
     """
     writer, loaded = Writer(call, sizes, device), iter(kernels)
-    for step in call.steps:
+    for before, step in zip((None, *call.steps), call.steps, strict=False):
         if isinstance(step, KernelLaunch):
-            backend.write_launch(writer, step, next(loaded))
+            backend.write_launch(writer, _behind(before, step, sizes), next(loaded))
         else:
             _write_product(writer, step)
     return writer.function(put_together)
+
+
+def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
+    """A launch as it is at some sizes: it overlaps with the one before it where there is one. Where that has no block it is not
+    launched, and what is in the stream instead may be anything."""
+    follows = isinstance(before, KernelLaunch) and before.grid(sizes) > 0
+    return launch if follows or not launch.overlaps else replace(launch, overlaps=False)
 
 
 def _write_product(writer: Writer, product: MatrixProduct) -> None:
@@ -110,7 +119,7 @@ class CudaBackend(Backend):
         maps = [self._map(writer, spec) for spec in launch.tensor_maps]
         kinds = [self._kind(argument, writer.sizes) for argument in launch.arguments]
         given = [text for text, kind in zip(writer.arguments(launch.arguments, maps), kinds, strict=True) if isinstance(kind, str)]
-        site = LaunchSite(kernel, self.index, grid, launch.block, launch.shared_bytes, kinds)
+        site = LaunchSite(kernel, self.index, grid, launch.block, launch.shared_bytes, kinds, overlaps=launch.overlaps)
         names = ("frame", "frames", "fill", "launch", "kernel", "refused")
         frame, frames, fill, launched, loaded, refused = (writer.value(getattr(site, name), name) for name in names)
         writer.add(
@@ -118,7 +127,7 @@ class CudaBackend(Backend):
             f"    memory, config, table = frame = {frames}.pop()",
             "except IndexError:",
             f"    memory, config, table = frame = {frame}()",
-            f"{fill}({', '.join(['memory', str(site.start), 'stream', *given])})",
+            f"{fill}({', '.join(['memory', str(site.start), 'stream', *map(str, site.attributes), *given])})",
             f"status = {launched}(config, {loaded}, table, None)",
             f"if status: {refused}(status, frame)",
             f"{frames}.append(frame)",

@@ -17,6 +17,7 @@ from fusegen.ir.symbolic import Dim, literal
 from fusegen.passes.fuse import Group, apart, fuse
 from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
+from fusegen.passes.moments import with_moments
 from fusegen.passes.partials import reduced_by_tiles
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
@@ -176,7 +177,9 @@ class Forms:
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
         """What fusion decides where some products are left to the library."""
         if by_library not in self._fused:
-            graph = reduced_by_tiles(leave_to_library(self.graph, by_library), self._target)
+            graph = leave_to_library(self.graph, by_library)
+            graph = reduced_by_tiles(graph, self._target)
+            graph = with_moments(graph, self._target)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
         return self._fused[by_library]

@@ -9,6 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import REDUCTIONS, Gathering
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.terms import Term
 
@@ -110,9 +111,21 @@ class Reduction:
         dtype: in which elements are combined.
         components: of the state: a variable each.
         fast: whether approximate functions may combine.
+        gathering: the rule by which threads gather their elements, and combine their states, as sums about a pivot; None where each
+            is combined with what came before.
     """
 
     op: Op
     dtype: DType
     components: tuple[Parameter, ...]
     fast: bool = False
+    gathering: Gathering | None = None
+
+    def of(self, component: str) -> Parameter:
+        """The variable of a component."""
+        return self.components[REDUCTIONS[self.op].number(component)]
+
+    @property
+    def lifted(self) -> tuple[Parameter, ...]:
+        """Of the components, those that an element must be given as."""
+        return self.components if self.gathering is None else (self.of(self.gathering.pivot),)

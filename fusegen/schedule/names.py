@@ -26,10 +26,11 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY KEPT LANES MEETING PARTS ROWS SHARE SLOT SLOTS SPAN Scratch
-    THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin block column_outer copied count end exists failed
-    fetch first_column first_row group groups inside is_first last_row leading outer_count own part_count rank row_blocks
-    slot_of span spans sum task tasks there tile tile_column tile_row tiles turn warp_of_row whole
+    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS ROWS SHARE SLOT SLOTS SPAN SUMS
+    Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block column_outer copied count end exists
+    failed fetch first_column first_row group groups inside is_first is_half last_row leading memcpy middle outer_count own parity
+    part_count pivot place rank row_blocks
+    row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn warp_of_row whole
 """
 """Names that pipelines use for themselves."""
 
@@ -54,7 +55,8 @@ _PRIMITIVES = """
     shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
-    trunc_f32 trunc_f64 types vector_width warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait
+    trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence
+    wgmma_wait
     widen widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
@@ -68,7 +70,10 @@ _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 
-_SUFFIXES = "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch"
+_SUFFIXES = (
+    "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
+    "|pivot"
+)
 """What templates and emitters append to names."""
 
 _MADE = re.compile(

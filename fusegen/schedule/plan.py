@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 _WORD = 4  # bytes of a bank of shared memory
+_SUMS = 4  # additions that take as long as one, in turn
 
 
 class Persistence(Enum):
@@ -97,11 +98,15 @@ class RowPlan:
         tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row: ``threads`` lie
             along the columns of a tile, ``rows`` times as many along its rows, and ``resident`` blocks share these.
         shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
-            are partial then.
+            are partial then; or those of a tile, in which ``rows`` are so many that after them groups start where they did.
         cluster: blocks that share a row, and send each other their parts of what is reduced along it; or that share a tile, and
             finish its sums.
         unroll: rows of a tile that a thread asks for before it works on the first.
-        keeps_shared: whether what all rows share is loaded once by a block that works on many, and kept in registers.
+        keeps_shared: whether what all rows share is kept in registers: asked for before a block's first row, or together with its
+            only one.
+        drains: whether threads take a staged row into registers at once, which makes room for the next ones.
+        foresees: groups of lanes of what a phase reads late that a thread asks for before it uses the first.
+        defers: whether what only the last phase needs of the row is read late as well, and not staged.
     """
 
     threads: int
@@ -118,6 +123,9 @@ class RowPlan:
     cluster: int = 1
     unroll: int = 1
     keeps_shared: bool = False
+    foresees: int = 0
+    defers: bool = False
+    drains: bool = False
 
     @property
     def finishes(self) -> bool:
@@ -130,7 +138,12 @@ class RowPlan:
         multiprocessor count as under way at the same time."""
         rows = self.rows * self.blocks_per_sm if self.slots else self.rows
         numbers = (max(1, self.chunks) * self.lanes, self.lanes, rows, self.cluster)
-        return self.persistence.value, tuple(map(math.log2, numbers))
+        return self.persistence.value, (*map(math.log2, numbers), float(self.keeps_shared), float(self.drains))
+
+    @property
+    def sums(self) -> int:
+        """Parts that a thread has under way of what it reduces along a row: an addition need not wait for the one before."""
+        return min(self.lanes, _SUMS)
 
     @property
     def block(self) -> int:
@@ -149,8 +162,9 @@ class RowPlan:
 
     @property
     def span(self) -> int:
-        """Columns that the threads of a row cover with one group of lanes each."""
-        return self.threads * self.lanes
+        """Columns that the threads of a row cover with one group of lanes each; those of a tile, wherever within the first group it
+        starts."""
+        return (self.threads - (self.tiled and self.shifted)) * self.lanes
 
 
 LanePlan: TypeAlias = PointwisePlan | TilePlan | RowPlan

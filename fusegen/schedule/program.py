@@ -69,6 +69,7 @@ class Launch:
         traffic: bytes moved.
         extra: formulas of sizes that come before the kernel's own size parameters.
         candidates: the plans that it could have, that which is expected to be fastest first; none where there is one way alone.
+        overlaps: whether it is launched while the launch before it still runs, and waits for that itself.
     """
 
     kernel: Kernel
@@ -80,6 +81,7 @@ class Launch:
     traffic: Traffic
     extra: tuple[Formula, ...] = ()
     candidates: tuple[LanePlan, ...] = ()
+    overlaps: bool = False
 
     @property
     def plan(self) -> LanePlan | None:
@@ -101,7 +103,8 @@ class Launch:
             *(SizeArgument(size(name)) for name in self.kernel.sizes),
             *(ScalarArgument(name, dtype.is_float) for name, dtype in self.kernel.scalars),
         )
-        return KernelLaunch(self.tensor_maps, self.grid, self.block, self.shared_bytes, arguments, self.kernel.checks, self.cluster)
+        layout = (self.tensor_maps, self.grid, self.block, self.shared_bytes)
+        return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
 
 
 @dataclass(frozen=True)

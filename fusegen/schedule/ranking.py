@@ -15,10 +15,11 @@ from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
 from fusegen.schedule.column_cost import ColumnWork, column_time
 from fusegen.schedule.heuristics.pointwise import SHORT
 from fusegen.schedule.heuristics.tiles import FEWEST
-from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, RowWork, point_time, row_time
+from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, point_time, row_time
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan, TilePlan
 from fusegen.schedule.program import Launch
+from fusegen.schedule.row_work import RowWork
 from fusegen.target import Target
 
 _MARGIN = 0.97  # of the time of the first plan: what is expected to be hardly faster is not worth a kernel of its own
@@ -51,7 +52,7 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
         return {plan: column_time(costs.columns, plan, work, target.processors) for plan in tiles}
     if isinstance(work, RowWork):
         plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
-        return {plan: row_time(costs.rows, plan, work, target.processors) for plan in plans}
+        return {plan: row_time(costs, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
 
@@ -105,12 +106,14 @@ def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | Col
 
 
 def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: int, moved: int) -> RowWork:
-    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}  # nothing is kept: no sums
+    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
+    found |= {access.name: access for access in body.kept}
     reads = [access for access in found.values() if access.buffer in itemsizes]  # others are drawn
     of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
-    return RowWork(rows, columns, moved, max(of_row, default=0), len(reads) + writes, reductions)
+    itemsize, shared = max(of_row, default=0), len(reads) - len(of_row)
+    return RowWork(rows, columns, moved, itemsize, sum(of_row), len(reads) + writes, shared, reductions)
 
 
 def _column_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: int, moved: int) -> ColumnWork:

@@ -14,19 +14,20 @@ from fusegen.schedule.math import Function, Parameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
-def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool, name: str) -> Reduction:
+def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool, name: str, gathers: bool = False) -> Reduction:
     """The reduction that a node is, or a part of.
 
     Args:
         take: gives a name of its own for a wanted one.
         fast: whether approximate functions may be used.
         name: the wanted one, or what those of several components begin with.
+        gathers: whether states are combined as sums about a pivot, where there is a rule for that.
     """
     found = graph.nodes[node]
     monoid, element = REDUCTIONS[found.op], element_type(graph, found)
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(Parameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
-    return Reduction(found.op, element, components, fast and monoid.approximable)
+    return Reduction(found.op, element, components, fast and monoid.approximable, monoid.gathering if gathers else None)
 
 
 def element_type(graph: Graph, node: Node) -> DType:
@@ -85,6 +86,38 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: bool = False) -> 
     roots = _state(terms, op, monoid.combine(a, b), operands, dtype)
     function = cut(terms, name, _results(op, roots), given, fast=fast)[0]
     return replace(function, parameters=tuple(given.values()))
+
+
+def gathering_functions(kind: str, reduction: Reduction) -> tuple[Function, ...]:
+    """The functions with which states are combined as sums about a pivot: one adds an element to sums (``_gather``), one gives the
+    sums that a state is (``_spread``), and one the state that sums are (``_settle``), each from its operands in the order of the
+    table's rule.
+
+    Args:
+        kind: what their names begin with.
+    """
+    rule, dtype = reduction.gathering, reduction.dtype
+    assert rule is not None
+    before = [f"{name}_before" for name in rule.sums]
+    state = [c.name for c in REDUCTIONS[reduction.op].components]
+    rest = [name for name in state if name != rule.count]
+    element, pivot, count = map(_operand, ("element", "pivot", rule.count))
+    sums, parts = (tuple(map(_operand, names)) for names in (rule.sums, state))
+    added = tuple(a + b for a, b in zip(map(_operand, before), rule.lift(element, pivot), strict=True))
+    return (
+        _function(f"{kind}_gather", dtype, [*before, "element", "pivot"], rule.sums, added),
+        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(parts, pivot)),
+        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], rest, rule.settle(pivot, count, sums)),
+    )
+
+
+def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: State) -> Function:
+    """A function of operands that all have one type, as its results have."""
+    terms = Terms()
+    given = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): Parameter(operand, dtype) for operand in operands}
+    places = {parameter.name: place for place, parameter in given.items()}
+    roots = [(result, _put(terms, value, places, dtype)) for result, value in zip(results, values, strict=True)]
+    return replace(cut(terms, name, roots, given, fast=False)[0], parameters=tuple(given.values()))
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:

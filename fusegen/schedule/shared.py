@@ -9,6 +9,8 @@ from itertools import accumulate
 SCRATCH_BYTES = 8
 """Of an element of a state that threads exchange: the widest type."""
 BARRIER_BYTES = 8
+BANKS = 32  # of 4 bytes
+_MULTIPLE = 8  # elements of an array, so that the next one is aligned
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class SharedArrays:
     staged: tuple[int, ...]
     barriers: tuple[int, ...]
     bytes: int
+
+
+def padded(elements: int) -> int:
+    """The room for elements of which those behind each turn of the banks lie one further: threads that store neighbours each, one
+    after the other, meet in no bank then."""
+    room = elements + elements // BANKS
+    return -(-room // _MULTIPLE) * _MULTIPLE
 
 
 def arranged(

@@ -11,6 +11,7 @@ _KEPT = {
     Persistence.STAGED: "read once, staged in shared memory",
     Persistence.LOOPED: "read again in each phase",
 }
+_AT_ALIGNED_PLACES = ", at aligned places"
 
 
 def launch_words(launch: Launch) -> str:
@@ -46,13 +47,14 @@ def plan_words(plan: LanePlan) -> str:
     rows = f", {plan.rows} rows" if plan.rows > 1 else ""
     rows = f", {plan.blocks_per_sm} blocks a multiprocessor" if plan.slots and plan.blocks_per_sm > 1 else rows
     threads = f"{plan.cluster} blocks of {plan.block}" if plan.cluster > 1 else str(plan.threads)
-    return f"{how}: {threads} threads, {groups} elements each{rows}" + (", at aligned places" if plan.shifted else "")
+    shared = ", what rows share at once" if plan.keeps_shared and not plan.resident else ""
+    return f"{how}: {threads} threads, {groups} elements each{rows}{shared}" + _AT_ALIGNED_PLACES * plan.shifted
 
 
 def _column_tile_words(plan: RowPlan) -> str:
     blocks = f"{plan.cluster} blocks together" if plan.finishes else f"{plan.resident} blocks"
     each = f"{plan.threads} x {plan.rows} threads, {plan.unroll} x {plan.lanes} elements each"
-    return f"tiles of {plan.span} columns: {blocks}, {each}"
+    return f"tiles of {plan.span} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * plan.shifted
 
 
 def row_reason(plan: RowPlan, *, sums_columns: bool) -> str:
@@ -62,9 +64,9 @@ def row_reason(plan: RowPlan, *, sums_columns: bool) -> str:
         return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
     if plan.persistence is Persistence.STAGED and sums_columns:
         return "the next rows come to shared memory while the columns of this one are added up in registers"
-    if plan.persistence is Persistence.STAGED:
-        return "a row is too long for the registers of a block, and fits its shared memory"
     sharing = f"{plan.cluster} blocks" if plan.cluster > 1 else "a block"
+    if plan.persistence is Persistence.STAGED:
+        return f"a row lies in the shared memory of {sharing} while the next ones come"
     if plan.persistence is Persistence.LOOPED:
         return f"a row is too long for {sharing} to keep, or may be"
     threads = f"{plan.threads} threads" + (f" of {sharing}" if plan.cluster > 1 else "")

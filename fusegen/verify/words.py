@@ -41,7 +41,8 @@ def _step(step: CallStep, sizes: Sizes) -> str:
     maps = [_map(spec, sizes) for spec in step.tensor_maps]
     arguments = [_argument(argument, sizes) for argument in step.arguments]
     clusters = f" in clusters of {step.cluster}" if step.cluster > 1 else ""
-    head = f"launch {step.grid(sizes)} x {step.block}{clusters}, {step.shared_bytes} bytes"
+    overlap = ", overlapping" if step.overlaps else ""
+    head = f"launch {step.grid(sizes)} x {step.block}{clusters}, {step.shared_bytes} bytes{overlap}"
     return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
 
 

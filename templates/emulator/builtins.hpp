@@ -1,12 +1,6 @@
 // What CUDA offers without a header: qualifiers, and the device functions that the C library lacks.
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <functional>
-#include <map>
-#include <vector>
 
 #define __device__
 #define __global__

@@ -14,6 +14,7 @@ from fusegen import target as targets
 from fusegen import tuning
 from fusegen.runtime import backends, forms
 from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
+from fusegen.schedule.heuristics import rows
 from fusegen.timing import Call, Times
 
 Launch = Callable[..., None]
@@ -56,3 +57,13 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+
+
+@pytest.fixture
+def small_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of few processors, whose blocks share rows of a few thousand elements."""
+    monkeypatch.setattr(rows, "_STAGING", ((2, 1), (4, 1), (1, 1)))
+    monkeypatch.setattr(rows, "_STAGING_THREADS", range(32, 1025))
+    monkeypatch.setattr(rows, "_STAGED_GROUPS", 32)
+    monkeypatch.setattr(rows, "_STAGED_SHARE", 32)
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=16))

@@ -101,6 +101,28 @@ def test_cluster_reduction(launch: Launch) -> None:
     assert torch.equal(out, x.sum(1).repeat_interleave(4))
 
 
+def test_a_launch_that_overlaps_waits_first(launch: Launch) -> None:
+    add = {"x": torch.randn(128), "y": torch.randn(128), "out": torch.full((128,), torch.nan), "n": 128}
+    text = ADD.replace("{", "{ wait_for_previous();", 1)
+    launch(text, add, overlaps=True)
+    assert torch.equal(add["out"], add["x"] + add["y"])
+    launch(text, add)  # it returns at once where there is nothing to wait for
+
+
+@pytest.mark.parametrize(
+    ("body", "doing"),
+    [
+        ("store(out, thread_id(), 1.0f); wait_for_previous();", "stores|writes"),
+        ("float a = load(x, 0); wait_for_previous(); store(out, thread_id(), a);", "reads"),
+        ("if (thread_id() == 0) wait_for_previous(); block_sync(); store(out, thread_id(), 1.0f);", "writes"),
+    ],
+)
+def test_an_access_before_the_wait(body: str, doing: str, launch: Launch) -> None:
+    message = f"({doing}) 4 bytes of global memory with no wait_for_previous before"
+    expect(launch, message, body, overlaps=True)
+    launch(kernel(body), {"x": torch.zeros(64), "out": torch.zeros(64)})
+
+
 def test_missing_barrier_after_the_writes(launch: Launch) -> None:
     text = BLOCK_SUM.replace("block_sync();  // after the writes", "")
     with pytest.raises(EmulationError, match=r"(thread \d+ of block 0 wrote with no block_sync|uninitialised)"):

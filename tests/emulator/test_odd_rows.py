@@ -148,6 +148,18 @@ def test_in_place(at_aligned_places: list[Any]) -> None:
     assert at_aligned_places
 
 
+def test_indices_of_other_rows_are_not_checked(at_aligned_places: list[Any]) -> None:
+    """Those in front of a row and behind it lead nowhere."""
+
+    def looked_up(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+        return F.softmax(x + table.gather(1, ids), -1)
+
+    around = torch.full((5, 400), -99)
+    around[:, 11:344] = 0
+    agree(looked_up, (randn(5, 333), around[:, 11:344], randn(5, 1)))
+    assert at_aligned_places
+
+
 def test_a_mask_depends_on_the_seed_alone(request: pytest.FixtureRequest) -> None:
     """Not on how lanes are grouped."""
     x = torch.zeros(4, 333)

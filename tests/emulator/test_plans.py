@@ -160,7 +160,7 @@ def test_one_reduction_a_row_uses_its_scratch_in_turn(columns: int) -> None:
 @pytest.mark.parametrize("shared", [90_000, 100_000, 120_000])
 def test_room_for_a_part_of_the_next_staged_row(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some groups of the next row are under way while this one is worked on, and some have to wait for its slots."""
-    machine = replace(SMALL, shared_bytes=shared)
+    machine = replace(SMALL, shared_bytes=shared, cluster=1)  # whose blocks share no row
     monkeypatch.setattr(backends, "_EMULATED", machine)
     x = randn(6, 24576, dtype=BF16)
     plan = row_plan(standardized, x, machine=machine)

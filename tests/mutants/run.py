@@ -27,6 +27,8 @@ from tests.mutants.table import ROOT, Mutant
 
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 _LIMIT = 90.0  # seconds of one test
+_COMPILED = ("cpu", "cubin", "emulator")  # of the tests' cache: what goes by the text that was compiled
+_WRITES_COMPILED = "fusegen/jit/"
 
 
 class Verdict(Enum):
@@ -67,13 +69,15 @@ def run(jobs: Iterable[Job], workers: int, folder: Path) -> Iterator[Outcome]:
     Args:
         jobs: what is run; each has the tree to itself.
         workers: how many run at a time, each in a copy of its own below ``folder``.
+
+    What was compiled is kept for all: a bug changes few of a test's texts, and those that it changes have other names.
     """
     waiting = list(reversed(list(jobs)))
     idle = [_copy(folder / str(number)) for number in range(workers)]
     running: list[_Run] = []
     while waiting or running:
         while waiting and idle:
-            running.append(_Run(waiting.pop(), idle.pop()))
+            running.append(_Run(waiting.pop(), idle.pop(), folder / "compiled"))
         connection.wait([r.process.sentinel for r in running], timeout=min(r.left for r in running))
         for ended in [r for r in running if r.has_ended]:
             running.remove(ended)
@@ -88,12 +92,22 @@ def _copy(tree: Path) -> Path:
     return tree
 
 
+def _link_compiled(cache: Path, compiled: Path) -> None:
+    """A cache in which what is compiled is shared, and the rest empty."""
+    cache.mkdir(parents=True)
+    for name in _COMPILED:
+        (compiled / name).mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(compiled / name)
+
+
 class _Run:
     """A job that is under way in a tree."""
 
-    def __init__(self, job: Job, tree: Path) -> None:
+    def __init__(self, job: Job, tree: Path, compiled: Path) -> None:
         self.job, self.tree = job, tree
         shutil.rmtree(tree / ".cache", ignore_errors=True)
+        if job.mutant is None or not job.mutant.file.startswith(_WRITES_COMPILED):
+            _link_compiled(tree / ".cache" / "tests", compiled)
         self._healthy = self._plant()
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         self._start = time.monotonic()

@@ -13,6 +13,7 @@ from fusegen.runtime.driver import Driver, Loaded
 from fusegen.settings import cache_folder
 
 _MOST_BYTES = 1024
+_ATTRIBUTE_BYTES = 72
 
 # The declarations follow cuda.h. A kernel's handle is the address of the sizes of its parameters, behind their number: the driver
 # knows these from the kernel's image.
@@ -21,14 +22,19 @@ _TEXT = """
 #include <cstring>
 #include <unistd.h>
 
+struct Attribute {
+  int id;
+  char pad[4], value[64];
+};
 struct LaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
   void* hStream;
-  void* attrs;
+  Attribute* attrs;
   unsigned numAttrs;
 };
 struct Noted {
   unsigned long long dims[7], stream, attributes, attribute_count, function, extra;
+  Attribute attribute;
   long long bytes;
   unsigned char arguments[1024];
 };
@@ -49,6 +55,7 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argument
   to.stream = reinterpret_cast<unsigned long long>(config->hStream);
   to.attributes = reinterpret_cast<unsigned long long>(config->attrs);
   to.attribute_count = config->numAttrs;
+  to.attribute = config->numAttrs ? config->attrs[0] : Attribute{};
   to.function = reinterpret_cast<unsigned long long>(function);
   to.extra = reinterpret_cast<unsigned long long>(extra);
   to.bytes = 0;
@@ -99,6 +106,7 @@ class _Noted(ctypes.Structure):
         ("attribute_count", ctypes.c_uint64),
         ("function", ctypes.c_uint64),
         ("extra", ctypes.c_uint64),
+        ("attribute", ctypes.c_ubyte * _ATTRIBUTE_BYTES),
         ("bytes", ctypes.c_int64),
         ("arguments", ctypes.c_ubyte * _MOST_BYTES),
     )
@@ -111,6 +119,7 @@ class Launched:
     Attributes:
         grid, block, shared_bytes, stream: as the driver reads them.
         rest: attributes, their number, and what goes on behind the arguments.
+        attribute: all bytes of the first one; zeros where there is none.
         function: the kernel's handle.
         arguments: all bytes of all parameters.
     """
@@ -120,6 +129,7 @@ class Launched:
     shared_bytes: int
     stream: int
     rest: tuple[int, ...]
+    attribute: bytes
     function: int
     arguments: bytes
 
@@ -150,6 +160,7 @@ class StubDriver(Driver):
                 one.dims[6],
                 one.stream,
                 (one.attributes, one.attribute_count, one.extra),
+                bytes(one.attribute),
                 one.function,
                 bytes(one.arguments[: one.bytes]),
             )

@@ -99,6 +99,17 @@ def test_results_and_their_structure_are_a_kernel_s(name: str, tmp_path: Path) -
         assert equal(kernel(*arguments), found(*arguments))
 
 
+def test_none_among_results_keeps_its_place(tmp_path: Path) -> None:
+    def function(x: Tensor) -> dict[str, Any]:
+        return {"none": None, "pair": (x * 2, None), "sum": x.sum(-1)}
+
+    found = built(tmp_path / "kernels", function, (randn(3, 8),))
+    x = randn(5, 8)
+    results = found(x)
+    assert list(results) == ["none", "pair", "sum"] and results["none"] is None and results["pair"][1] is None
+    assert torch.equal(results["pair"][0], x * 2) and torch.equal(results["sum"], fg.kernel(function)(x)["sum"])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
@@ -436,10 +447,11 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    built(tmp_path / "whole", row, (randn(7, 100), randn(100)))  # compiled now, so that the bundle alone is written below
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(BundleError, match="cannot be written: No space left"):
         built(tmp_path / "kernels", row, (randn(7, 100), randn(100)))
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

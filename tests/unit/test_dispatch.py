@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen as fg
 from fusegen.errors import FusegenError, GradientError, TraceError
-from fusegen.runtime import dispatch, keys
+from fusegen.runtime import keys, remembered
 from tests.unit.eager import agree, ints, randn
 
 X = randn(6, 8)
@@ -350,7 +350,7 @@ def test_a_key_is_made_while_another_thread_finds_out_more(monkeypatch: pytest.M
             found.wait(2)  # the other thread may or may not get so far meanwhile
         return make(statics)
 
-    monkeypatch.setattr(dispatch, "key_function", slow)
+    monkeypatch.setattr(remembered, "key_function", slow)
     first = threading.Thread(target=kernel, args=(x, 7.0))
     first.start()
     making.wait()

@@ -153,6 +153,55 @@ def test_several_launches_of_a_call(machine: Machine) -> None:
     ] * len(launches)
 
 
+def nvidias_attribute() -> bytes:
+    """The attribute as NVIDIA's own bindings lay it out."""
+    from cuda.bindings import driver as names
+
+    value, made = names.CUlaunchAttributeValue(), names.CUlaunchAttribute()
+    value.programmaticStreamSerializationAllowed = 1
+    made.id = names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    made.value = value
+    return ctypes.string_at(made.getPtr(), 72)
+
+
+def columns_first(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    mean = x.mean(0)
+    return (x - mean).softmax(-1), y * mean
+
+
+def rows_first(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    weights = x.softmax(-1)
+    return weights, y * weights.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "wanted"),
+    [(columns_first, 9, [0, 1, 1]), (rows_first, 9, [0, 1, 1]), (columns_first, 0, [0, 1, 0]), (rows_first, 0, [0, 1, 1])],
+)
+def test_launches_that_overlap(function: Callable[..., Any], rows: int, wanted: list[int], machine: Machine) -> None:
+    """The driver is told so in each call, but never of the first launch, nor of one behind a kernel that has no rows to work on."""
+    x, y = randn(rows, 6), randn(5, 6)
+    call = bound(function, x, y)
+    for number in range(3):
+        call.run((x, y), {})
+        got = machine.driver.launched[number * len(wanted) :]
+        assert [one.rest[1] for one in got] == wanted and all(one.rest[2] == 0 for one in got)
+        assert [one.attribute for one in got] == [nvidias_attribute() if overlaps else bytes(72) for overlaps in wanted]
+        assert all((one.rest[0] != 0) == bool(overlaps) for one, overlaps in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_no_byte_of_an_argument_is_lost_to_an_attribute(overlaps: bool, machine: Machine) -> None:
+    site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
+    for stream in (0, (1 << 64) - 1):
+        memory, config, table = site.frame()
+        site.fill(memory, site.start, stream, *site.attributes, (1 << 64) - 3, bytes(range(128)))
+        assert site.launch(config, site.kernel, table, None) == 0
+        got = machine.driver.launched[-1]
+        assert got.read("Q128sq") == ((1 << 64) - 3, bytes(range(128)), 7) and got.stream == stream
+        assert got.rest == (*(site.attributes or (0, 0)), 0) and len(site.attributes) == 2 * overlaps
+
+
 def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     x, key = randn(64, 64), torch.tensor([7])
     monkeypatch.setattr(straight, "drawn_key", lambda device: key)

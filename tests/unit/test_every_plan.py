@@ -9,7 +9,7 @@ from fusegen.runtime import forms
 from fusegen.schedule.plan import PointwisePlan, RowPlan
 from tests.gpu.every_plan import BY_WARPS, CASES, Case, arguments
 
-FLAGS = ("shifted", "tiled", "finishes", "keeps_shared")
+FLAGS = ("shifted", "tiled", "finishes", "keeps_shared", "drains", "defers")
 
 
 def form(plan: object) -> str:
@@ -38,13 +38,21 @@ def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         found |= {words for case in CASES for words in of_case(case, "sm_90a")}
     rows = {
         "registers", "registers in a warp", "registers shifted", "registers shared", "registers shifted shared",
-        "registers resident", "registers keeps_shared resident", "looped", "looped shifted", "looped shared", "staged resident",
-        "staged shifted resident", "staged keeps_shared resident",
+        "registers keeps_shared", "registers shifted keeps_shared", "registers resident", "registers keeps_shared resident",
+        "looped", "looped shifted", "looped shared", "staged shifted drains resident", "staged shifted resident shared",
+        "staged shifted keeps_shared resident shared", "staged shifted keeps_shared drains resident shared",
+        "staged shifted keeps_shared defers resident shared",
     }  # fmt: skip
+    rows |= {
+        f"staged {how}resident{sharing}"
+        for how in ("", "defers ", "drains ", "keeps_shared ", "keeps_shared drains ", "shifted defers ")
+        for sharing in ("", " shared")
+    }
     tiles = {
         "registers tiled resident", "registers tiled resident in a warp", "registers tiled finishes resident",
         "registers tiled finishes resident in a warp", "registers tiled finishes resident shared",
-        "registers tiled finishes resident shared in a warp",
+        "registers tiled finishes resident shared in a warp", "registers shifted tiled resident",
+        "registers shifted tiled finishes resident", "registers shifted tiled finishes resident shared",
     }  # fmt: skip
     others = {
         "PointwisePlan", "PointwisePlan wraps", "TilePlan", "ColumnPlan", "ScanPlan", "ContractionPlan", "MmaPlan", "AttentionPlan",

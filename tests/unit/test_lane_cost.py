@@ -15,10 +15,12 @@ import torch
 import fusegen as fg
 from fusegen.bench.lanes import FUNCTIONS, document, inputs, read
 from fusegen.bench.record import environment
+from fusegen.runtime import tuned
 from fusegen.schedule import lane_cost
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.row_work import RowWork
 from fusegen.schedule.words import plan_words
 from fusegen.target import target
 
@@ -59,11 +61,11 @@ def cases() -> Iterator[Case]:
         yield Case(launch, case.rows, case.microseconds)
 
 
-@pytest.mark.parametrize(("kind", "fewest"), [(RowPlan, 640), (PointwisePlan, 350)])
+@pytest.mark.parametrize(("kind", "fewest"), [(RowPlan, 780), (PointwisePlan, 350)])
 def test_the_choice_is_close_to_the_best_that_was_measured(kind: type, fewest: int) -> None:
     ratios = [case.chosen() for case in cases() if isinstance(case.launch.plan, kind)]
     assert len(ratios) >= fewest and statistics.geometric_mean(ratios) < 1.04
-    assert statistics.quantiles(ratios, n=10)[-1] < 1.13 and max(ratios) < 1.8
+    assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.6
 
 
 def test_what_is_expected_is_about_what_was_measured() -> None:
@@ -84,22 +86,37 @@ def test_few_rows_have_many_threads_and_many_rows_have_few() -> None:
 
 def test_rows_that_no_cache_holds_are_shared() -> None:
     """Softmax of 512 x 262144 takes 283 µs on an H200 where each block loops over a row: 69 MB are under way."""
-    plan = preferred(lowered("softmax", 262144, torch.bfloat16, one_row=False), {"x_dim0": 512}, HOPPER)
+    launch, sizes = lowered("softmax", 262144, torch.bfloat16, one_row=False), {"x_dim0": 512}
+    plan = preferred(launch, sizes, HOPPER)
     assert isinstance(plan, RowPlan) and plan.cluster > 1
+    times = expected_times(launch, sizes, HOPPER)
+    looped = [t for p, t in times.items() if isinstance(p, RowPlan) and p.persistence is Persistence.LOOPED and p.cluster == 1]
+    assert looped == [pytest.approx(283, rel=0.2)]
 
 
 def test_a_staged_row_that_leaves_no_room_for_the_next_costs_more() -> None:
-    """Layer norm of 2048 x 65536 takes 188 µs on an H200 where rows are staged, and room for 5 of 8 groups of the next is left."""
+    """Layer norm of 2048 x 65536 takes 156 µs on an H200 where a block stages rows and has room for 5 of 8 groups of the next."""
     launch = lowered("layer_norm", 65536, torch.bfloat16, one_row=False)
     times = expected_times(launch, {"x_dim0": 2048}, HOPPER)
-    (staged,) = (time for plan, time in times.items() if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED)
-    assert staged > 1.04 * min(times.values()) and staged == pytest.approx(188, rel=0.1)
+    staged = {plan: t for plan, t in times.items() if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED}
+    (alone,) = (t for plan, t in staged.items() if plan.threads == plan.block == 1024)
+    assert alone > 1.02 * min(staged.values()) and alone == pytest.approx(156, rel=0.1)
 
 
 @pytest.mark.parametrize(("threads", "chunks", "blocks"), [(128, 4, 9), (512, 4, 2), (512, 1, 2), (1024, 1, 1), (64, 1, 20)])
 def test_registers_limit_the_blocks_of_a_multiprocessor(threads: int, chunks: int, blocks: int) -> None:
     plan = RowPlan(threads, 1, 8, chunks, Persistence.REGISTERS, exact=True, resident=0)
-    assert lane_cost._resident(plan, 2) == blocks
+    work = RowWork(rows=1000, columns=4096, moved=0, itemsize=2, held=2, operands=2, shared=0, reductions=1)
+    assert lane_cost._resident(plan, work) == blocks
+
+
+@pytest.mark.parametrize("columns", [4096, 11008, 65536])
+def test_what_was_measured_nearby_tells_plans_from_each_other(columns: int) -> None:
+    """One that asks for weights together with the row, say, from one that does not."""
+    candidates = [p for p in lowered("layer_norm", columns, torch.bfloat16, one_row=False).candidates if isinstance(p, RowPlan)]
+    alike = [tuned._most_alike(plan.traits, candidates) for plan in candidates]
+    kept = [(plan.persistence, plan.keeps_shared, plan.drains) for plan in candidates]
+    assert [(p.persistence, p.keeps_shared, p.drains) for p in alike if isinstance(p, RowPlan)] == kept
 
 
 def test_of_other_machines_nothing_is_known() -> None:
@@ -123,7 +140,8 @@ def test_calls_take_the_plan_of_their_sizes() -> None:
     )
     (one,), (other,) = few.program.launches, many.program.launches
     assert one.plan != other.plan and one.candidates == other.candidates
-    assert "128 threads, 4 x 8 elements each;" in many.explain() and "512 threads, 1 x 8 elements each;" in few.explain()
+    assert "128 threads, 4 x 8 elements each;" in many.explain()
+    assert "512 threads, 1 x 8 elements each, what rows share at once;" in few.explain()
 
 
 def test_a_record_says_what_was_measured(tmp_path: Path) -> None:

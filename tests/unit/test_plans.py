@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
+from fusegen.schedule.lower import context
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.words import plan_words
 from fusegen.specs import SPECS
@@ -46,11 +48,11 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
         assert covered(plan) >= columns and plan.exact is (covered(plan) == columns and plan.threads >= 32)
         assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
-        assert plan.chunks < plan.slots <= (4 if sums else 2) * plan.chunks and inputs
-        scratch = plan.warps * 2 * 8 * reductions
-        taken = plan.slots * plan.span * inputs * itemsize + scratch + 1024
+        assert plan.chunks < plan.slots <= (4 if sums else 3) * plan.chunks and inputs
+        scratch = (plan.warps + 1) * 2 * 8 * reductions  # and barriers
+        taken = plan.slots * plan.span // plan.cluster * inputs * itemsize + scratch + 1024
         assert taken * plan.blocks_per_sm <= machine.shared_bytes + 1024  # which a multiprocessor has beside that of one block
-        assert not sums or plan.resident == plan.blocks_per_sm * machine.processors
+        assert plan.resident == plan.blocks_per_sm * machine.clusters(plan.cluster) and plan.cluster <= machine.cluster
     else:
         assert plan.slots == 0
     assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
@@ -63,7 +65,7 @@ def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
         if sums and columns > 16384:
             continue  # fusion keeps these apart
         plans = row_plans(features(columns, itemsize, held, sums, reductions, inputs * itemsize), machine, {}, {})
-        assert len(set(plans)) == len(plans) <= 16
+        assert len(set(plans)) == len(plans) <= 19
         for plan in plans:
             fits_the_machine(plan, machine, columns, itemsize, reductions, inputs, sums)
 
@@ -224,19 +226,24 @@ def test_the_blocks_that_combine_many_sums_have_room_for_them() -> None:
     assert [(launch.block, launch.shared_bytes) for launch in low.program.launches][1] == (256, 5 * 256 * 8)
 
 
-def test_what_all_rows_share_is_not_staged() -> None:
-    """A weight that is used in two phases is read twice: slots of shared memory are for the rows that come."""
+def test_what_all_rows_share_is_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that is used in two phases is kept in registers or read twice: slots of shared memory are for the rows that come."""
+
+    def staged(_: context.Context, candidates: tuple[RowPlan, ...], *, keeps: bool) -> RowPlan:
+        return replace(next(plan for plan in candidates if plan.persistence is Persistence.STAGED), keeps_shared=keeps)
 
     def centered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         scaled = x * weight
         return scaled - (scaled * weight).mean(-1, keepdim=True)
 
     tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 40960), (40960,))]
-    (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
-    body = launch.kernel.body
-    assert isinstance(body, RowBody) and body.plan.persistence is Persistence.STAGED
-    assert [[access.name for access in phase.late] for phase in body.phases] == [["weight"], ["weight"]]
-    assert launch.shared_bytes <= target("sm_90a").shared_bytes
+    for keeps, late in ((False, ["weight"]), (True, [])):
+        monkeypatch.setattr(context.Context, "chosen", partialmethod(staged, keeps=keeps))
+        (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
+        body = launch.kernel.body
+        assert isinstance(body, RowBody)
+        assert [[access.name for access in phase.late] for phase in body.phases] == [late, late]
+        assert [[access.name for access in phase.reads] for phase in body.phases] == [["x"], []]
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -247,12 +254,20 @@ def norm_gelu_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: 
     return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias), approximate="tanh") + y
 
 
-@pytest.mark.parametrize(("function", "columns", "blocks"), [(norm, 18432, {2}), (norm, 24576, {1}), (norm_gelu_add, 18432, {1})])
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x, -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "blocks"),
+    [(norm, 18432, {2}), (norm, 24576, {1}), (norm_gelu_add, 18432, {1}), (softmax, 18432, {2}), (softmax, 24576, {1})],
+)
 def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
     function: Callable[..., torch.Tensor], columns: int, blocks: set[int]
 ) -> None:
     shapes = (300, columns), (columns,), (columns,), (300, columns)
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes[: 4 if function is norm_gelu_add else 3]]
+    count = {softmax: 1, norm: 3, norm_gelu_add: 4}[function]
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes[:count]]
     low = fg.kernel(function).lower(*tensors, target="sm_90a")
     (launch,) = low.program.launches
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.REGISTERS]

@@ -78,13 +78,13 @@ def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
     kernel = fg.kernel(function)
     for _ in range(3):
         kernel(*values)
-    ((knows, _),) = kernel._dispatcher._recent.known
+    ((knows, _),) = kernel._dispatcher.remembered.recent.known
     assert knows(values) is not None
     return kernel
 
 
 def knows(kernel: fg.Kernel[..., Any], *values: Any) -> bool:
-    return any(known(values) is not None for known, _ in kernel._dispatcher._recent.known)
+    return any(known(values) is not None for known, _ in kernel._dispatcher.remembered.recent.known)
 
 
 def scaled(x: Tensor, y: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def test_programs_of_an_earlier_mode_are_known_in_another() -> None:
 
 def test_what_is_bound_anew_is_forgotten() -> None:
     kernel = settled(scaled, X, randn(6, 6))
-    kernel._dispatcher.forget_bound()
+    kernel._dispatcher.remembered.forget()
     assert not knows(kernel, X, randn(6, 6))
 
 
@@ -244,17 +244,17 @@ def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
     """Another thread forgets between the look-up and what it notes."""
     kernel = fg.kernel(scaled)
     kernel(X, randn(6, 6))
-    dispatcher = kernel._dispatcher
-    ((bound,),) = dispatcher._bound.values()
+    remembered = kernel._dispatcher.remembered
+    ((bound,),) = remembered._bound.values()
     find = bound.find
 
     def forgetting(values: keys.Values) -> Hidden | None:
-        dispatcher.forget_bound()
+        remembered.forget()
         return find(values)
 
     bound.found, bound.find = 1, forgetting  # its next look-up makes it a recent one
     kernel(X, randn(6, 6))
-    assert bound.found == 2 and not dispatcher._recent.known
+    assert bound.found == 2 and not remembered.recent.known
 
 
 def test_no_tensor_is_kept_alive() -> None:

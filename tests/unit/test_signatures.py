@@ -24,7 +24,7 @@ SAME = {
     "b": "other",
 }
 SAME |= {"batch1": "mat1", "batch2": "mat2", "split_size_or_sections": "split_size", "train": "training", "exponent": "other"}
-SAME |= {"sizes": "size", "shape": "size", "dims": "size", "repeats": "size"}
+SAME |= {"sizes": "size", "shape": "size", "dims": "size", "repeats": "size", "tensors": "input"}
 OVERLOADED = {"max": "other means a dim as well", "min": "as max", "matmul": "mat2 and other are one", "mm": "", "bmm": ""}
 OVERLOADED |= {
     "var": "unbiased stands between dim and correction",

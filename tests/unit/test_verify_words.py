@@ -46,6 +46,7 @@ CHANGES = {
     "block": changed_step(KernelLaunch, block=lambda block: block + 32),
     "shared memory": changed_step(KernelLaunch, shared_bytes=lambda bytes_: bytes_ + 16),
     "checks": changed_step(KernelLaunch, checks=lambda checks: not checks),
+    "overlap": changed_step(KernelLaunch, overlaps=lambda overlaps: not overlaps),
     "arguments": changed_step(KernelLaunch, arguments=lambda arguments: arguments[::-1]),
     "box": changed_step(KernelLaunch, tensor_maps=first(box=lambda box: box[::-1])),
     "strides of a map": changed_step(KernelLaunch, tensor_maps=first(strides=lambda strides: strides[::-1])),

@@ -40,6 +40,7 @@ def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/attention.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         input_type=body.input_dtype.spelling,
         output_type=body.output_dtype.spelling,
         operand_parameters=parameters,

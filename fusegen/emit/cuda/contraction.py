@@ -147,6 +147,7 @@ def emit_contraction(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         template,
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         input_type=body.input_dtype.spelling,
         parts=views,
         combined=kinds(reductions),

@@ -26,6 +26,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/pointwise.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         count=c_text(product(body.axes.extents)),

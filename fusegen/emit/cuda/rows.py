@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.offsets import cuda_offsets
+from fusegen.emit.offsets import Offsets, cuda_offsets
 from fusegen.emit.reductions import kinds, reduction_functions
 from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions, staged_accesses
 from fusegen.emit.text import c_text
@@ -13,6 +13,7 @@ from fusegen.ir.symbolic import product
 from fusegen.schedule.bodies import ColumnBody, RowBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
+from fusegen.schedule.shared import BANKS
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -31,6 +32,7 @@ def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: Row
     pipeline = render(
         "cuda/column_tiles.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
@@ -42,7 +44,9 @@ def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: Row
         phase=phase,
         sums=[column_sum(s, offsets, body.column_axes.symbols[-1]) for s in body.sums],
         shared=body.shared,
+        banks=BANKS,
         plan=body.plan,
+        anchor=_anchor(body, offsets),
     )
     math = math_text([*reduction_functions(body.phases[0].column_sums), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
@@ -58,6 +62,7 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
     pipeline = render(
         "cuda/rows.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
@@ -74,10 +79,15 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         plan=body.plan,
-        anchor=body.anchor and {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense},
+        anchor=_anchor(body, offsets),
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
+
+
+def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
+    """Where groups of lanes start that do not start with the row."""
+    return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 
 def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
@@ -89,6 +99,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/columns.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         columns=c_text(product(body.column_axes.extents)),

@@ -27,6 +27,7 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/scan.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),

@@ -46,6 +46,7 @@ def emit_tiles(kernel: Kernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/tiles.cu.jinja",
         entry=entry(kernel),
+        overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
         index_type="i64" if kernel.wide else "i32",
         row_axis=body.row_axis.name,

@@ -4,20 +4,29 @@ A tile is as wide as a warp's groups of lanes, or narrower where rows are; a blo
 where there are more rows. Of few rows a thread sums its columns alone, and blocks are wide. Blocks of a cluster share the rows of a
 tile and finish its sums: on an H200 16384 rows of 1408 take 22 µs so, and 23 where each block leaves a row of partial sums that a
 second kernel adds up; 300 rows 6 and 9. Only of very many rows more blocks are worth that kernel.
+
+Where rows do not start at aligned places, threads along the rows of a block can be as many as it takes until one does as the first
+did. Each of them reads whole groups of lanes of rows that lie alike then, wherever among its columns these groups start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.schedule.shared import padded
 from fusegen.target import Target
 
+_KEPT = Persistence.REGISTERS
 _WARP = 32
 _BLOCK = 256
 _LARGE_BLOCK = 1024
 _WIDE = ((128, 2), (256, 1))  # threads along the columns of a tile, and along its rows
 _UNDER_WAY = 128  # bytes that a thread asks for before it adds up the first
+_SHIFTED_THREADS = (32, 64, 128)  # along the columns, where groups of lanes start at aligned places
+_LARGEST_SHIFTED = 512  # threads of a block of these, which have the registers of wide groups
+_REGISTER = 4  # bytes
 _SINGLE_UNDER_WAY = 32  # the same of single elements, each of which takes a register: with more, ptxas spills
 _MOST_UNROLLED = 16
 _LARGE_BLOCK_REGISTERS = 36  # of a thread of a large block, for what it loads and twice what it adds up
@@ -35,20 +44,43 @@ def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums
         read: bytes of an element of each fragment that is read of the row itself.
         sums: 32-bit registers that each element of a row takes for sums of its column.
     """
-    return tuple(dict.fromkeys(_plans(columns, lanes, read, sums, target)))
-
-
-def _plans(columns: int | None, lanes: int, read: Sequence[int], sums: float, target: Target) -> Iterator[RowPlan]:
-    under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
-    unroll = max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
+    unroll = _unroll(lanes, read)
     held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes
-    for threads, rows in _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS):
-        tile = threads * lanes
-        exact = columns is not None and columns % tile == 0
-        for parts, cluster in _sharing(None if columns is None else -(-columns // tile), target):
-            if rows > 1 or cluster == 1:
-                registers = Persistence.REGISTERS
-                yield RowPlan(threads, rows, lanes, 1, registers, exact, parts, tiled=True, cluster=cluster, unroll=unroll)
+    shapes = _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS)
+    plans = (RowPlan(threads, rows, lanes, 1, _KEPT, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
+    return tuple(dict.fromkeys(plan for tile in plans for plan in _shared(tile, columns, target)))
+
+
+def shifted_tile_plans(
+    columns: int | None, lanes: int, read: Sequence[int], sums: float, period: int, target: Target
+) -> tuple[RowPlan, ...]:
+    """Further plans, whose groups of lanes start at aligned places, where rows do not.
+
+    Args:
+        columns, lanes, read, sums: as above.
+        period: rows after which groups of lanes start where they did; a power of two.
+    """
+    shapes = [(threads, max(period, _BLOCK // threads)) for threads in _SHIFTED_THREADS]
+    shapes = [(threads, rows) for threads, rows in shapes if threads * rows <= _LARGEST_SHIFTED]
+    unroll = _unroll(lanes, read)
+    plans = (RowPlan(t, r, lanes, 1, _KEPT, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
+    room = target.shared_bytes // 2  # another block may have the other half
+    fitting = (tile for tile in plans if padded(tile.rows * tile.span) * sums * _REGISTER <= room)
+    return tuple(plan for tile in fitting for plan in _shared(tile, columns, target))
+
+
+def _unroll(lanes: int, read: Sequence[int]) -> int:
+    """Rows that a thread asks for at once."""
+    under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
+    return max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
+
+
+def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowPlan]:
+    """The plan of a tile, with each number of blocks that may share its rows."""
+    exact = columns is not None and columns % tile.span == 0 and not tile.shifted
+    for parts, cluster in _sharing(None if columns is None else -(-columns // tile.span), target):
+        if tile.rows > 1 or cluster == 1:
+            yield replace(tile, exact=exact, resident=parts, cluster=cluster)
 
 
 def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:

@@ -1,14 +1,17 @@
 """Plans of row kernels.
 
 A row lives in the registers of as many threads as it needs, read from memory once: a part of a warp for short rows, a block for
-longer ones. Longer rows are staged in the shared memory of one block; the longest are looped over. Where columns are summed as
-well, a block goes through many rows one after the other: shorter ones are staged too, so that the next are under way meanwhile.
+longer ones. Longer rows are staged in shared memory: a block goes through many rows, and the next are under way while it works on
+one. The longest are looped over. Where columns are summed as well, shorter rows are staged too.
 
-Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers. Each warp sends its part of
-what is reduced to all blocks, and goes on when the others' have come; the one barrier of the cluster is the first, and loads are
-under way while it is waited for. On an H200 layer_norm of 700 rows of 53248 takes 55 µs so, staged 63 and looped 67; of 300 rows of
-100003 79 in place of 97. Small blocks win: 8 of 224 threads take 55, 2 of 832 take 64. Blocks that read each other's parts, between
-two barriers of the cluster, had lost to both others.
+Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers, or stages it. Each warp sends
+its part of what is reduced to all blocks, and goes on when the others' have come; the one barrier of the cluster is the first.
+Staged, one read of memory is enough for rows of up to a million elements. On an H200 layer_norm of 2048 rows of 65536 takes 142 µs
+by 8 blocks of 128 threads, two such on a multiprocessor, 179 where registers of a cluster hold a row, and 188 by the one block that
+could stage it before; softmax of 512 rows of 262144 151 in place of 283. What all rows share is kept in registers where there are
+some left; else each thread asks for some groups of it ahead, in front of the reduction that it comes behind: stores forbid loads to
+move, so that every group would wait for the store of the one before. In kernels that hold rows in registers that gained nothing.
+Blocks that read each other's parts, between two barriers of the cluster, had lost to both.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from functools import partial
 from fusegen.ir.symbolic import Axes, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
-from fusegen.schedule.heuristics.column_tiles import column_tile_plans
+from fusegen.schedule.heuristics.column_tiles import column_tile_plans, shifted_tile_plans
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.shared import SCRATCH_BYTES
 from fusegen.target import Backend, Target
@@ -40,8 +43,9 @@ _THREADS_PER_SM = 1024
 """Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
 _REGISTERS = 65536  # of a multiprocessor
 _OWN_REGISTERS = 27
-"""Of a thread, beside its part of the row. Where two blocks of more than 512 threads have room for so many, the compiler needs no
-more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled."""
+"""Of a thread, beside its part of the row as it was read. Where two blocks of more than 512 threads have room for so many, the
+compiler needs no more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled. What a phase
+computed of the row and later ones use, as a softmax's exponentials, it computes again."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
 _LEAST_BYTES = 4  # of a group of lanes that a window brings
@@ -59,10 +63,23 @@ _SUMMING_CHUNKS = (1, 2, 4, 8)
 _SUMMING_ROWS = 4  # of room in shared memory, at most
 _SUMMING_REGISTERS = 41, 3
 """Of a thread that stages rows, beside what it holds over all rows, and for each group of lanes: with fewer, ptxas spills."""
+_SPARE = 16
+"""Registers that a thread must have left over where it takes a staged row at once. With none, layer_norm_gelu_add of 4096 rows of
+18432 spilled 36 bytes, and took 134 µs in place of 118."""
 _REGISTER_LIMIT = 255  # of a thread
 _SCRATCH = 4096  # bytes of shared memory beside staged rows, at least: scratch of reductions, and what the system reserves
 _SYSTEM = 1024  # of these, the latter
 _NARROW = (4, 8, 16)  # threads of a warp that shares several short rows among its threads
+_STAGING = ((8, 2), (8, 4), (4, 1), (2, 4), (16, 4), (8, 1), (2, 1), (16, 1), (1, 2), (1, 1), (1, 4))
+"""Blocks that share a staged row, and blocks of a multiprocessor. More of these hide what the others wait for, most of all where a
+row is short or blocks wait for each other."""
+_STAGING_CHUNKS = (8, 6, 4, 3)
+_STAGED_GROUPS = 256  # of a row from which on it is staged, if they are not narrow: others are faster in registers
+_STAGED_SHARE = 640  # groups of a row that a block of a cluster has at least
+_STAGING_THREADS = range(256, 1024 + 1)  # of a multiprocessor
+_STAGING_ROWS = 3  # of room in shared memory, at most
+_FORESEEN = 4  # groups of lanes of what only the last phase of a staged row needs that a thread asks for ahead
+_AT_ONCE = 16  # registers of what all rows share that a thread holds from the start
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
 _CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
@@ -86,6 +103,9 @@ class RowFeatures:
         computed: bytes of each element's values that are computed in one phase and used in later ones.
         shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
             cannot.
+        deferred: of `stage_bytes`, those of fragments that only the last phase needs.
+        row_step: a number that divides the elements from one row to the next; None where what is read of rows does not lie alike,
+            or these do not follow each other in equal steps.
         sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
@@ -99,7 +119,9 @@ class RowFeatures:
     shared: float = 0
     computed: int = 0
     shifted_stage_bytes: int | None = None
+    row_step: int | None = None
     sendable: bool = False
+    deferred: int = 0
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -114,12 +136,21 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
     lanes, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
-        return column_tile_plans(columns if known else None, lanes, features.read, features.column_sums, target)
+        return _tiles(columns if known else None, lanes, widest, features, target)
     plans = _plans(columns, known, lanes, features, target)
     if lanes == widest or not _may_be_shifted(features, columns, widest):
         return (*plans, *_shared(plans, columns, known, lanes, features, target))
     shifted = _shifted(columns, known, widest, features, target)
     return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
+
+
+def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    """Plans of sums of columns, where nothing is reduced along rows."""
+    plans = column_tile_plans(columns, lanes, features.read, features.column_sums, target)
+    if lanes == widest or features.row_step is None or not _is_worth_a_shift(features, columns, widest):
+        return plans
+    period = widest // math.gcd(widest, features.row_step)
+    return (*plans, *shifted_tile_plans(columns, widest, features.read, features.column_sums, period, target))
 
 
 def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
@@ -137,15 +168,31 @@ def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, 
         ordered = [*staged, *found] if groups >= _BLOCK else [*found, *staged]
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
-    return tuple(dict.fromkeys(filter(None, [*powers, *narrow, _staged(columns, known, lanes, features, target), looped, *fewest])))
+    at_once = [_at_once(plan, features) for plan in powers]
+    staged = _staged(columns, known, lanes, features, target)
+    return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
+
+
+def _at_once(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
+    """The plan with all that rows share asked for together with the row, where a thread holds little of it: few rows then wait for
+    memory once, and not twice."""
+    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _AT_ONCE:
+        return None
+    return replace(plan, keeps_shared=True, foresees=0)
 
 
 def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> bool:
-    """Whether groups of lanes may start at aligned places and not where rows do, and a row is worth a warp of them. Sums of columns
-    need the same lanes in each row."""
-    if features.shifted_stage_bytes is None or features.column_sums or min(features.itemsizes, default=4) * lanes < _LEAST_BYTES:
+    """Whether groups of lanes may start at aligned places and not where rows do. Sums of columns need the same lanes in each row of
+    a thread."""
+    if features.shifted_stage_bytes is None or features.column_sums:
         return False
-    return columns is None or columns >= _WARP * lanes
+    return _is_worth_a_shift(features, columns, lanes)
+
+
+def _is_worth_a_shift(features: RowFeatures, columns: int | None, lanes: int) -> bool:
+    """Whether a row has a warp of groups of lanes, each of which a window can bring."""
+    is_long = columns is None or columns >= _WARP * lanes
+    return is_long and min(features.itemsizes, default=4) * lanes >= _LEAST_BYTES
 
 
 def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
@@ -154,7 +201,25 @@ def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures
     features = replace(features, stage_bytes=features.shifted_stage_bytes or 0)
     plans = _plans(longest, known, lanes, features, target)
     shared = _shared(plans, longest, known, lanes, features, target)
-    return tuple(replace(plan, shifted=True, exact=False) for plan in (*plans, *shared))
+    return tuple(_at_aligned_places(plan, features.row_step) for plan in (*plans, *shared) if plan.rows == 1)
+
+
+def _at_aligned_places(plan: RowPlan, row_step: int | None) -> RowPlan:
+    """A plan with shifted lanes. Weights are kept over rows where all of a block start alike among their lanes, as those do whose
+    numbers differ by a multiple of some. A block that goes through rows in the order of where they start would need no such number;
+    it took a fifth longer on an H200, for what it counts with and the registers that this takes.
+
+    Args:
+        row_step: as of `RowFeatures`.
+    """
+    plan = replace(plan, shifted=True, exact=False)
+    if not plan.keeps_shared or not plan.resident:
+        return plan
+    period = plan.lanes // math.gcd(plan.lanes, row_step or 1)
+    alike = plan.resident // period * period
+    if row_step is not None and alike > 0:
+        return replace(plan, resident=alike)
+    return replace(plan, keeps_shared=False, foresees=1)
 
 
 def _shared(
@@ -249,7 +314,7 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
         needed = _OWN_REGISTERS + chunks * lanes * (features.held + features.column_sums + features.shared)
         keeps = features.shared > 0 and needed * threads * rows * blocks <= _REGISTERS
         return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks, keeps_shared=keeps)
-    needed = _OWN_REGISTERS + chunks * lanes * features.held
+    needed = _OWN_REGISTERS + chunks * lanes * min(features.held, sum(features.read) / 4)
     fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
     blocks = 2 if fits_twice else _blocks(threads * rows)
     return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, 0, blocks)
@@ -260,16 +325,59 @@ def _blocks(threads: int) -> int:
     return max(1, _THREADS_PER_SM // threads)
 
 
-def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> RowPlan | None:
-    """A row in the shared memory of a block, with as much of the next rows beside it as there is room for."""
-    if not features.stage_bytes:
+def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
+    """Rows in the shared memory of a block, or of the blocks of a cluster, with as much of the next rows beside them as there is
+    room for."""
+    groups, staged = -(-columns // lanes), partial(_staged_by, columns, known, lanes, features, target)
+    if not features.stage_bytes or groups < _STAGED_GROUPS or 2 * lanes < _widest(features):
+        return []
+    most = min(target.cluster, groups // _STAGED_SHARE) if features.sendable and features.reductions else 1
+    ways = [(cluster, blocks) for cluster, blocks in _STAGING if cluster <= max(1, most)]
+    found = [staged(c, n, -(-groups // (c * chunks * _WARP)) * _WARP) for c, n in ways for chunks in _STAGING_CHUNKS]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _staged_by(
+    columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, cluster: int, blocks: int, threads: int
+) -> RowPlan | None:
+    """The plan of some blocks a row, blocks a multiprocessor and threads a block, if there is room for rows ahead. What only the
+    last phase needs is read there if there is none otherwise."""
+    chunks = -(-columns // (lanes * threads * cluster))
+    if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or chunks * lanes > _MOST_STAGED:
         return None
-    chunks = -(-columns // (lanes * _MOST_THREADS))
-    slots = min(2 * chunks, _slots(lanes, _MOST_THREADS, 1, features, target))
-    if not _is_worth_it(slots, chunks) or chunks * lanes > _MOST_STAGED:
+    slots = _slots(lanes, threads, blocks, features, target, cluster)
+    defers = slots < 2 * chunks and 0 < features.deferred < features.stage_bytes
+    if defers:
+        features = replace(features, stage_bytes=features.stage_bytes - features.deferred)
+        slots = _slots(lanes, threads, blocks, features, target, cluster)
+    if not _is_worth_it(slots, chunks):
         return None
-    exact = known and columns == chunks * lanes * _MOST_THREADS
-    return RowPlan(_MOST_THREADS, 1, lanes, chunks, Persistence.STAGED, exact, target.processors, 1, slots)
+    exact = known and columns == chunks * lanes * threads * cluster
+    parts, total = target.clusters(cluster) * blocks, threads * cluster
+    plan = RowPlan(total, 1, lanes, chunks, Persistence.STAGED, exact, parts, blocks, slots, cluster=cluster, defers=defers)
+    return _in_registers(plan, features)
+
+
+def _in_registers(plan: RowPlan, features: RowFeatures) -> RowPlan:
+    """A staged plan with what its registers have room for: first what all rows share, then the row itself, which makes room for the
+    next ones at once. Where they do not have it, what all rows share is asked for ahead of its use."""
+    elements, (own, of_group) = plan.chunks * plan.lanes, _SUMMING_REGISTERS
+    registers = _registers_of(plan) - own - plan.chunks * of_group
+    keeps = 0 < features.shared * elements <= registers
+    registers -= int(features.shared * elements) if keeps else 0
+    drains = plan.slots >= 2 * plan.chunks and features.stage_bytes / 4 * elements + _SPARE <= registers
+    registers -= int(features.stage_bytes / 4 * elements) if drains else 0
+    late = (features.deferred / 4 if plan.defers else 0) + (0 if keeps else features.shared)
+    foresees = max(1, min(_FORESEEN, plan.chunks, int(registers / (late * plan.lanes)))) if late else 0
+    rows = min(plan.slots / plan.chunks, 2 if drains else _STAGING_ROWS)
+    slots = int(rows) * plan.chunks if rows >= 2 else plan.slots  # whole rows, whose places take no arithmetic
+    return replace(plan, slots=slots, keeps_shared=keeps, drains=drains, foresees=foresees)
+
+
+def _registers_of(plan: RowPlan) -> int:
+    """Registers that a thread can have, of the quarter of a multiprocessor that it runs on; they come by eights."""
+    threads = -(-plan.block * plan.blocks_per_sm // (4 * _WARP)) * 4 * _WARP
+    return min(_REGISTER_LIMIT, _REGISTERS // threads // 8 * 8)
 
 
 def _summing(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
@@ -301,9 +409,9 @@ def _summing_by(
     return replace(plan, keeps_shared=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
 
 
-def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target) -> int:
+def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target, cluster: int = 1) -> int:
     """Slots that each of some blocks of a multiprocessor has room for."""
-    scratch = max(_SCRATCH, _SYSTEM + threads // _WARP * 2 * SCRATCH_BYTES * features.reductions)
+    scratch = max(_SCRATCH, _SYSTEM + (threads * cluster // _WARP + 1) * 2 * SCRATCH_BYTES * features.reductions)
     return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
 
 

@@ -12,6 +12,7 @@ from fusegen.calls.formula import Formula
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
+from fusegen.passes.moments import is_of_16_bits
 from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
 from fusegen.schedule.indices import Checked, Loaded
@@ -27,8 +28,9 @@ from fusegen.schedule.math import Argument, Call, Copy, Origin, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged
+from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.target import Backend
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ class RowKernelBuilder:
     def _reduction(self, node: int) -> Reduction:
         graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
         name = statistic_name(graph, node, over_rows=over_rows)
-        return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name)
+        is_on_gpu = self.context.target.backend is Backend.CUDA
+        gathers = is_on_gpu and not over_rows and is_of_16_bits(graph, graph.nodes[node].args[0])
+        return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name, gathers=gathers)
 
     def _is_along(self, *indices: Index) -> bool:
         axes = set(self.math.column_axes.symbols)
@@ -153,7 +157,7 @@ class RowKernelBuilder:
         terms, names = self.math.terms, self._statistic_names()
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
         found = {t: Argument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
-        totals = [part for node, parts in self.math.states.items() for part in parts if self.reductions[node].op is Op.SUM]
+        totals = [part for parts in self.math.states.values() for part in parts if self._is_total(part)]
         words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
@@ -162,6 +166,11 @@ class RowKernelBuilder:
                     origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
                     found[position] = Argument(origin, self.context.names.take(wanted(position)))
         return found
+
+    def _is_total(self, part: int) -> bool:
+        """Whether a reduction adds up elements, or squares about their mean."""
+        node = self.context.graph.nodes[part]
+        return node.op is Op.SUM or (node.op is Op.MOMENTS and node.attr("part") == "m2")
 
     def _statistic_names(self) -> dict[int, str]:
         """For each node that is a part of a reduction's state, the variable of its component."""
@@ -206,7 +215,7 @@ class RowKernelBuilder:
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
             held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
-            writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name in self._result_names(r)),
+            writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)),
             row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
         )
 
@@ -214,7 +223,8 @@ class RowKernelBuilder:
         """What is loaded at once in a phase: of a row that is held, everything at its start, so that its loads overlap."""
         if self.plan.persistence is Persistence.LOOPED:
             return ()
-        early = [t for p in self.phases[1:] for t in p.reads if self._is_of_row(t)] if number == 0 else []
+        later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []
+        early = [t for t, p in later if self._is_of_row(t) and not self._is_late(t, p)]
         now = [t for t in phase.reads if t not in (*self.prefetched, *self.kept) and not self._is_late(t, phase)]
         self.prefetched |= set(early)
         return tuple(self.reads[t] for t in (*now, *early))
@@ -223,6 +233,8 @@ class RowKernelBuilder:
         """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
         if self.plan.persistence is Persistence.LOOPED:
             return True
+        if self.plan.defers and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
+            return all(term not in earlier.reads for earlier in self.phases[:-1])
         return not self._is_of_row(term) and term not in phase.held and term not in self.kept
 
     def _kept(self) -> tuple[int, ...]:
@@ -243,10 +255,13 @@ class RowKernelBuilder:
     def _row_value(self, term: int) -> str:
         return self.fragments.values[term].name
 
-    def _result_names(self, root: Root) -> list[str]:
+    def _results(self, root: Root) -> list[tuple[str, int]]:
+        """Names and terms of what an element gives to a root: where it is gathered, that which is measured from a pivot."""
         if root.kind == "write":
-            return [f"result_{root.key}"]
-        return [f"{c.name}_part" for c in self.reductions[root.key].components]
+            return [(f"result_{root.key}", term) for term in root.terms]
+        reduction = self.reductions[root.key]
+        pairs = zip(reduction.components, root.terms, strict=True)
+        return [(f"{c.name}_part", term) for c, term in pairs if c in reduction.lifted]
 
     def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
         """The math on statistics that the phase starts with."""
@@ -265,7 +280,7 @@ class RowKernelBuilder:
     def _elements(self, number: int, phase: PhaseTerms) -> tuple[Call | None, tuple[Copy, ...]]:
         """The math on each element, and the results that are there without any."""
         results = [r for r in phase.roots if r.kind != "row_write"]
-        roots = [pair for r in results for pair in zip(self._result_names(r), r.terms, strict=True)]
+        roots = [pair for r in results for pair in self._results(r)]
         roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads]
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
@@ -290,23 +305,23 @@ class RowKernelBuilder:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
             return tiles * self.plan.resident
         if self.plan.resident:
-            return parts_of(self.context, self.plan, self.math.row_axes)
+            return parts_of(self.context, self.plan, self.math.row_axes) * self.plan.cluster
         if self.plan.cluster > 1:
             return formula(rows) * self.plan.cluster
         return ceil_div(rows, self.plan.rows)
 
     def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
-        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows; in a cluster,
-        which works on one row, a slot is enough, and there is a barrier for each reduction."""
+        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows. In a cluster
+        there are as many barriers as slots for each reduction, and one is enough where it works on one row."""
         plan, reductions = self.plan, [r for p in phases for r in p.reductions]
-        components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 else 1
+        components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 or plan.resident else 1
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
             scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
             sums=self._shared_sums(partials),
-            staged=[plan.slots * plan.span * size for size in staged if plan.persistence is Persistence.STAGED],
-            barriers=[BARRIER_BYTES for _ in reductions if plan.cluster > 1],
+            staged=[plan.slots * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED],
+            barriers=[BARRIER_BYTES for _ in reductions for _ in range(slots) if plan.cluster > 1],
         )
 
     def _shared_sums(self, partials: Sequence[int]) -> list[int]:
@@ -314,5 +329,5 @@ class RowKernelBuilder:
         plan = self.plan
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
-            return [plan.rows * plan.span * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
+            return [padded(plan.rows * plan.span) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
         return [plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

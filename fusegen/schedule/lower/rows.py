@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import sympy
+
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
@@ -11,7 +13,7 @@ from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
 from fusegen.passes.fuse.groups import Domain
-from fusegen.schedule.access import Pattern, merge_axes
+from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
@@ -24,7 +26,7 @@ from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import element_type, lifted, states_of
-from fusegen.schedule.terms import Leaf, Term, Terms
+from fusegen.schedule.terms import Leaf, Read, Term, Terms
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -136,7 +138,9 @@ def _merged(
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     leaves = leaves.moved(moves)
     touched = [(s.buffer, s.offset) for s in (moved[r.key] for r in roots if r.kind == "write")]
-    touched += [(r.buffer, r.offset) for r in leaves.reads.values() if not r.drawn and not r.conditions]  # else they may be below 0
+    reads = [r for r in leaves.reads.values() if not r.drawn and not r.conditions]  # else they may be below 0
+    reads.sort(key=lambda r: not _along(r.offset, row_axes))  # what all rows share may start anywhere
+    touched += [(r.buffer, r.offset) for r in reads]
     anchor = anchor_of(context, touched, row_axes, column_axes)
     return RowMath(terms, tuple(roots), states, statistics, moved, leaves, row_axes, column_axes, rows, columns, moves, anchor)
 
@@ -173,7 +177,9 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         stage_bytes=_stage_bytes(context, math),
         read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
+        row_step=_row_step(context, math),
         sendable=_is_sendable(math),
+        deferred=_deferred(context, math),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
@@ -195,8 +201,11 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
 
 def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
     """Bytes of an element of each fragment that is read of the row itself."""
-    reads = [r for t, r in math.leaves.reads.items() if _along_row(math, t) and _along(r.offset, math.column_axes)]
-    return tuple(context.dtype(r.buffer).itemsize for r in reads)
+    return tuple(context.dtype(r.buffer).itemsize for r in _fragments_of_row(math))
+
+
+def _fragments_of_row(math: RowMath) -> list[Read]:
+    return [r for t, r in math.leaves.reads.items() if _along_row(math, t) and _along(r.offset, math.column_axes)]
 
 
 def _stage_bytes(context: Context, math: RowMath) -> int:
@@ -212,6 +221,17 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
     return total
 
 
+def _deferred(context: Context, math: RowMath) -> int:
+    """Bytes of an element's fragments of a row that only the last of several phases reads. Where the kernel writes over what it
+    reads, all is read before."""
+    *earlier, last = _split(math, _KEEP[Persistence.STAGED])
+    if not earlier or any(root.last for root in math.roots):
+        return 0
+    before = {term for phase in earlier for term in phase.reads}
+    late = [math.leaves.reads[t] for t in last.reads if t not in before and _along_row(math, t)]
+    return sum(context.dtype(read.buffer).itemsize for read in late)
+
+
 def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
     """The same where groups of lanes are shifted; None where they cannot be. None is staged where the kernel writes over what it
     reads: the first group of a row brings the end of the one before, which another block may just write."""
@@ -219,10 +239,24 @@ def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
         return None
     if any(root.last for root in math.roots):
         return 0
-    axis, reads = math.column_axes.symbols[-1], [r for t, r in math.leaves.reads.items() if _along_row(math, t)]
-    reads = [r for r in reads if _along(r.offset, math.column_axes)]
-    are_alike = all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, math.anchor) for r in reads)
-    return sum(context.dtype(r.buffer).itemsize for r in reads) if are_alike else 0
+    return sum(_read_of_row(context, math)) if _lies_alike(context, math, math.anchor) else 0
+
+
+def _lies_alike(context: Context, math: RowMath, anchor: Anchor) -> bool:
+    """Whether all fragments that are read of the row itself lie as the anchor does."""
+    axis, reads = math.column_axes.symbols[-1], _fragments_of_row(math)
+    return all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, anchor) for r in reads)
+
+
+def _row_step(context: Context, math: RowMath) -> int | None:
+    """A number that divides the elements from one row to the next; None where what is read of rows does not lie alike, or these do
+    not follow each other in equal steps."""
+    if math.anchor is None or len(math.row_axes.symbols) > 1 or not _lies_alike(context, math, math.anchor):
+        return None
+    (row,), start = math.row_axes.symbols, sympy.expand(math.anchor.start)
+    step = start.coeff(row)
+    is_even = step != 0 and not sympy.expand(start - step * row).has(row)
+    return divisor(step, context.multiples) if is_even else None
 
 
 def _is_sendable(math: RowMath) -> bool:

@@ -233,6 +233,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
@@ -267,7 +268,8 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<8>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
-    float squares = sum_f32_identity();
+    float squares_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -280,12 +282,18 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             add_rms_norm_0(x[v], residual[v], squares_part[v], result_1[v]);
-            squares = sum_f32_combine(squares, squares_part[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
         store_lanes<8>(out_1_ptr, row * 4096 + column, result_1_raw);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+    }
+    float squares = squares_of[0];
     row_sum_f32_leave(squares, shared_array<float>(0));
     block_sync();
     squares = row_sum_f32_meet(shared_array<float>(0));

@@ -292,6 +292,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 1024;  // that share a row
 constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 
 // Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
@@ -343,7 +344,8 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
 
     // Phase 1 of 3: reduces each row to largest.
     const float slopes = widen(load(slopes_ptr, i1));
-    float largest = amax_f32_identity();
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
         const Index begin = -column, end = column_count - column;  // of the row, among the lanes
@@ -356,15 +358,29 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             largest_part[v] = flash_attention_alibi_1_0(i2, slopes, column + v, value_7[v]);
-            if (v >= begin && v < end) largest = amax_f32_combine(largest, largest_part[v]);
         }
+        if (begin > 0 || end < LANES) {  // the first and the last group of a row
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                if (v < begin || v >= end) largest_part[v] = amax_f32_identity();
+            }
+        }
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
     row_amax_f32_leave(largest, shared_array<float>(0));
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: reduces each row to total.
-    float total = sum_f32_identity();
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
         const Index begin = -column, end = column_count - column;  // of the row, among the lanes
@@ -377,9 +393,22 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             total_part[v] = flash_attention_alibi_1_1(i2, slopes, largest, column + v, value_7[v]);
-            if (v >= begin && v < end) total = sum_f32_combine(total, total_part[v]);
         }
+        if (begin > 0 || end < LANES) {  // the first and the last group of a row
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                if (v < begin || v >= end) total_part[v] = sum_f32_identity();
+            }
+        }
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
     row_sum_f32_leave(total, shared_array<float>(512));
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(512));

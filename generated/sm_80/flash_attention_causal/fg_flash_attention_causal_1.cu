@@ -277,6 +277,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 1024;  // that share a row
 constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 
 // Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
@@ -325,7 +326,8 @@ fg_flash_attention_causal_1(const float* value_4_ptr, bf16* value_16_ptr, i64 q_
     const i32 leading = static_cast<i32>((i1 * q_dim2 * q_dim2 + i2 * q_dim2) % LANES);  // lanes that lie before the row
 
     // Phase 1 of 3: reduces each row to largest.
-    float largest = amax_f32_identity();
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
         const Index begin = -column, end = column_count - column;  // of the row, among the lanes
@@ -338,15 +340,29 @@ fg_flash_attention_causal_1(const float* value_4_ptr, bf16* value_16_ptr, i64 q_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             largest_part[v] = flash_attention_causal_1_0(i2, column + v, value_4[v]);
-            if (v >= begin && v < end) largest = amax_f32_combine(largest, largest_part[v]);
         }
+        if (begin > 0 || end < LANES) {  // the first and the last group of a row
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                if (v < begin || v >= end) largest_part[v] = amax_f32_identity();
+            }
+        }
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
     row_amax_f32_leave(largest, shared_array<float>(0));
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: reduces each row to total.
-    float total = sum_f32_identity();
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
         const Index begin = -column, end = column_count - column;  // of the row, among the lanes
@@ -359,9 +375,22 @@ fg_flash_attention_causal_1(const float* value_4_ptr, bf16* value_16_ptr, i64 q_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             total_part[v] = flash_attention_causal_1_1(i2, largest, column + v, value_4[v]);
-            if (v >= begin && v < end) total = sum_f32_combine(total, total_part[v]);
         }
+        if (begin > 0 || end < LANES) {  // the first and the last group of a row
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                if (v < begin || v >= end) total_part[v] = sum_f32_identity();
+            }
+        }
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
     row_sum_f32_leave(total, shared_array<float>(512));
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(512));

@@ -235,6 +235,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
@@ -267,23 +268,31 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float total = sum_f32_identity();
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total = sum_f32_combine(total, x[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
         }
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
     row_sum_f32_leave(total, shared_array<float>(0));
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = layer_norm_row_1(total);
-    float squares = sum_f32_identity();
+    float squares_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -292,9 +301,15 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             squares_part[v] = layer_norm_1(x[v], mean);
-            squares = sum_f32_combine(squares, squares_part[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+    }
+    float squares = squares_of[0];
     row_sum_f32_leave(squares, shared_array<float>(64));
     block_sync();
     squares = row_sum_f32_meet(shared_array<float>(64));

@@ -1,5 +1,5 @@
 // layer_norm_backward: row and column reduction, 4 phases, rows read once, staged in shared memory, emitted by fusegen for sm_80.
-// Grid min(x_dim0, 216), block 128, 65792 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
+// Grid min(x_dim0, 216) * 1, block 128, 65792 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -320,6 +320,7 @@ constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 WARPS = 4;
 constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 constexpr i32 SLOTS = 16;  // groups of lanes that a thread has room for in shared memory, used in turn
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // how many of them belong to later rows
@@ -388,8 +389,10 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         copy_async_wait<AHEAD>();
 
         // Phase 1 of 4: reduces each row to total, total_2; adds to column_total_2 of each column.
-        float total = sum_f32_identity();
-        float total_2 = sum_f32_identity();
+        float total_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+        float total_2_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -406,11 +409,23 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 total_2_part[v] = layer_norm_backward_0(dy[v], weight[v]);
-                total = sum_f32_combine(total, x[v]);
-                total_2 = sum_f32_combine(total_2, total_2_part[v]);
+                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        }
+        float total = total_of[0];
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
+        }
+        float total_2 = total_2_of[0];
         row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
         row_sum_f32_leave(total_2, shared_array<float>(64) + turn * WARPS);
         block_sync();
@@ -421,7 +436,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         float mean;
         float mean_2;
         layer_norm_backward_row_1(total, total_2, mean, mean_2);
-        float squares = sum_f32_identity();
+        float squares_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float x[LANES];
@@ -432,16 +448,23 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 squares_part[v] = layer_norm_backward_1(x[v], mean);
-                squares = sum_f32_combine(squares, squares_part[v]);
+                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
             }
         }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        }
+        float squares = squares_of[0];
         row_sum_f32_leave(squares, shared_array<float>(128) + turn * WARPS);
         block_sync();
         squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; adds to column_total of each column.
         const float rstd = layer_norm_backward_row_2(squares);
-        float total_3 = sum_f32_identity();
+        float total_3_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -459,10 +482,16 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 layer_norm_backward_2(x[v], dy[v], mean, rstd, weight[v], total_3_part[v], column_total_part[v]);
-                total_3 = sum_f32_combine(total_3, total_3_part[v]);
+                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part[v]);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
             }
         }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) total_3_of[k] = sum_f32_combine(total_3_of[k], total_3_of[k + half]);
+        }
+        float total_3 = total_3_of[0];
         row_sum_f32_leave(total_3, shared_array<float>(192) + turn * WARPS);
         block_sync();
         total_3 = row_sum_f32_meet(shared_array<float>(192) + turn * WARPS);

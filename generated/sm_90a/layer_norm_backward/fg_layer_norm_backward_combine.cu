@@ -88,6 +88,12 @@ __device__ __forceinline__ i32 thread_id() {
   return static_cast<i32>(threadIdx.x);
 }
 
+// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
+// it returns at once.
+__device__ __forceinline__ void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
@@ -106,6 +112,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(1024)
 fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial_27_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 x_dim0) {
+    wait_for_previous();
     constexpr i32 COLUMNS = 32;
     constexpr i32 ROWS = 32;
     constexpr i32 PARTS = 264;

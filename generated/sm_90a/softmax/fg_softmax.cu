@@ -251,6 +251,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // neighbours that one access moves
 constexpr i32 THREADS = 128;  // that share a row
 constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
 constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
@@ -301,23 +302,31 @@ fg_softmax(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float largest = amax_f32_identity();
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest = amax_f32_combine(largest, x[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], x[v]);
         }
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
     row_amax_f32_leave(largest, shared_array<float>(0));
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: reduces each row to total; keeps exp_value.
     float exp_value_kept[CHUNKS][LANES];
-    float total = sum_f32_identity();
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -327,10 +336,16 @@ fg_softmax(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             softmax_1(x[v], largest, total_part[v], exp_value[v]);
-            total = sum_f32_combine(total, total_part[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             exp_value_kept[c][v] = exp_value[v];
         }
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
     row_sum_f32_leave(total, shared_array<float>(64));
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(64));

@@ -1,1 +1,1 @@
-inline i32 block_count() { return emulator::machine->launch.grid; }
+inline i32 block_count() { return emulator::grid_size(); }

@@ -1,1 +1,1 @@
-inline i32 block_id() { return emulator::machine->current->block->index; }
+inline i32 block_id() { return emulator::block_index(); }

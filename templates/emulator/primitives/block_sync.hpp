@@ -1,1 +1,1 @@
-inline void block_sync() { emulator::meet(emulator::machine->current->block->sync); }
+inline void block_sync() { emulator::sync_block(); }

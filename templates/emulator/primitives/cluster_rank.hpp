@@ -1,1 +1,1 @@
-inline i32 cluster_rank() { return emulator::machine->current->block->index % emulator::machine->launch.cluster; }
+inline i32 cluster_rank() { return emulator::block_index() % emulator::cluster_size(); }

@@ -1,1 +1,1 @@
-inline i32 cluster_size() { return emulator::machine->launch.cluster; }
+inline i32 cluster_size() { return emulator::cluster_size(); }

@@ -1,1 +1,1 @@
-inline void copy_async_commit() { ++emulator::machine->current->copy_groups; }
+inline void copy_async_commit() { emulator::close_copies(); }

@@ -8,6 +8,6 @@ inline void copy_async_some(u32 to, const T* base, i64 j, i32 count) {
   } else {
     T value = {};
     if (count > 0) value = load(base, j);
-    emulator::shared_write(*emulator::machine->current->block, to, &value, size);
+    emulator::shared_write(emulator::own_block(), to, &value, size);
   }
 }

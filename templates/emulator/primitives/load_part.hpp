@@ -1,10 +1,8 @@
 // What belongs to other rows, which other threads may be writing, is brought along but of no use: a number that shows in a result.
 template <int N, typename T>
 inline void load_part(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end, i64 there) {
-  const u8* from = reinterpret_cast<const u8*>(base);
   if (there >= N) {
-    const emulator::Buffer& buffer = emulator::find_buffer("reads", from, from + i * static_cast<i64>(sizeof(T)), sizeof(dst), false);
-    emulator::check_alignment("reads", buffer, from + i * static_cast<i64>(sizeof(T)), sizeof(dst), vector_width(sizeof(dst)));
+    emulator::check_global_read(base, i * static_cast<i64>(sizeof(T)), sizeof(dst), vector_width(sizeof(dst)));
   }
   memset(dst, 0xff, sizeof(dst));
   for (i32 v = 0; v < N; ++v) {

@@ -1,3 +1,3 @@
 inline void mma_m16n8k16_bf16(float* d, const u32 (&a)[4], u32 b_left, u32 b_right) {
-  emulator::multiply_fragments<bf16>(d, a, b_left, b_right);
+  emulator::multiply_fragments_bf16(d, a, b_left, b_right);
 }

@@ -1,1 +1,1 @@
-inline i32 thread_id() { return emulator::machine->current->index; }
+inline i32 thread_id() { return emulator::thread_index(); }

@@ -1,1 +1,1 @@
-inline void tma_store_commit() { ++emulator::machine->current->store_groups; }
+inline void tma_store_commit() { emulator::close_stores(); }

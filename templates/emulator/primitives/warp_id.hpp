@@ -1,1 +1,1 @@
-inline i32 warp_id() { return emulator::machine->current->index / 32; }
+inline i32 warp_id() { return emulator::thread_index() / 32; }

@@ -1,1 +1,1 @@
-inline void warp_sync() { emulator::meet(emulator::machine->current->warp->sync); }
+inline void warp_sync() { emulator::sync_warp(); }

@@ -1,5 +1,1 @@
-inline void wgmma_commit() {
-  emulator::Thread& thread = *emulator::machine->current;
-  ++thread.product_groups;
-  thread.products_fenced = false;
-}
+inline void wgmma_commit() { emulator::close_products(); }

@@ -1,1 +1,1 @@
-inline void wgmma_fence() { emulator::machine->current->products_fenced = true; }
+inline void wgmma_fence() { emulator::fence_products(); }

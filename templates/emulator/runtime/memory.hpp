@@ -27,10 +27,10 @@ inline void note_read(ShadowByte* shadow, i64 bytes, const char* place, i64 offs
   }
 }
 
-inline void note_write(ShadowByte* shadow, i64 bytes, const char* place, i64 offset) {
+inline void note_write(ShadowByte* shadow, i64 bytes, const char* place, i64 offset, bool pushed = false) {
   Stamp now = stamp_now();
   for (i64 b = 0; b < bytes; ++b) {
-    const Stamp* racing = shadow[b].write(now, machine->shape);
+    const Stamp* racing = shadow[b].write(now, machine->shape, pushed);
     if (racing) fail_race("writes", racing == &shadow[b].writer ? "wrote" : "read", place, offset + b, *racing);
   }
 }
@@ -54,6 +54,9 @@ inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
 // The buffer that the pointer belongs to, if it holds all of the access: running from one buffer into the next is an error.
 inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
   const Launch& launch = machine->launch;
+  if (launch.overlaps && !machine->current->waited_for_previous) {
+    fail("%s %lld bytes of global memory with no wait_for_previous before, and the launch before may still be running", doing, bytes);
+  }
   const Buffer* found = nullptr;
   for (i32 b = 0; b < launch.buffer_count; ++b) {
     const Buffer& buffer = launch.buffers[b];
@@ -65,11 +68,12 @@ inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at
   fail("writes %lld bytes at byte %lld of %s, which is read-only", bytes, static_cast<i64>(at - found->begin), found->name);
 }
 
-inline ShadowByte* find_shadow(const u8* at) {
+// The shadow of an access; a check that let through what no buffer holds must not write beyond it.
+inline ShadowByte* find_shadow(const u8* at, i64 bytes) {
   for (Region& region : machine->regions) {
-    if (at >= region.begin && at < region.end) return &region.shadow[at - region.begin];
+    if (at >= region.begin && at + bytes <= region.end) return &region.shadow[at - region.begin];
   }
-  abort();  // every buffer lies in a region
+  fail("%lld bytes at %p, which lie in no region of memory", bytes, static_cast<const void*>(at));
 }
 
 inline void check_alignment(const char* doing, const Buffer& buffer, const u8* at, i64 bytes, i64 alignment) {
@@ -78,19 +82,24 @@ inline void check_alignment(const char* doing, const Buffer& buffer, const u8* a
        static_cast<i64>(at - buffer.begin), buffer.name, static_cast<const void*>(at), alignment);
 }
 
-inline void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment) {
+void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment) {
   const u8* from = static_cast<const u8*>(base);
   const Buffer& buffer = find_buffer("reads", from, from + offset, bytes, false);
   check_alignment("reads", buffer, from + offset, bytes, alignment);
-  note_read(find_shadow(from + offset), bytes, buffer.name, from + offset - buffer.begin);
+  note_read(find_shadow(from + offset, bytes), bytes, buffer.name, from + offset - buffer.begin);
   memcpy(to, from + offset, bytes);
 }
 
-inline void global_write(void* base, i64 offset, const void* from, i64 bytes, i64 alignment) {
+void check_global_read(const void* base, i64 offset, i64 bytes, i64 alignment) {
+  const u8* from = static_cast<const u8*>(base);
+  check_alignment("reads", find_buffer("reads", from, from + offset, bytes, false), from + offset, bytes, alignment);
+}
+
+void global_write(void* base, i64 offset, const void* from, i64 bytes, i64 alignment) {
   u8* to = static_cast<u8*>(base) + offset;
   const Buffer& buffer = find_buffer("writes", static_cast<u8*>(base), to, bytes, true);
   check_alignment("writes", buffer, to, bytes, alignment);
-  note_write(find_shadow(to), bytes, buffer.name, to - buffer.begin);
+  note_write(find_shadow(to, bytes), bytes, buffer.name, to - buffer.begin);
   memcpy(to, from, bytes);
 }
 
@@ -117,15 +126,9 @@ inline void map_buffers() {
   for (Region& region : machine->regions) region.shadow.resize(region.end - region.begin);
 }
 
-// A place in a block's shared memory. In CUDA this is a plain pointer: text that holds one must say `auto`.
-template <typename T>
-struct SharedArray {
-  i64 offset;
-  T& operator*() const { return *reinterpret_cast<T*>(machine->current->block->memory.data() + offset); }  // only its address is taken
-  SharedArray operator+(i64 elements) const { return {offset + elements * static_cast<i64>(sizeof(T))}; }
-};
+u8* shared_memory() { return machine->current->block->memory.data(); }
 
-inline void check_shared(const char* doing, i64 offset, i64 bytes) {
+void check_shared(const char* doing, i64 offset, i64 bytes) {
   i64 size = machine->launch.shared_bytes;
   if (offset < 0 || offset + bytes > size) {
     fail("out of bounds: %s %lld bytes at byte %lld of shared memory, which has %lld bytes", doing, bytes, offset, size);
@@ -148,7 +151,7 @@ inline void check_seen(const Arrival& arrival, i64 offset) {
   }
 }
 
-inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
+void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
   check_shared("reads", offset, bytes);
   check_arrived(block, "reads", offset, bytes);
   for (i64 b = offset; b < offset + bytes; ++b) {
@@ -161,7 +164,7 @@ inline void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
   memcpy(to, &block.memory[offset], bytes);
 }
 
-inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
+void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
   check_shared("writes", offset, bytes);
   check_arrived(block, "writes", offset, bytes);
   note_write(&block.shadow[offset], bytes, "shared memory", offset);
@@ -170,7 +173,7 @@ inline void shared_write(Block& block, i64 offset, const void* from, i64 bytes) 
 }
 
 // From here on nobody may touch the bytes until the copying thread has waited.
-inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) {
+void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) {
   Thread& thread = *machine->current;
   Copy copy{offset, bytes, static_cast<const u8*>(base) + from, present, {}, thread.copy_groups};
   if (present > 0) global_read(copy.data, base, from, present, bytes);
@@ -184,8 +187,10 @@ inline void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 pr
   thread.copies.push_back(copy);
 }
 
+void close_copies() { ++machine->current->copy_groups; }
+
 // The copies of all groups but the last `pending` ones arrive, for this thread: others see them after a barrier from here on.
-inline void finish_copies(u32 pending) {
+void finish_copies(u32 pending) {
   Thread& thread = *machine->current;
   size_t done = 0;
   for (; done < thread.copies.size() && thread.copies[done].group + pending < thread.copy_groups; ++done) {
@@ -200,7 +205,7 @@ inline void finish_copies(u32 pending) {
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + done);
 }
 
-inline void cluster_read(i32 rank, void* to, i64 offset, i64 bytes) {
+void cluster_read(i32 rank, void* to, i64 offset, i64 bytes) {
   if (rank < 0 || rank >= machine->launch.cluster) {
     fail("out of bounds: cluster_load from block %d of a cluster of %d", rank, machine->launch.cluster);
   }

@@ -2,20 +2,20 @@
 // it takes effect at once or not before somebody waits for it; a kernel that is right is right with either.
 namespace emulator {
 
-inline i64 shared_offset(const void* pointer) {
-  return static_cast<const u8*>(pointer) - machine->current->block->memory.data();
+i64 shared_offset(const void* pointer) {
+  return static_cast<const u8*>(pointer) - shared_memory();
 }
 
 // Barriers.
 
-inline Barrier& find_barrier(const void* pointer) {
+Barrier& find_barrier(const void* pointer) {
   Block& block = *machine->current->block;
   auto found = block.barriers.find(shared_offset(pointer));
   if (found == block.barriers.end()) fail("byte %lld of shared memory is no barrier yet", shared_offset(pointer));
   return found->second;
 }
 
-inline void init_barrier(const void* pointer, u32 arrivals) {
+void init_barrier(const void* pointer, u32 arrivals) {
   i64 offset = shared_offset(pointer);
   check_shared("initialises", offset, 8);
   Block& block = *machine->current->block;
@@ -25,18 +25,18 @@ inline void init_barrier(const void* pointer, u32 arrivals) {
   barrier.made = stamp_now();
 }
 
-inline void show_barriers() {
+void show_barriers() {
   for (auto& entry : machine->current->block->barriers) entry.second.visible = true;
 }
 
-inline void arrive(Barrier& barrier, i64 bytes) {
+void arrive(Barrier& barrier, i64 bytes) {
   if (!barrier.visible) fail("arrives at a barrier that is not fenced after its initialisation");
   barrier.bytes += bytes;
   ++barrier.meeting.arrived;
   barrier.complete();
 }
 
-inline void wait_for_phase(Barrier& barrier, u32 parity) {
+void wait_for_phase(Barrier& barrier, u32 parity) {
   Thread& thread = *machine->current;
   if (!barrier.visible) fail("waits at a barrier that is not fenced after its initialisation");
   if (parity > 1) fail("a parity of %u", parity);
@@ -49,13 +49,14 @@ inline void wait_for_phase(Barrier& barrier, u32 parity) {
 }
 
 // As it is for whoever also sees what other blocks have sent.
-inline void wait_for_blocks(Barrier& barrier, u32 parity) {
+void wait_for_blocks(Barrier& barrier, u32 parity) {
   if (!happens_before(barrier.made, stamp_now(), machine->shape)) fail("waits at a barrier that may not be initialised yet");
   wait_for_phase(barrier, parity);
   machine->current->seen[&barrier] = barrier.seen = barrier.meeting.epoch;
+  ++machine->current->heard;
 }
 
-inline void meet_named(i32 id, i32 threads) {
+void meet_named(i32 id, i32 threads) {
   if (id < 1 || id > 15 || threads % 32) fail("named_barrier_sync(%d, %d)", id, threads);
   Meeting& meeting = machine->current->block->named[id];
   if (meeting.members == 0) meeting = Meeting{"named_barrier_sync", threads};
@@ -122,7 +123,7 @@ inline void deliver(Block& block, const Stamp& issuer, const Map& map, i64 offse
   barrier.complete();
 }
 
-inline void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at) {
+void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at) {
   Map map = map_of(opaque);
   Block& block = *machine->current->block;
   i64 offset = shared_offset(destination), bytes = box_bytes(map);
@@ -163,7 +164,13 @@ inline void check_push(Block& block, const Barrier& barrier, i64 offset, i64 byt
     }
   }
   check_arrived(block, "sends", offset, bytes);
-  note_write(&block.shadow[offset], bytes, "shared memory of another block", offset);
+  note_write(&block.shadow[offset], bytes, "shared memory of another block", offset, true);
+}
+
+// A warp's pushes of a round go to barriers at one place, those of the next round to another.
+inline void note_round(Warp& warp, i64 barrier) {
+  if (warp.pushed_to != barrier) ++warp.sent;
+  warp.pushed_to = barrier;
 }
 
 inline void take_push(const Thread& sender, Block& block, Barrier& barrier, i64 offset, u64 value, i64 bytes) {
@@ -178,7 +185,7 @@ inline void take_push(const Thread& sender, Block& block, Barrier& barrier, i64 
   barrier.complete();
 }
 
-inline void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at) {
+void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at) {
   if (rank < 0 || rank >= machine->launch.cluster) {
     fail("out of bounds: cluster_push to block %d of a cluster of %d", rank, machine->launch.cluster);
   }
@@ -186,6 +193,7 @@ inline void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* 
   if (block.alive == 0) fail("sends to block %d, which has ended", block.index);
   Barrier& barrier = find_barrier_of(block, barrier_at);
   check_push(block, barrier, offset, bytes);
+  note_round(*machine->current->warp, shared_offset(barrier_at));
   for (i64 b = offset; b < offset + bytes; ++b) {
     block.in_flight[b] = true;
     block.pushed[b] = Arrival{&barrier, barrier.meeting.epoch};
@@ -210,7 +218,7 @@ inline bool deliver_one() {
   return true;
 }
 
-inline void write_word(u32 address, float word) {
+void write_word(u32 address, float word) {
   Thread& thread = *machine->current;
   Block& block = *thread.block;
   check_shared("writes", address, 4);
@@ -224,7 +232,7 @@ inline void write_word(u32 address, float word) {
   thread.unfenced.push_back(address);
 }
 
-inline void fence_words() {
+void fence_words() {
   Thread& thread = *machine->current;
   for (u32 address : thread.unfenced) {
     for (i64 b = address; b < address + 4; ++b) thread.block->unfenced[b] = false;
@@ -244,12 +252,12 @@ inline void leave_shared(const Store& store) {
     }
     if (!to) return;
     const Buffer& buffer = find_buffer("stores", map.base, to, map.itemsize, true);
-    note_write(find_shadow(to), map.itemsize, buffer.name, to - buffer.begin);
+    note_write(find_shadow(to, map.itemsize), map.itemsize, buffer.name, to - buffer.begin);
     memcpy(to, &block.memory[from], map.itemsize);
   });
 }
 
-inline void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y) {
+void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y) {
   Thread& thread = *machine->current;
   Map map = map_of(opaque);
   Store store{{}, shared_offset(source), {x, y}, thread.store_groups};
@@ -260,7 +268,9 @@ inline void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y
   else thread.stores.push_back(store);
 }
 
-inline void finish_stores(u32 pending) {
+void close_stores() { ++machine->current->store_groups; }
+
+void finish_stores(u32 pending) {
   Thread& thread = *machine->current;
   while (!thread.stores.empty() && thread.stores.front().group + pending < thread.store_groups) {
     leave_shared(thread.stores.front());
@@ -331,7 +341,12 @@ inline void multiply(const Product& p) {
   }
 }
 
-inline void start_product(Product product) {
+void multiply_bf16(const Product& p) { multiply<bf16>(p); }
+void multiply_f16(const Product& p) { multiply<f16>(p); }
+
+void fence_products() { machine->current->products_fenced = true; }
+
+void start_product(Product product) {
   Thread& thread = *machine->current;
   if (!thread.products_fenced) fail("a product without a wgmma_fence before it");
   product.group = thread.product_groups;
@@ -343,27 +358,18 @@ inline void start_product(Product product) {
   else product.run(product);
 }
 
-inline void finish_products(u32 pending) {
+void close_products() {
+  ++machine->current->product_groups;
+  machine->current->products_fenced = false;
+}
+
+void finish_products(u32 pending) {
   Thread& thread = *machine->current;
   while (!thread.products.empty() && thread.products.front().group + pending < thread.product_groups) {
     thread.products.front().run(thread.products.front());
     thread.products.erase(thread.products.begin());
   }
   meet(thread.warp->sync_products);
-}
-
-template <int TRANSPOSE_A, int TRANSPOSE_B, typename Element, int COUNT>
-inline void wgmma(float (&d)[COUNT], u64 a, u64 b, i32 accumulate) {
-  Product product{d, COUNT, a, {}, b, accumulate != 0, TRANSPOSE_A != 0, TRANSPOSE_B != 0, false};
-  product.run = multiply<Element>;
-  start_product(product);
-}
-
-template <int TRANSPOSE_B, typename Element, int COUNT>
-inline void wgmma_rs(float (&d)[COUNT], const u32 (&a)[4], u64 b, i32 accumulate) {
-  Product product{d, COUNT, 0, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, false, TRANSPOSE_B != 0, true};
-  product.run = multiply<Element>;
-  start_product(product);
 }
 
 inline void check_nothing_under_way(const Thread& thread) {

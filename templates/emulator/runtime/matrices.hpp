@@ -13,7 +13,7 @@ inline const u32 (*show(const u32 (&words)[COUNT]))[6] {
   return shown;
 }
 
-inline void load_matrices(u32 (&matrices)[4], u32 address, bool transposed) {
+void load_matrices(u32 (&matrices)[4], u32 address, bool transposed) {
   Block& block = *machine->current->block;
   check_shared("loads a row of a matrix of", address, 16);
   const u32 (*rows)[6] = show<1>({address});
@@ -52,5 +52,8 @@ inline void multiply_fragments(float* d, const u32 (&a)[4], u32 b_left, u32 b_ri
     }
   }
 }
+
+void multiply_fragments_bf16(float* d, const u32 (&a)[4], u32 b_left, u32 b_right) { multiply_fragments<bf16>(d, a, b_left, b_right); }
+void multiply_fragments_f16(float* d, const u32 (&a)[4], u32 b_left, u32 b_right) { multiply_fragments<f16>(d, a, b_left, b_right); }
 
 }  // namespace emulator

@@ -1,5 +1,36 @@
-// The entry: arguments from the launch to the kernel's parameters, then the grid cluster by cluster.
+// What is compiled with each kernel: templates over its types, and how a launch calls it.
+
+// What the compiler calls for an index outside of an array of known size, such as a thread's registers.
+extern "C" void __ubsan_handle_out_of_bounds(void*, void* index) {
+  emulator::fail("out of bounds: index %lld of an array of the thread's own", static_cast<i64>(reinterpret_cast<u64>(index)));
+}
+
 namespace emulator {
+
+// A place in a block's shared memory. In CUDA this is a plain pointer: text that holds one must say `auto`.
+template <typename T>
+struct SharedArray {
+  i64 offset;
+  T& operator*() const { return *reinterpret_cast<T*>(shared_memory() + offset); }  // only its address is taken
+  SharedArray operator+(i64 elements) const { return {offset + elements * static_cast<i64>(sizeof(T))}; }
+};
+
+inline void multiply(bf16, const Product& product) { multiply_bf16(product); }
+inline void multiply(f16, const Product& product) { multiply_f16(product); }
+
+template <int TRANSPOSE_A, int TRANSPOSE_B, typename Element, int COUNT>
+inline void wgmma(float (&d)[COUNT], u64 a, u64 b, i32 accumulate) {
+  Product product{d, COUNT, a, {}, b, accumulate != 0, TRANSPOSE_A != 0, TRANSPOSE_B != 0, false};
+  product.run = [](const Product& each) { multiply(Element{}, each); };
+  start_product(product);
+}
+
+template <int TRANSPOSE_B, typename Element, int COUNT>
+inline void wgmma_rs(float (&d)[COUNT], const u32 (&a)[4], u64 b, i32 accumulate) {
+  Product product{d, COUNT, 0, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, false, TRANSPOSE_B != 0, true};
+  product.run = [](const Product& each) { multiply(Element{}, each); };
+  start_product(product);
+}
 
 inline i64 integer_argument(const Launch& launch, i32 i) {
   if (launch.arguments[i].is_real) fail("argument %d is a floating number; the kernel takes an integer or a pointer", i);
@@ -27,7 +58,6 @@ template <>
 struct Parameter<double> {
   static double take(const Launch& launch, i32 i) { return real_argument(launch, i); }
 };
-
 template <>
 struct Parameter<TensorMap> {
   static TensorMap take(const Launch& launch, i32 i) { return *reinterpret_cast<const TensorMap*>(integer_argument(launch, i)); }
@@ -44,21 +74,6 @@ inline void call(void (*kernel)(P...), const Launch& launch) {
   if (launch.argument_count != count) fail("the launch passes %d arguments, the kernel takes %d", launch.argument_count, count);
   i32 next = 0;
   Call<P...>{kernel, Parameter<P>::take(launch, next++)...};  // braces: evaluated from left to right
-}
-
-// 0 when every block ran to its end; otherwise launch.message says what is wrong: 2 with an index of the user's, 1 with the kernel.
-inline i32 run(const Launch& launch, void (*kernel)(const Launch&)) {
-  Shape shape{static_cast<u32>(launch.block), static_cast<u32>(launch.block * launch.cluster)};
-  Machine local{launch, kernel, shape, Stacks{launch.block * launch.cluster}};
-  if (!local.stacks.usable()) {
-    snprintf(launch.message, launch.message_bytes, "%s: no memory for the stacks of a cluster's threads", launch.kernel);
-    return 1;
-  }
-  machine = &local;
-  map_buffers();
-  for (i32 b = 0; b < launch.grid && !local.failed; b += launch.cluster) run_cluster(b);
-  machine = nullptr;
-  return local.bad_index ? 2 : local.failed;
 }
 
 }  // namespace emulator

@@ -8,6 +8,8 @@ struct Stamp {
   u32 warp_epoch = 0;
   u32 block_epoch = 0;
   u32 cluster_epoch = 0;
+  u32 sent = 0;   // rounds of pushes to the blocks of the cluster that the thread's warp has begun
+  u32 heard = 0;  // of which the thread has waited for those of all warps
 };
 
 // The smallest group that holds both of two threads.
@@ -45,6 +47,9 @@ inline bool happens_before(const Stamp& first, const Stamp& then, Shape shape) {
   }
 }
 
+// Whether a thread has heard from the warp of an earlier access since: warps push in every round, and after what they did before.
+inline bool heard_of(const Stamp& first, const Stamp& then) { return first.sent < then.heard; }
+
 struct ShadowByte {
   Stamp writer;
   Stamp readers[2];
@@ -71,10 +76,10 @@ struct ShadowByte {
   }
 
   // Notes a write and returns the access that races with it, or null.
-  const Stamp* write(const Stamp& now, Shape shape) {
+  const Stamp* write(const Stamp& now, Shape shape, bool pushed) {
     if (!happens_before(writer, now, shape)) return &writer;
     for (const Stamp& reader : readers) {
-      if (!happens_before(reader, now, shape)) return &reader;
+      if (!happens_before(reader, now, shape) && !(pushed && heard_of(reader, now))) return &reader;
     }
     *this = ShadowByte{now, {}};
     return nullptr;

@@ -1,33 +1,12 @@
 // The launch, its threads and their barriers.
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <functional>
+#include <map>
+#include <vector>
+
 namespace emulator {
-
-struct Buffer {
-  const char* name;
-  u8* begin;
-  i64 bytes;
-  i32 writable;
-};
-
-struct Argument {
-  i64 integer;
-  double real;
-  i32 is_real;
-};
-
-struct Launch {
-  const char* kernel;
-  i32 grid;
-  i32 block;
-  i32 cluster;
-  i32 shared_bytes;
-  const Argument* arguments;
-  i32 argument_count;
-  const Buffer* buffers;
-  i32 buffer_count;
-  char* message;  // where an error is written
-  i32 message_bytes;
-  i32 timing;  // 1: what is asynchronous comes as late as it may; 2: threads run from the last to the first
-};
 
 // A barrier: `epoch` counts how often all members met.
 struct Meeting {
@@ -64,6 +43,8 @@ struct Warp {
   Meeting matrices{"ldmatrix or mma"};
   u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads
   u32 shown[2][32][6] = {};  // addresses or operands of a warp's matrices, likewise
+  u32 sent = 0;              // rounds of pushes that the warp has begun
+  i64 pushed_to = -1;        // where the barriers of the last one lie
 };
 
 // What told of a byte that another block sent: a barrier, in one of its phases.
@@ -107,20 +88,6 @@ struct Store {
   u32 group;
 };
 
-// A product of a warpgroup, as far as one thread's accumulator goes.
-struct Product {
-  float* d;
-  i32 count;
-  u64 a;
-  u32 a_registers[4];
-  u64 b;
-  bool accumulate, a_transposed, b_transposed, a_in_registers;
-  void (*run)(const Product&) = nullptr;
-  u32 group = 0;
-  u32 number = 0;
-  i32 first_thread = 0;  // of the warp
-};
-
 struct Thread {
   Context context;
   std::vector<Store> stores;
@@ -134,6 +101,7 @@ struct Thread {
   std::vector<Copy> copies;  // under way, the oldest first
   u32 copy_groups = 0;       // closed so far
   i32 index = 0;
+  bool waited_for_previous = false;
   Block* block = nullptr;
   Warp* warp = nullptr;
   Meeting* waiting = nullptr;
@@ -141,6 +109,7 @@ struct Thread {
   bool has_arrived = false;  // at the cluster's barrier, where it has not waited yet
   u32 arrived_epoch = 0;
   std::map<const Barrier*, u32> seen;  // phases of barriers up to which the thread sees what other blocks sent
+  u32 heard = 0;  // rounds of pushes that the thread has waited for
   bool done = false;
 
   bool runnable() const { return !done && (waiting == nullptr || waiting->epoch != waiting_epoch); }
@@ -178,7 +147,7 @@ inline Stamp stamp_now() {
   const Thread& thread = *machine->current;
   u32 number = static_cast<u32>(thread.block->index * machine->launch.block + thread.index + 1);
   u32 cluster = thread.has_arrived ? 2 * thread.arrived_epoch + 1 : 2 * machine->cluster_sync.epoch;
-  return {number, thread.warp->sync.epoch, thread.block->sync.epoch, cluster};
+  return {number, thread.warp->sync.epoch, thread.block->sync.epoch, cluster, thread.warp->sent, thread.heard};
 }
 
 // Says what is wrong, and that the launch is over.
@@ -198,7 +167,7 @@ __attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, c
 }
 
 // Ends the launch from within a thread: control goes back to the scheduler for good.
-[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
+void fail(const char* format, ...) {
   va_list values;
   va_start(values, format);
   report_values(*machine->current, format, values);
@@ -208,20 +177,15 @@ __attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, c
 }
 
 // Ends the launch for an index of the user's that names no element.
-[[noreturn]] inline void fail_index(const char* message) {
+void fail_index(const char* message) {
   snprintf(machine->launch.message, machine->launch.message_bytes, "%s", message);
   machine->failed = machine->bad_index = true;
   switch_context(machine->current->context, machine->scheduler);
   abort();
 }
 
-// What the compiler calls for an index outside of an array of known size, such as a thread's registers.
-extern "C" void __ubsan_handle_out_of_bounds(void*, void* index) {
-  fail("out of bounds: index %lld of an array of the thread's own", static_cast<i64>(reinterpret_cast<u64>(index)));
-}
-
 // Lets the others go on first.
-inline void pause() { switch_context(machine->current->context, machine->scheduler); }
+void pause() { switch_context(machine->current->context, machine->scheduler); }
 
 // Waits until all members have come.
 inline void meet(Meeting& meeting) {
@@ -235,7 +199,7 @@ inline void meet(Meeting& meeting) {
 }
 
 // A cluster's barrier in two steps: between them a thread goes on.
-inline void arrive_at_cluster() {
+void arrive_at_cluster() {
   Thread& thread = *machine->current;
   if (thread.has_arrived) fail("arrives at the cluster's barrier twice, with no cluster_wait between");
   thread.has_arrived = true;
@@ -244,7 +208,7 @@ inline void arrive_at_cluster() {
   machine->cluster_sync.release_if_complete();
 }
 
-inline void wait_for_cluster() {
+void wait_for_cluster() {
   Thread& thread = *machine->current;
   if (!thread.has_arrived) fail("waits at the cluster's barrier, at which it has not arrived");
   thread.waiting = &machine->cluster_sync;

@@ -1,0 +1,1 @@
+inline void wait_for_previous() { emulator::end_wait_for_previous(); }

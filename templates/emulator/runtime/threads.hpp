@@ -1,0 +1,24 @@
+// What a thread asks of the machine: where it is, and to wait for others.
+namespace emulator {
+
+i32 thread_index() { return machine->current->index; }
+i32 block_index() { return machine->current->block->index; }
+i32 grid_size() { return machine->launch.grid; }
+i32 cluster_size() { return machine->launch.cluster; }
+Block& own_block() { return *machine->current->block; }
+
+void sync_warp() { meet(machine->current->warp->sync); }
+void sync_block() { meet(machine->current->block->sync); }
+void end_wait_for_previous() { machine->current->waited_for_previous = true; }
+
+// Shows the other lanes the value, and puts in its place what the lane `from` shows.
+void shuffle(void* value, i64 bytes, i32 from) {
+  Warp& warp = *machine->current->warp;
+  if (from < 0 || from >= warp.shuffle.members) fail("shuffle_xor reads lane %d of a warp of %d", from, warp.shuffle.members);
+  u64* passed = warp.passed[warp.shuffle.epoch % 2];
+  memcpy(&passed[machine->current->index % 32], value, bytes);
+  meet(warp.shuffle);
+  memcpy(value, &passed[from], bytes);
+}
+
+}  // namespace emulator

@@ -1,0 +1,143 @@
+"""Sums of columns of rows that do not start at aligned places: groups of lanes do all the same, in every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.runtime import backends
+from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.schedule.lower import context
+from fusegen.schedule.plan import RowPlan
+from tests.unit.eager import agree, ints, randn
+
+BF16, F16 = torch.bfloat16, torch.float16
+emulated = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
+
+
+@pytest.fixture
+def shifted(monkeypatch: pytest.MonkeyPatch) -> list[RowPlan]:
+    """Kernels of tiles have no plans but those that these tests are about, of one width; those that they have."""
+    found: list[RowPlan] = []
+
+    def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+        tiles = [p for p in candidates if getattr(p, "tiled", False) and p.shifted and p.cluster in (1, 2, 16)]
+        self.candidates = tuple(p for p in tiles if p.threads == tiles[0].threads) or candidates
+        found.extend(tiles)
+        return self.candidates[0]
+
+    monkeypatch.setattr(context.Context, "chosen", chosen)
+    return found
+
+
+def summed(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def gradients(x: Tensor, y: Tensor, m: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    return (y * (x - m) * r).sum(0), y.sum(0)
+
+
+def spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.var(0), x.amax(0), x.argmax(0)
+
+
+def weighted(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = x * w
+    return scaled, scaled.sum(0)
+
+
+def with_rows(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * m).sum(0), m * 2
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a norm's weights": (gradients, (randn(53, 777, dtype=BF16), randn(53, 777, dtype=BF16), randn(53, 1), randn(53, 1))),
+    "float32": (summed, (randn(77, 133),)),
+    "pairs": (summed, (randn(40, 262, dtype=F16),)),
+    "moments": (lambda x: torch.var_mean(x, 0), (randn(70, 301, dtype=BF16),)),
+    "several components": (spread, (randn(45, 135),)),
+    "exponentials": (lambda x: torch.logsumexp(x.float(), 0), (randn(21, 301, dtype=BF16),)),
+    "two rows": (summed, (randn(2, 515, dtype=BF16),)),
+    "fewer rows than threads have": (summed, (randn(3, 515, dtype=BF16),)),
+    "results of rows too": (weighted, (randn(37, 268, dtype=F16), randn(268, dtype=F16))),
+    "what all rows share first": (lambda w, x: (w * x).sum(0), (randn(301, dtype=BF16), randn(30, 301, dtype=BF16))),
+    "numbers of rows too": (with_rows, (randn(19, 131), randn(19, 1))),
+    "parts of rows": (summed, (randn(30, 344, dtype=BF16)[:, :299],)),
+    "rows that overlap": (summed, (randn(339).as_strided((9, 331), (1, 1)),)),
+    "two types": (lambda x, y: (x * y).sum(0), (randn(33, 301), randn(33, 301, dtype=BF16))),
+    "places": (lambda x: (x * torch.arange(x.shape[1])).sum(0), (randn(20, 301),)),
+    "integers": (summed, (ints(50, 301, dtype=torch.int8),)),
+    "doubles": (lambda x: x.prod(0), (randn(9, 67, dtype=torch.float64),)),
+}
+
+
+@emulated
+@pytest.mark.parametrize("name", CASES)
+def test_every_plan(name: str, shifted: list[RowPlan]) -> None:
+    function, inputs = CASES[name]
+    agree(function, inputs)
+    assert shifted
+    for launch in fg.tune(fg.kernel(function), *inputs).launches:
+        assert not [each.error for each in launch.candidates if each.error]
+
+
+@emulated
+@pytest.mark.parametrize("timing", [Timing.LATE, Timing.LATE | Timing.BACKWARDS])
+@pytest.mark.parametrize("name", ["a norm's weights", "results of rows too"])
+def test_whenever_things_arrive(name: str, timing: Timing, shifted: list[RowPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = backends.emulated_machine
+    monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))
+    agree(*CASES[name])
+    assert shifted
+
+
+# What is offered.
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def plans(function: Callable[..., Any], *inputs: Tensor) -> list[RowPlan]:
+    """Those whose groups of lanes start at aligned places."""
+    launch = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches[0]
+    return [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.shifted]
+
+
+@pytest.mark.parametrize(
+    ("x", "lanes", "rows"),
+    [
+        (meta(64, 3001), 8, 8),
+        (meta(64, 3002), 8, 4),
+        (meta(64, 3004), 8, 2),
+        (meta(64, 3001, dtype=torch.float32), 4, 4),
+        (meta(64, 3008)[:, :3001], 8, 1),
+    ],
+)
+def test_rows_of_a_thread_lie_alike(x: Tensor, lanes: int, rows: int) -> None:
+    found = plans(summed, x)
+    assert found and all(plan.lanes == lanes and plan.rows % rows == 0 and plan.rows > 1 for plan in found)
+    assert all(plan.span == (plan.threads - 1) * lanes and not plan.exact for plan in found)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (summed, [meta(64, 3008)]),
+        (summed, [meta(64, 255)]),
+        (summed, [meta(64 * 3001 + 1)[1:].view(64, 3001)]),
+        (summed, [meta(64, 3003)[:, :3001]]),
+        (lambda x, y: (x * y).sum(0), [meta(64, 3001), meta(64, 3003)[:, :3001]]),
+        (lambda x, y: (torch.cat([x, y]) * 2).sum(0), [meta(64, 3001), meta(64, 3001)]),
+        (lambda x: x.sum((0, 1)), [meta(8, 9, 3001)[:, 1:]]),
+    ],
+    ids=["aligned", "short", "an odd start", "parts of odd rows", "that lie otherwise", "of two tensors", "in unequal steps"],
+)
+def test_others_keep_their_lanes(function: Callable[..., Any], inputs: list[Tensor]) -> None:
+    assert not plans(function, *inputs)

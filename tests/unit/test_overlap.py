@@ -1,0 +1,173 @@
+"""Launches that begin while the one before them still runs: which do, and that their texts wait before they touch memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.bundle.codec import decode, encode
+from fusegen.calls.call import Call
+from fusegen.emit.cuda import EMITTERS
+from fusegen.errors import ToolNotFoundError
+from fusegen.jit import nvrtc
+from fusegen.schedule.bodies import RowBody
+from fusegen.schedule.plan import ContractionPlan, MmaPlan, RowPlan
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import CPU, cuda_targets
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def columns_then_rows(x: Tensor) -> Tensor:
+    return (x - x.mean(0)).softmax(-1)
+
+
+def rows_then_points(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x.softmax(-1), y * 2
+
+
+def columns_then_scan(x: Tensor) -> Tensor:
+    return (x - x.mean(0)).cumsum(-1)
+
+
+def rows_then_columns(x: Tensor) -> Tensor:
+    return x.softmax(-1).sum(0)
+
+
+def rows_then_across(x: Tensor, y: Tensor) -> Tensor:
+    return x.softmax(-1).mT * 2 + y
+
+
+def norm_then_product(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.rms_norm(x, x.shape[-1:]) @ w.mT)
+
+
+def norm_then_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(F.rms_norm(q, q.shape[-1:]), k, v)
+
+
+def library_between(x: Tensor) -> Tensor:
+    return (x.softmax(-1) @ x).softmax(-1)
+
+
+HEADS = (meta(2, 4, 300, 64),) * 3
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "rows": (columns_then_rows, (meta(900, 600),)),
+    "rows of clusters": (columns_then_rows, (meta(900, 100_003, dtype=F32),)),
+    "points": (rows_then_points, (meta(900, 600), meta(77))),
+    "a scan": (columns_then_scan, (meta(70, 300),)),
+    "columns": (rows_then_columns, (meta(5000, 300),)),
+    "tiles": (rows_then_across, (meta(300, 520), meta(520, 300))),
+    "a product": (norm_then_product, (meta(300, 512), meta(1024, 512))),
+    "attention": (norm_then_attention, HEADS),
+}
+TARGETS = ("sm_90a", "sm_100")
+
+
+def overlapping(function: Callable[..., Any], *inputs: Tensor, target: str) -> Iterator[tuple[Launch, Source]]:
+    """The launches of a function that overlap, with their texts."""
+    low = fg.kernel(function).lower(*inputs, target=target)
+    yield from ((launch, source) for launch, source in zip(low.program.launches, low.sources, strict=True) if launch.overlaps)
+
+
+def overlaps(function: Callable[..., Any], *inputs: Tensor, target: str = "sm_90a") -> list[bool | None]:
+    """Of each step whether it overlaps; None of the library's."""
+    steps = fg.kernel(function).lower(*inputs, target=target).program.steps
+    return [step.overlaps if isinstance(step, Launch) else None for step in steps]
+
+
+def test_every_launch_but_the_first() -> None:
+    assert overlaps(softmax, meta(900, 600)) == [False]
+    assert overlaps(columns_then_rows, meta(900, 600)) == [False, True]
+    assert overlaps(columns_then_rows, meta(900, 600), target="sm_100") == [False, True, True]
+
+
+def test_none_behind_the_library() -> None:
+    """Its kernels are not known to wait for those before them."""
+    assert overlaps(library_between, meta(64, 64, dtype=F32)) == [False, None, False]
+
+
+@pytest.mark.parametrize("target", [*(t.name for t in cuda_targets() if not t.overlap), CPU.name])
+def test_none_on_machines_that_cannot(target: str) -> None:
+    assert not any(overlaps(columns_then_rows, meta(900, 600), target=target))
+
+
+def test_what_can_are_hopper_and_later() -> None:
+    assert [t.name for t in cuda_targets() if t.overlap] == ["sm_90a", "sm_100", "sm_120"] and not CPU.overlap
+
+
+def test_explain_says_so() -> None:
+    said = fg.kernel(columns_then_rows).lower(meta(900, 600), target="sm_90a").explain()
+    assert said.count("overlaps with the end of the one before") == 1
+    assert "overlaps" not in fg.kernel(softmax).lower(meta(900, 600), target="sm_90a").explain()
+
+
+def test_a_manifest_says_so() -> None:
+    call = fg.kernel(columns_then_rows).lower(meta(900, 600), target="sm_90a").program.call
+    assert [launch.overlaps for launch in decode(encode(call, Call), Call, "call").launches] == [False, True]
+
+
+# Texts.
+
+ACCESS = re.compile(r"\b(ld|st|red|atom|cp|prefetch)\.(?!param|local)[\w.:]+")
+"""Whatever reads or writes memory, in PTX."""
+
+
+def skeleton(launch: Launch) -> tuple[type, type, bool]:
+    """What tells templates apart."""
+    plan = launch.kernel.body.plan
+    return type(launch.kernel.body), type(plan), isinstance(plan, RowPlan) and plan.tiled
+
+
+def test_every_skeleton_is_among_the_cases() -> None:
+    found = {
+        skeleton(launch)
+        for function, inputs in CASES.values()
+        for on in TARGETS
+        for launch, _ in overlapping(function, *inputs, target=on)
+    }
+    bodies = {body for body, _, _ in found}
+    assert bodies == set(EMITTERS) and {plan for _, plan, _ in found} >= {ContractionPlan, MmaPlan}
+    assert {tiled for body, _, tiled in found if body is RowBody} == {False, True}
+
+
+@pytest.mark.parametrize("on", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_accessed_before_the_wait(name: str, on: str) -> None:
+    """Neither in the text, where it is the first statement, nor in what the compiler makes of it."""
+    function, inputs = CASES[name]
+    for _, source in overlapping(function, *inputs, target=on):
+        body = re.search(rf"{source.entry}\([^{{]*\{{\n\s*([^\n]*)", source.pipeline)
+        assert body is not None and body[1] == "wait_for_previous();"
+        before, wait, after = ptx(source, on).partition("griddepcontrol.wait;")
+        assert wait and ACCESS.search(after) and not ACCESS.search(before.partition(f".entry {source.entry}(")[2])
+
+
+def ptx(source: Source, on: str) -> str:
+    try:
+        return nvrtc.compile_ptx(source, on)
+    except ToolNotFoundError:
+        pytest.skip("NVRTC is not installed")
+
+
+def test_the_first_text_of_a_program_and_those_of_older_machines_do_not_wait() -> None:
+    for on, several in (("sm_90a", 1), ("sm_80", 0)):
+        low = fg.kernel(columns_then_rows).lower(meta(900, 600), target=on)
+        assert sum("griddepcontrol" in source.text for source in low.sources) == several
+        assert "wait_for_previous" not in low.sources[0].text
