@@ -11,8 +11,10 @@ import torch
 
 from fusegen.settings import settings
 
-# Before fusegen reads its settings, which it does once. Kept between runs, since entries go by content.
-os.environ["FUSEGEN_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".cache" / "tests")
+# Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.
+_SHARED = Path(os.environ.get("FUSEGEN_TEST_CACHE") or Path.home() / ".cache" / "fusegen-tests")
+_COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator")
+os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
 os.environ.pop("FUSEGEN_EMULATE", None)
 
 
@@ -46,11 +48,16 @@ def accept(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of the test's own: what `fg.tune` measures in it decides no plan of another test."""
+    """A cache of the test's own, but for compiled code: what `fg.tune` measures in it decides no plan of another test."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name in _COMPILED:
+        (_SHARED / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(_SHARED / name)
     with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+        patch.setenv("FUSEGEN_CACHE_DIR", str(folder))
         settings.cache_clear()
-        yield tmp_path
+        yield folder
     settings.cache_clear()
 
 

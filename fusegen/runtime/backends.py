@@ -47,7 +47,7 @@ class Machine:
         target: what code is made for.
         backend: what launches.
         kernels: compiles and loads the kernels of some launches.
-        prepare: compiles texts of which `kernels` will be asked for some at a time, side by side where that can be done.
+        prepare: compiles texts of which `kernels` will be asked for some at a time, side by side or as one unit.
     """
 
     target: Target
@@ -96,7 +96,7 @@ def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: i
 
 def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
     """A machine that the emulator plays."""
-    return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources))
+    return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
 
 def builder(structure: Structure) -> PutTogether | None:

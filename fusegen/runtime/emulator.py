@@ -147,9 +147,6 @@ _LOADED: dict[EmulatedSource, _Loaded] = {}
 def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
     """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
 
-    Args:
-        sources: with entries that differ.
-
     Raises:
         EmulationError: a primitive that a kernel uses has no host version.
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
@@ -159,7 +156,7 @@ def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
         _load_runtime()
         path = compile_shared(host_text(new), _KERNEL_FLAGS, cache_folder("emulator"))
         library, where = load_shared(path), str(path.with_suffix(".cpp"))
-        _LOADED.update((source, _Loaded(getattr(library, _runner(source)), where)) for source in new)
+        _LOADED.update((source, _Loaded(getattr(library, _runner(n)), where)) for n, source in enumerate(new))
     return [_LOADED[source] for source in sources]
 
 
@@ -182,9 +179,11 @@ def _written(name: str) -> str:
 
 
 def _kernel_text(number: int, source: EmulatedSource) -> str:
+    """A kernel in a namespace of its own, with C++ linkage, so that kernels of one name can share a unit."""
+    text = _PRODUCT.sub(_product, source.text).replace('extern "C" __global__', "__global__")
     return (
-        f"namespace kernel_{number} {{\n{_PRODUCT.sub(_product, source.text)}\n"
-        f'extern "C" __attribute__((visibility("default"))) i32 {_runner(source)}(const emulator::Launch* launch) {{\n'
+        f"namespace kernel_{number} {{\n{text}\n"
+        f'extern "C" __attribute__((visibility("default"))) i32 {_runner(number)}(const emulator::Launch* launch) {{\n'
         f"  return emulator::run(*launch, [](const emulator::Launch& each) {{ emulator::call({source.entry}, each); }});\n"
         "}\n}\n"
     )
@@ -197,8 +196,8 @@ def _product(match: re.Match[str]) -> str:
     return f"{match[1]}\n    emulator::wgmma<TRANSPOSE_A, TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
 
 
-def _runner(source: EmulatedSource) -> str:
-    return f"emulate_{source.entry}"
+def _runner(number: int) -> str:
+    return f"emulate_{number}"
 
 
 class _Argument(ctypes.Structure):

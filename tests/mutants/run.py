@@ -29,6 +29,7 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-
 _LIMIT = 90.0  # seconds of one test
 _COMPILED = ("cpu", "cubin", "emulator")  # of the tests' cache: what goes by the text that was compiled
 _WRITES_COMPILED = "fusegen/jit/"
+_CACHE = ".cache"  # of a tree
 
 
 class Verdict(Enum):
@@ -105,9 +106,9 @@ class _Run:
 
     def __init__(self, job: Job, tree: Path, compiled: Path) -> None:
         self.job, self.tree = job, tree
-        shutil.rmtree(tree / ".cache", ignore_errors=True)
+        shutil.rmtree(tree / _CACHE, ignore_errors=True)
         if job.mutant is None or not job.mutant.file.startswith(_WRITES_COMPILED):
-            _link_compiled(tree / ".cache" / "tests", compiled)
+            _link_compiled(tree / _CACHE, compiled)
         self._healthy = self._plant()
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         self._start = time.monotonic()
@@ -178,6 +179,7 @@ class _Watch:
 def _child(job: Job, tree: Path, sender: connection.Connection) -> None:
     """Runs tests of a tree in this process and sends the verdict and what pytest printed."""
     os.chdir(tree)
+    os.environ["FUSEGEN_TEST_CACHE"] = str(tree / _CACHE)
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
     for name in [n for n in sys.modules if n.partition(".")[0] in ("tests", "fusegen")]:
         del sys.modules[name]
