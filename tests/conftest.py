@@ -14,6 +14,7 @@ from fusegen.settings import settings
 # Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.
 _SHARED = Path(os.environ.get("FUSEGEN_TEST_CACHE") or Path.home() / ".cache" / "fusegen-tests")
 _COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator")
+_SLOW = 5.0  # seconds of a test
 os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
 os.environ.pop("FUSEGEN_EMULATE", None)
 
@@ -27,6 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=200, help="tests/fuzz: how many random programs")
     parser.addoption("--seed", type=int, default=0, help="tests/fuzz: another seed draws other programs")
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="tests/fuzz: where the programs run")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists the tests that are too slow: to be split, or marked as `deep`."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    slow = sorted((report.duration, report.nodeid) for report in reports if report.duration > _SLOW)
+    if slow and terminalreporter.config.getoption("markexpr") == "not deep":
+        terminalreporter.section(f"tests over {_SLOW:.0f} s: split them, or mark them as deep")
+        for seconds, name in reversed(slow):
+            terminalreporter.line(f"{seconds:5.1f} s  {name}")
 
 
 def pytest_collectstart() -> None:
