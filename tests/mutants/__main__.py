@@ -40,13 +40,14 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="a bug of the table; all of them by default")
-    parser.add_argument("--workers", type=int, default=2, help="tests that run at the same time (2)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="tests that run at the same time (one a core)")
     parser.add_argument("--verbose", action="store_true", help="show what each test printed")
     return parser.parse_args()
 
 
 def _jobs(chosen: list[Mutant], workers: int) -> list[Job]:
-    """All tests once without a bug, shared out among the workers; then each bug with its test."""
+    """All tests once without a bug, shared out among the workers; then each bug with its test, long ones first."""
+    chosen = sorted(chosen, key=lambda m: "emulator" not in m.caught_by)
     tests = list(dict.fromkeys(m.caught_by for m in chosen))
     healthy = [Job(part) for first in range(workers) if (part := tuple(tests[first::workers]))]
     return [*healthy, *(Job((m.caught_by,), m) for m in chosen)]

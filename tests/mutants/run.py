@@ -6,20 +6,19 @@ Only plain forks of this process are used, so nothing here may start a thread or
 from __future__ import annotations
 
 import compileall
-import contextlib
-import io
 import multiprocessing
 import os
 import py_compile
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,17 +26,16 @@ from tests.mutants.table import ROOT, Mutant
 
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 _LIMIT = 90.0  # seconds of one test
-_COMPILED = ("cpu", "cubin", "emulator")  # of the tests' cache: what goes by the text that was compiled
-_WRITES_COMPILED = "fusegen/jit/"
-_CACHE = ".cache"  # of a tree
+_COMPILER = "fusegen/jit/"  # what says by which key compiled code is kept
+_CACHE, _PRINTED = ".cache", ".printed"  # of a tree
 
 
 class Verdict(Enum):
-    """How a test ended."""
+    """How a job ended."""
 
     PASSED = "passed"
     FAILED = "failed"
-    BROKEN = "broken"  # not collected, or an error outside of the test: says nothing of the bug
+    BROKEN = "broken"  # not collected, or the process ended: says nothing of the bug
     HUNG = "hung"
 
 
@@ -71,14 +69,14 @@ def run(jobs: Iterable[Job], workers: int, folder: Path) -> Iterator[Outcome]:
         jobs: what is run; each has the tree to itself.
         workers: how many run at a time, each in a copy of its own below ``folder``.
 
-    What was compiled is kept for all: a bug changes few of a test's texts, and those that it changes have other names.
+    The tests' cache is one for all, and begins empty: its entries go by content. Bugs in what says so have a cache of their own.
     """
-    waiting = list(reversed(list(jobs)))
-    idle = [_copy(folder / str(number)) for number in range(workers)]
+    waiting = deque(jobs)
+    idle = list(_copies(folder, min(workers, len(waiting))))
     running: list[_Run] = []
     while waiting or running:
         while waiting and idle:
-            running.append(_Run(waiting.pop(), idle.pop(), folder / "compiled"))
+            running.append(_Run(waiting.popleft(), idle.pop(), folder / _CACHE))
         connection.wait([r.process.sentinel for r in running], timeout=min(r.left for r in running))
         for ended in [r for r in running if r.has_ended]:
             running.remove(ended)
@@ -86,35 +84,27 @@ def run(jobs: Iterable[Job], workers: int, folder: Path) -> Iterator[Outcome]:
             yield ended.outcome()
 
 
-def _copy(tree: Path) -> Path:
+def _copies(folder: Path, number: int) -> Iterator[Path]:
     """The repository without what it ignores. Its byte code goes by content: a bug may be as long as what it replaces."""
-    shutil.copytree(ROOT, tree, ignore=_LEFT_OUT)
-    compileall.compile_dir(tree / "fusegen", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-    return tree
-
-
-def _link_compiled(cache: Path, compiled: Path) -> None:
-    """A cache in which what is compiled is shared, and the rest empty."""
-    cache.mkdir(parents=True)
-    for name in _COMPILED:
-        (compiled / name).mkdir(parents=True, exist_ok=True)
-        (cache / name).symlink_to(compiled / name)
+    healthy = folder / "healthy"
+    shutil.copytree(ROOT, healthy, ignore=_LEFT_OUT)
+    compileall.compile_dir(healthy / "fusegen", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    for copy in range(number):
+        yield shutil.copytree(healthy, folder / str(copy))
 
 
 class _Run:
     """A job that is under way in a tree."""
 
-    def __init__(self, job: Job, tree: Path, compiled: Path) -> None:
+    def __init__(self, job: Job, tree: Path, shared_cache: Path) -> None:
         self.job, self.tree = job, tree
-        shutil.rmtree(tree / _CACHE, ignore_errors=True)
-        if job.mutant is None or not job.mutant.file.startswith(_WRITES_COMPILED):
-            _link_compiled(tree / _CACHE, compiled)
         self._healthy = self._plant()
-        self._receiver, sender = multiprocessing.Pipe(duplex=False)
+        (tree / _PRINTED).touch()
+        shutil.rmtree(tree / _CACHE, ignore_errors=True)
+        cache = tree / _CACHE if job.mutant and job.mutant.file.startswith(_COMPILER) else shared_cache
         self._start = time.monotonic()
-        self.process = multiprocessing.get_context("fork").Process(target=_child, args=(job, tree, sender))
+        self.process = multiprocessing.get_context("fork").Process(target=_child, args=(job, tree, cache))
         self.process.start()
-        sender.close()
 
     def _plant(self) -> str:
         """Puts the bug into the tree; the file's text without it."""
@@ -127,65 +117,42 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """Seconds that the test still has."""
+        """Seconds that the job still has."""
         return max(0.0, self.job.limit - (time.monotonic() - self._start))
 
     @property
     def has_ended(self) -> bool:
         """Whether the process is gone or out of time."""
-        return self._receiver.poll() or not self.process.is_alive() or self.left == 0.0
+        return not self.process.is_alive() or self.left == 0.0
 
     def outcome(self) -> Outcome:
         """The outcome; the tree is healthy again afterwards."""
-        verdict, output = self._result()
-        self.process.join()
+        verdict = self._verdict()
         if self.job.mutant is not None:
             (self.tree / self.job.mutant.file).write_text(self._healthy, encoding="utf-8")
-        return Outcome(self.job, verdict, time.monotonic() - self._start, output)
+        printed = (self.tree / _PRINTED).read_text(encoding="utf-8", errors="replace")
+        printed += f"The process ended with {self.process.exitcode}."
+        return Outcome(self.job, verdict, time.monotonic() - self._start, printed)
 
-    def _result(self) -> tuple[Verdict, str]:
-        if self._receiver.poll():
-            with contextlib.suppress(EOFError):
-                verdict, output = self._receiver.recv()
-                return Verdict(verdict), output
+    def _verdict(self) -> Verdict:
         if self.process.is_alive():
             self.process.kill()
-            return Verdict.HUNG, ""
-        return Verdict.BROKEN, f"the process ended with {self.process.exitcode}"
+            self.process.join()
+            return Verdict.HUNG
+        return {pytest.ExitCode.OK: Verdict.PASSED, pytest.ExitCode.TESTS_FAILED: Verdict.FAILED}.get(
+            self.process.exitcode, Verdict.BROKEN
+        )
 
 
-class _Watch:
-    """A pytest plugin that tells a test that fails from one that cannot be run."""
-
-    def __init__(self) -> None:
-        self.passed = self.failed = self.broken = 0
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self.broken += report.failed
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        in_test = report.when == "call"
-        self.passed += in_test and report.passed
-        self.failed += in_test and report.failed
-        self.broken += not in_test and report.failed
-
-    @property
-    def verdict(self) -> Verdict:
-        if self.broken or not (self.passed or self.failed):
-            return Verdict.BROKEN
-        return Verdict.FAILED if self.failed else Verdict.PASSED
-
-
-def _child(job: Job, tree: Path, sender: connection.Connection) -> None:
-    """Runs tests of a tree in this process and sends the verdict and what pytest printed."""
+def _child(job: Job, tree: Path, cache: Path) -> None:
+    """Runs a job's tests in this process, which ends with pytest's exit code."""
     os.chdir(tree)
-    os.environ["FUSEGEN_TEST_CACHE"] = str(tree / _CACHE)
+    os.environ["FUSEGEN_TEST_CACHE"] = str(cache)
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
     for name in [n for n in sys.modules if n.partition(".")[0] in ("tests", "fusegen")]:
         del sys.modules[name]
     sys.dont_write_bytecode = True
-    watch, printed = _Watch(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        first = ["-x"] if job.mutant else []
-        pytest.main([*job.tests, *first, "-q", "--rootdir", str(tree), "-p", "no:cacheprovider"], plugins=[watch])
-    sender.send((watch.verdict.value, printed.getvalue()))
+    options = [*(["-x"] if job.mutant else []), "-q", "-n0", "-m", "", "--rootdir", str(tree), "-p", "no:cacheprovider"]
+    with (tree / _PRINTED).open("w", encoding="utf-8") as printed, redirect_stdout(printed), redirect_stderr(printed):
+        code = pytest.main([*job.tests, *options])
+    sys.exit(int(code))
