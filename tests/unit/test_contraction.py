@@ -10,14 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import fusegen as fg
 from fusegen.api import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.bodies import ContractionBody
-from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.program import Launch, LibraryProduct
-from fusegen.target import target
+from tests.unit.gate import some
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 
@@ -83,18 +81,6 @@ def test_interleaved_rotation_mixes_two_columns_without_any_branch() -> None:
     check_compiles(low)
 
 
-def test_a_table_that_batches_share_is_read_by_the_row_within_a_batch() -> None:
-    low = lowered(rotary, meta(2, 130, 256), meta(384, 256), meta(130, 192), meta(130, 192))
-    assert "row / " in low.sources[0].math
-    check_compiles(low)
-
-
-def test_a_batch_of_one_is_fused_too() -> None:
-    low = lowered(residual, meta(1, 130, 256), meta(384, 256), meta(1, 130, 384))
-    assert kinds(low) == [GroupKind.CONTRACTION]
-    check_compiles(low)
-
-
 def test_rows_of_several_dims_are_one_where_nothing_tells_them_apart() -> None:
     low = lowered(residual, meta(2, 130, 256), meta(384, 256), meta(2, 130, 384))
     assert len(epilogue_of(low).axes.symbols) == 2 and "row * 384 + col" in low.sources[0].math
@@ -115,15 +101,6 @@ def test_a_column_vector_is_read_once_for_both_columns() -> None:
     low = lowered(scaled, meta(512, 256), meta(384, 256), meta(512, 1), 0.5)
     (read,) = epilogue_of(low).reads
     assert len(read.offsets) == 1 and launch_of(low).kernel.scalars
-    check_compiles(low)
-
-
-def test_names_of_the_user_never_meet_names_of_the_pipeline() -> None:
-    def consume(rows: Tensor, a_map: Tensor, product: Tensor, col: Tensor, operands: Tensor, depth: float) -> Tensor:
-        return F.linear(rows, a_map) * product + col * depth + operands
-
-    low = lowered(consume, meta(512, 256), meta(384, 256), meta(384), meta(512, 384), meta(512, 1), 0.5)
-    assert kinds(low) == [GroupKind.CONTRACTION]
     check_compiles(low)
 
 
@@ -153,7 +130,7 @@ def _apply(unary: Callable[..., Tensor] | None, binary: Callable[..., Tensor], a
     return combined if unary is None else unary(combined)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some(range(10), [3]))
 def test_random_epilogues_need_no_template(seed: int) -> None:
     rng = random.Random(seed)
     tree = random_tree(rng, rng.randint(2, 4))
@@ -182,12 +159,6 @@ def test_a_plain_product_goes_to_the_library_and_says_why() -> None:
     assert [f(low.sizes) for f in step.b.strides] == [1, 256] and [f(low.sizes) for f in step.out.shape] == [512, 384]
 
 
-def test_a_target_without_tensor_core_skeletons_uses_the_library() -> None:
-    low = fg.kernel(bias_gelu).lower(meta(512, 256), meta(384, 256), meta(384), target="cpu")
-    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.POINTWISE]
-    assert isinstance(low.program.steps[0], LibraryProduct) and "no tensor-core skeleton" in low.program.steps[0].reason
-
-
 def split_heads(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight).view(x.shape[0], x.shape[1], 6, 64).transpose(1, 2)
 
@@ -209,44 +180,4 @@ def test_a_permuted_view_without_eight_columns_side_by_side_is_copied() -> None:
     check_compiles(low)
 
 
-def test_a_result_that_is_a_reshaped_view_is_written_directly() -> None:
-    def flattened(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return bias_gelu(x, weight, bias).flatten()
-
-    low = lowered(flattened, meta(512, 256), meta(384, 256), meta(384))
-    assert len(low.program.steps) == 1
-    assert launch_of(low).tensor_maps[-1].buffer == low.program.results[0]
-
-
-def test_a_value_that_a_product_reads_and_the_caller_gets_is_written_once() -> None:
-    def both(x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = F.silu(F.linear(x, first))
-        return hidden, F.linear(hidden, second)
-
-    low = lowered(both, meta(512, 256), meta(384, 256), meta(256, 384))
-    assert [type(step) for step in low.program.steps] == [Launch, LibraryProduct]
-
-
-def test_a_product_is_never_computed_twice() -> None:
-    def normalised(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(F.linear(x, weight, bias), (384,))
-
-    low = lowered(normalised, meta(512, 256), meta(384, 256), meta(384))
-    assert sum(g.kind in (GroupKind.LIBRARY, GroupKind.CONTRACTION) for g in low.groups) == 1 and len(low.groups) == 2
-
-
 # Plans.
-
-
-@pytest.mark.parametrize("rows", [1, 64, 500, 8192])
-@pytest.mark.parametrize("columns", [8, 64, 200, 384, 4096])
-def test_plans_fit_the_machine(rows: int, columns: int) -> None:
-    machine = target("sm_90a")
-    plan = contraction_plan(ProductShape(rows, [columns], 1024), machine)
-    assert plan.shared_bytes <= machine.shared_bytes and plan.stages >= 2
-    assert plan.tile_n <= 256 and plan.tile_n % 64 == 0
-
-
-def test_large_products_get_the_widest_tile() -> None:
-    plan = contraction_plan(ProductShape(8192, [8192], 4096), target("sm_90a"))
-    assert (plan.consumers, plan.tile_n, plan.stages) == (2, 256, 4)

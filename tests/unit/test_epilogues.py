@@ -65,16 +65,6 @@ def test_gate_and_up_share_the_accumulator() -> None:
     assert found.spilled == 0 and not found.warnings
 
 
-def test_one_of_two_products_may_be_kept_beside_what_they_give() -> None:
-    def function(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        up = F.linear(x, u)
-        return up, F.silu(F.linear(x, g)) * up
-
-    low = lowered(function, meta(4096, 2048), meta(4096, 2048), meta(4096, 2048))
-    (part,) = parts(low)
-    assert len(part.products) == len(part.outputs) == 2
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_results_that_share_a_conversion_are_of_one_epilogue(bias: bool) -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,13 +96,6 @@ def test_an_end_whose_product_cannot_join_stays_one() -> None:
 def test_a_third_product_is_another_launch() -> None:
     low = lowered(lambda x, a, b, c: (x @ a) * (x @ b) * (x @ c), *(meta(64, 64) for _ in range(4)))
     assert sorted(len(part.products) for part in parts(low)) == [1, 2]
-
-
-def test_products_of_other_operands_are_launches_of_their_own() -> None:
-    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return (x @ w).relu(), (y @ w).relu()
-
-    assert len(lowered(function, meta(64, 64), meta(64, 64), meta(64, 64)).program.steps) == 2
 
 
 def test_launches_that_would_wait_for_each_other_stay_apart() -> None:
@@ -158,15 +141,6 @@ def test_columns_that_overlap_are_computed_once() -> None:
 
     low = lowered(function, meta(64, 64), meta(64, 64))
     assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
-
-
-def test_columns_that_are_wanted_together_stay_one_product() -> None:
-    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.linear(x, w, None)
-        return y.relu(), y[:, :32].exp()
-
-    low = lowered(function, meta(64, 64), meta(64, 64))
-    assert sum(len(group.anchors) for group in low.groups) == 1
 
 
 @pytest.mark.parametrize(
@@ -215,14 +189,6 @@ def test_each_result_that_is_copied_has_a_kernel_of_its_own_name() -> None:
 
     low = lowered(function, meta(4, 128, 64), meta(128, 64))
     assert len(low.sources) == len({source.entry for source in low.sources}) == 3
-
-
-def test_a_product_is_split_for_tensor_cores_alone() -> None:
-    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x, w).chunk(2, -1)
-
-    assert len(parts(lowered(function, meta(64, 64), meta(64, 64)))) == 2
-    assert kinds(lowered(function, meta(64, 64), meta(64, 64), target="cpu")).count(GroupKind.LIBRARY) == 1
 
 
 def test_names_of_what_an_epilogue_takes_and_gives_are_the_users_too() -> None:
