@@ -17,7 +17,6 @@ from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
-from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Leaf, Term, Terms
 from tests.unit.gate import some
 from tests.unit.lowering import lowered, meta
@@ -53,23 +52,8 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
 
 
-def alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
-    return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
-
-
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
-
-
-@pytest.mark.parametrize("width", some([64, 128], [64]))
-@pytest.mark.parametrize("dtype", some([BF16, F16], [BF16]))
-def test_plain(width: int, dtype: torch.dtype) -> None:
-    low = lowered(plain, *qkv(width, dtype=dtype))
-    check(low)
-    scale = width**-0.5 * math.log2(math.e)
-    assert f"fast_exp2((s - anchor) * {scale!r}f)" in low.sources[0].math  # the difference first: exact near the peak
 
 
 @pytest.mark.parametrize("width", some([64, 128], [64]))
@@ -77,13 +61,6 @@ def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice(width: i
     low = lowered(causal, *qkv(width))
     check(low)
     assert "i32 key, i32 query" in low.sources[0].math and "key <= query ? product :" in low.sources[0].math
-
-
-@pytest.mark.parametrize("width", some([64, 128], [64]))
-def test_alibi_converts_the_distance_from_32_bits(width: int) -> None:
-    low = lowered(alibi, *qkv(width), meta(4, dtype=F32))
-    check(low)
-    assert "static_cast<float>(key - query)" in low.sources[0].math and "i64 key" not in low.sources[0].math
 
 
 @pytest.mark.parametrize("width", some([64, 128], [64]))
@@ -130,32 +107,12 @@ def test_an_odd_number_of_keys_reads_no_mask_past_the_last() -> None:
     assert "key + 1 < 77 ?" in low.sources[0].math
 
 
-def test_a_float32_result_keeps_its_epilogue_accurate() -> None:
-    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(q, k, v).float()
-
-    low = lowered(widened, *qkv(64))
-    check(low)
-    assert "total * (1.0f / mass)" in low.sources[0].math
-
-
 def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
     kernel = fg.kernel(causal)
     values = list(qkv(64))
     variant, _ = kernel._dispatcher._variant(values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True)
     assert "i64 key, i64 query" in variant.sources[0].math
     assert not figures(variant.sources[0]).warnings
-
-
-def test_queries_strided_as_a_projection_leaves_them() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-
-    low = lowered(attend, *(meta(2, 256, 4, 64) for _ in range(3)))
-    check(low)
-    (launch,) = low.program.steps
-    assert isinstance(launch, Launch)
-    assert [f(low.sizes) for f in launch.tensor_maps[0].strides] == [256 * 256, 64, 256, 1]
 
 
 # The unit of scores.

@@ -60,13 +60,6 @@ def test_a_product_that_a_norm_follows_is_stored_as_torch_stores_it(target: str)
     assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [2]
 
 
-@pytest.mark.parametrize("channels", [36, 264])
-def test_why_attention_is_refused_is_explained(channels: int) -> None:
-    q, k, v = (torch.empty(2, 4, 64, channels, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    text = fg.kernel(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)).lower(q, k, v, target="sm_90a").explain()
-    assert text.count(f"no attention kernel: the head dim is {channels}") == 2
-
-
 def test_operands_of_two_dtypes_have_no_attention_kernel() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(q.float() @ k.mT, -1).to(v.dtype) @ v

@@ -65,16 +65,6 @@ def test_gate_and_up_share_the_accumulator() -> None:
     assert found.spilled == 0 and not found.warnings
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_results_that_share_a_conversion_are_of_one_epilogue(bias: bool) -> None:
-    def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.linear(x, w, b if bias else None).float()
-        return y.sigmoid(), y * b
-
-    low = lowered(function, meta(4096, 4096), meta(4096, 4096), meta(4096))
-    assert kinds(low) == [GroupKind.CONTRACTION] and len(low.groups[0].outputs) == 2
-
-
 def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
     def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first, second = x @ w, y @ w
@@ -82,15 +72,6 @@ def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
 
     low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
     assert len(low.groups) == 2 and all(set(group.outputs).isdisjoint(group.inputs) for group in low.groups)
-
-
-def test_an_end_whose_product_cannot_join_stays_one() -> None:
-    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        first = x @ w
-        return first, (y @ w).relu() * first
-
-    low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
-    assert [part.products for part in parts(low)] != [] and all(len(part.outputs) == 1 for part in parts(low))
 
 
 def test_a_third_product_is_another_launch() -> None:
@@ -141,15 +122,6 @@ def test_columns_that_overlap_are_computed_once() -> None:
 
     low = lowered(function, meta(64, 64), meta(64, 64))
     assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
-
-
-@pytest.mark.parametrize(
-    "function", [lambda y: y.softmax(-1), lambda y: F.rms_norm(y, (4096,)), lambda y: y - y.mean(-1, keepdim=True)]
-)
-def test_what_takes_a_row_again_has_its_statistics_by_itself(function: Callable[[Tensor], Tensor]) -> None:
-    low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
-    assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
-    assert [len(group.outputs) for group in low.groups] == [1, 1]
 
 
 @pytest.mark.parametrize("function", [
@@ -241,9 +213,3 @@ def test_heads_that_no_accumulator_holds_are_normalized_behind_it(head: int) -> 
 def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
     low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))
     assert kinds(low)[0] is GroupKind.LIBRARY and len(kinds(low)) > 1
-
-
-def test_what_a_statistic_reads_lies_in_memory_or_in_the_same_head() -> None:
-    """A statistic of what has nothing to do with the product is found before."""
-    low = lowered(lambda x, w, y: F.linear(x, w) * y.sum(-1, keepdim=True), meta(64, 64), meta(64, 64), meta(64, 64))
-    assert kinds(low) == [GroupKind.ROW, GroupKind.CONTRACTION]

@@ -69,21 +69,6 @@ def test_groups_run_after_those_whose_results_they_read() -> None:
         written |= set(group.outputs)
 
 
-def test_long_rows_are_not_summed_over_columns_in_registers() -> None:
-    found = groups(lambda x: (x.softmax(-1).sum(0), x.sum(-1)), (4, 100000))
-    assert all(g.kind is not RC for g in found)
-
-
-def test_what_a_row_kernel_reads_it_reads_once() -> None:
-    low = fg.kernel(lambda x, w: F.layer_norm(x, (1024,), w) + x).lower(
-        *(torch.empty(*s, device="meta") for s in ((4, 1024), (1024,))), target="sm_90a"
-    )
-    (launch,) = low.program.launches
-    body = launch.kernel.body
-    loads = [a.name for a in (*body.kept, *(a for phase in body.phases for a in (*phase.reads, *phase.late)))]
-    assert len(loads) == len(set(loads)) == 2
-
-
 def test_a_statistic_of_another_row_is_taken_from_memory() -> None:
     """Only what is read at the row that is being computed can be computed with it."""
 

@@ -140,14 +140,6 @@ def test_one_launch() -> None:
             assert [group.kind for group in low.groups] == [GroupKind.ATTENTION] and len(low.program.steps) == 1
 
 
-@pytest.mark.parametrize("leading", some([(), (3,), (2, 3), (2, 3, 2), (1, 1, 1, 2)], [(), (2, 3, 2)]), ids=str)
-def test_any_dims_in_front(leading: tuple[int, ...]) -> None:
-    inputs = tuple(randn(*leading, length, CHANNELS) for length in (5, 7, 7))
-    agree(of_matrices, inputs)
-    low = fg.kernel(of_matrices).lower(*map(longer, inputs), target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
-
-
 @pytest.mark.parametrize("function", some([with_its_weights, of_one_another, of_two], [of_one_another]))
 def test_several_uses(function: Callable[..., Tensor]) -> None:
     """Attention beside a result of the same scores, in layers, and twice in one result."""

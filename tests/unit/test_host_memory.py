@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -53,16 +54,15 @@ def test_large_results_ask_for_large_pages() -> None:
     assert "hg" in large and "hg" not in small
 
 
-@pytest.mark.parametrize("count", [1 << 20, (1 << 20) + 1, 2_100_003])
-@pytest.mark.parametrize("offset", [0, 1, 4096])
-def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch, count: int, offset: int) -> None:
+def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(host_memory, "_ADVISE", lambda first, size, _: asked.append((first, size)))
-    tensor = torch.empty(count + offset)[offset:]
-    assert host_memory.in_large_pages(tensor) is tensor
-    ((first, size),) = asked
-    assert first % (2 << 20) == size % (2 << 20) == 0
-    assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
+    for count, offset in itertools.product((1 << 20, (1 << 20) + 1, 2_100_003), (0, 1, 4096)):
+        tensor = torch.empty(count + offset)[offset:]
+        assert host_memory.in_large_pages(tensor) is tensor
+        first, size = asked.pop()
+        assert first % (2 << 20) == size % (2 << 20) == 0 and not asked
+        assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
 
 
 @pytest.mark.parametrize("advise", [None, lambda first, size, advice: -1])

@@ -19,7 +19,6 @@ from fusegen.schedule.heuristics.mma import mma_plan
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch, LibraryProduct, Program
 from fusegen.target import cuda_targets, target
-from tests.emulator.test_epilogues import CASES
 from tests.unit.gate import some
 from tests.unit.lowering import meta
 from tests.unit.ptxas import figures
@@ -59,11 +58,6 @@ def test_addresses_that_the_copy_engine_refuses_are_copied_by_threads() -> None:
     plan = launch.kernel.body.plan
     assert isinstance(plan, MmaPlan) and (plan.a_width, plan.b_width) == (1, 1)
     assert "not multiples of 16 bytes" in launch.group.reason
-
-
-def test_on_hopper_the_library_keeps_what_warpgroups_refuse() -> None:
-    low = fg.kernel(bias_gelu).lower(meta(64, 64), meta(71, 64), meta(71), target="sm_90a")
-    assert "no wgmma: the number of columns" in low.explain() and "mma.sync" not in low.explain()
 
 
 def test_every_refusal_is_said() -> None:
@@ -113,12 +107,6 @@ def test_what_no_eight_columns_lie_side_by_side_of_is_written_by_another_kernel(
     assert [type(step) for step in found.steps] == [LibraryProduct, Launch]
 
 
-@pytest.mark.parametrize("columns", [1, 71, 72])
-def test_a_single_column_is_the_library_s(columns: int) -> None:
-    found = program(bias_gelu, meta(64, 64), meta(columns, 64), meta(columns), machine=target("sm_80"))
-    assert plans(found).count(MmaPlan) == (columns > 1)
-
-
 # Plans.
 
 
@@ -145,11 +133,3 @@ def test_no_registers_are_spilled(name: str) -> None:
     (source,) = dispatcher.variant(values, machine, torch.device("cuda"))[0].sources
     found = figures(source, name)
     assert found.spilled == 0 and not found.warnings
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
-def test_epilogues_compile(function: Callable[..., object]) -> None:
-    low = fg.kernel(function).lower(*(a.to("meta") for a in CASES[function]), target="sm_80")
-    for source in low.sources:
-        assert figures(source, "sm_80").spilled <= 64

@@ -66,24 +66,9 @@ def test_nan_and_infinities(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("either")
-def test_integers_at_the_ends_of_their_range() -> None:
-    agree(places, (torch.tensor([[-128, 127, -128, 127], [-128] * 4], dtype=I8),))
-    ends = torch.iinfo(torch.int64)
-    agree(places, (torch.tensor([[ends.min, ends.min, ends.max], [ends.min] * 3, [ends.max] * 3]),))
-
-
-@pytest.mark.usefixtures("either")
 def test_places_over_rows_of_columns() -> None:
     """Blocks leave partial states, which another kernel combines; the first index wins across blocks as well."""
     agree(lambda x: (x.argmax(0), *x.min(0)), (ties(700, 9),), (ties(70, 130, dtype=BF16),), (torch.zeros(300, 3),))
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("either")
-def test_views_and_other_dims() -> None:
-    x = ties(4, 6, 8)
-    agree(lambda x: (x.argmax(1), x.mT.argmax(-1), x[:, ::2].argmin(-1), *x.permute(2, 0, 1).max(1), x.argmax()), (x,))
-    agree(lambda x, b: ((x + b).argmax(-1), b.expand(5, 8).argmin(0)), (x, ties(8)))
 
 
 @pytest.mark.deep
@@ -131,15 +116,6 @@ def test_moments_far_from_zero() -> None:
     agree(lambda x: x.var(0), (randn(700, 4) + 1e4,), (torch.full((50, 33), 3.3),), (torch.full((50, 33), 1e30),))
     equal = fg.kernel(lambda x: x.var(0))(torch.full((129, 9), 3.3))
     assert torch.equal(equal, torch.zeros(9))
-
-
-def test_moments_of_long_rows() -> None:
-    x = randn(2, 50257)
-    x[1] += 1e4
-    agree(lambda x: torch.var_mean(x, -1), (x,), (x.bfloat16(),))
-    double = x.double().var(-1)
-    ours = fg.kernel(lambda x: x.var(-1))(x).double()
-    assert ((ours - double) / double).abs().max() < 2.0**-20
 
 
 def test_one_launch_and_one_pass() -> None:

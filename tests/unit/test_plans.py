@@ -14,19 +14,18 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.errors import VerificationError
-from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
+from fusegen.ir.symbolic import Axes, axis_symbol
 from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.lower import context
-from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.schedule.words import plan_words
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.naming import case
-from tests.unit.gate import some
 from tests.unit.ptxas import figures
 
 REGISTERS = 65536  # of a multiprocessor; of a block as well
@@ -70,24 +69,6 @@ def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
         assert len(set(plans)) == len(plans) <= 19
         for plan in plans:
             fits_the_machine(plan, machine, columns, itemsize, reductions, inputs, sums)
-
-
-@pytest.mark.parametrize(("columns", "threads"), [(11008, 352), (5120, 160), (20480, 640), (6144, 192), (768, 32)])
-def test_a_row_of_any_length_can_fill_its_warps(columns: int, threads: int) -> None:
-    plans = row_plans(features(columns, 2, 0.5, 0, 2, 2), target("sm_90a"), {}, {})
-    (plan,) = (plan for plan in plans if plan.threads == threads and plan.persistence is Persistence.REGISTERS)
-    assert covered(plan) < columns * 1.05
-
-
-def test_tiles_of_columns_cover_a_row_whatever_its_length() -> None:
-    for columns in LENGTHS:
-        for machine in cuda_targets():
-            for plan in row_plans(features(columns, 4, 0, 1, 0, 0), machine, {}, {}):
-                assert plan.tiled and plan.chunks == 1 and plan.block <= 1024 and plan.exact is (columns % plan.span == 0)
-                assert plan.cluster <= machine.cluster and plan.finishes is (plan.resident <= machine.cluster)
-                assert plan.threads > 32 or plan.threads * plan.lanes < 2 * columns + plan.lanes, "threads that have nothing to do"
-    unknown = RowFeatures(Axes((axis_symbol("column"),), (size_symbol("n"),)), [4], 0, 1, 0, 0)
-    assert not row_plans(unknown, target("sm_90a"), {}, {})[0].exact
 
 
 @pytest.mark.parametrize("itemsizes", [(1,), (2,), (4,), (8,), (2, 4), (1, 8)])
@@ -161,7 +142,7 @@ def test_a_launch_reserves_what_its_kernel_uses(columns: int) -> None:
 
 @pytest.mark.parametrize(
     ("columns", "kept"),
-    some([(1024, {True}), (4096, {True, False}), (8192, {True, False}), (16384, {True, False})], [(4096, {True, False})]),
+    [(4096, {True, False}), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((1024, {True}), (16384, {True, False})))],
 )
 def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: set[bool]) -> None:
     """Sums of two columns for each of its elements; weights beside them where there are registers left, else in each phase."""
@@ -179,26 +160,6 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: s
         assert isinstance(body, RowBody) and [access.name for access in body.kept] == (["weight"] if plan.keeps_shared else [])
         assert any(phase.late for phase in body.phases) is not plan.keeps_shared
         assert figures(form.sources[0]).spilled == 0, plan
-
-
-@pytest.mark.parametrize("columns", [256, 4096])
-def test_few_rows_are_few_parts(columns: int) -> None:
-    """Blocks that have rows, and the partial sums that these leave: not those of a whole machine."""
-
-    def gradients(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x - (x * dy).mean(-1, keepdim=True), (x * dy).sum(0)
-
-    for rows in (2, 3, 8, 100, 20_000):
-        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
-        low = fg.kernel(gradients).lower(x, x, target="sm_80")  # elsewhere few rows are summed apart
-        first, second = low.program.launches
-        body = first.kernel.body
-        assert isinstance(body, RowBody) and body.plan.rows == (8 if columns == 256 else 1)
-        parts = min(-(-rows // body.plan.rows), body.plan.resident)
-        assert first.grid(low.sizes) == parts
-        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == parts * columns
-        assert second.traffic.read(low.sizes) == parts * columns * 4
-        assert (second.grid(low.sizes), second.block) == (columns // 32, 1024)
 
 
 def test_what_all_rows_share_is_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,10 +196,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "columns", "blocks"),
-    some(
-        [(norm, 18432, {2}), (norm, 24576, {1}), (norm_gelu_add, 18432, {1}), (softmax, 18432, {2}), (softmax, 24576, {1})],
-        [(norm_gelu_add, 18432, {1})],
-    ),
+    [
+        (norm_gelu_add, 18432, {1}),
+        *(pytest.param(*case, marks=pytest.mark.deep) for case in ((norm, 18432, {2}), (norm, 24576, {1}), (softmax, 18432, {2}))),
+    ],
 )
 def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
     function: Callable[..., torch.Tensor], columns: int, blocks: set[int]
@@ -253,14 +214,6 @@ def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
     for plan in plans:
         (source,) = low._forms.pinned(low.sizes, {launch.group.outputs: plan}).sources
         assert figures(source).spilled == 0, plan
-
-
-@pytest.mark.parametrize(("columns", "wraps"), [(7, False), (63, False), (65, True), (1001, True), (1004, True), (1008, False)])
-def test_groups_of_lanes_go_on_in_the_next_row_where_that_was_measured_to_pay(columns: int, wraps: bool) -> None:
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1_000_000, columns), (columns,))]
-    (launch,) = fg.kernel(lambda x, y: x + y).lower(*tensors, target="sm_90a").program.launches
-    assert isinstance(launch.plan, PointwisePlan) and launch.plan.wraps == wraps
-    assert any(isinstance(plan, PointwisePlan) and plan.wraps for plan in launch.candidates) == (columns != 1008)
 
 
 def test_a_plan_that_no_block_could_have_is_refused() -> None:

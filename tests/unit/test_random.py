@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import fusegen as fg
 from fusegen.errors import TraceError
 from fusegen.ir.random import philox, random_bits
 from fusegen.ir.reference import evaluate
-from tests.unit.bundles import built
 from tests.unit.eager import agree, same
 from tests.unit.gate import some
 
@@ -115,13 +113,6 @@ def test_a_seed_gives_one_mask_wherever_it_runs(function: Callable[..., Any], dt
     agree(function, *calls)
 
 
-@pytest.mark.usefixtures("emulated")
-def test_of_rows_that_are_staged_or_looped_over() -> None:
-    for columns in (20000,):
-        x, r = torch.randn(2, columns), torch.randn(2, columns)
-        agree(summed, (x, torch.randn(columns), r, 5))
-
-
 def test_the_seed_and_the_share_are_numbers_of_each_call() -> None:
     @fg.kernel
     def function(x: Tensor, p: float, seed: int) -> Tensor:
@@ -196,15 +187,6 @@ def test_a_mask_costs_no_memory() -> None:
     assert launch.traffic.read(low.sizes) == 2 * x.numel() * 2 and launch.traffic.written(low.sizes) == x.numel() * 2
 
 
-def test_a_costly_mask_leaves_the_product_to_the_library() -> None:
-    """In an epilogue, two elements share a call of the generator; in a kernel behind the product, eight."""
-    x, r = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    kept = fg.kernel(lambda x, w, r: F.linear(x, w) + r).lower(x, r, r, target="sm_90a")
-    left = fg.kernel(lambda x, w, r: F.dropout(F.linear(x, w), 0.1) + r).lower(x, r, r, target="sm_90a")
-    assert len(kept.program.steps) == 1
-    assert len(left.program.steps) == 2 and len(left.program.launches) == 1
-
-
 def test_bits_are_compared_in_32_bits() -> None:
     low = fg.kernel(lambda x, p: F.dropout(x, p)).lower(torch.empty(4096, device="meta"), 0.1, target="sm_90a")
     assert "static_cast<i32>(random) >= " in low.sources[0].math
@@ -273,14 +255,3 @@ def test_both_passes_have_one_mask(seed: int | None, monkeypatch: pytest.MonkeyP
     by_x, _, by_w = passes.backward(saved, gradient)
     torch.testing.assert_close((by_x, by_w), torch.autograd.grad(wanted, leaves, gradient))
     assert not any(t.shape == x.shape and t.dtype in (torch.bool, torch.int16) for t in saved.tensors), "the mask is stored"
-
-
-def test_bundles_draw(tmp_path: Path) -> None:
-    x = torch.ones(64, 64)
-    drawn = built(tmp_path / "drawn", lambda x: F.dropout(x, 0.5), (x,))
-    torch.manual_seed(3)
-    first, second = drawn(x), drawn(x)
-    torch.manual_seed(3)
-    assert torch.equal(drawn(x), first) and not torch.equal(first, second)
-    seeded = built(tmp_path / "seeded", lambda x, seed: fg.dropout(x, 0.5, seed=seed), (x, 11))
-    assert torch.equal(seeded(x, 12), fg.dropout(x, 0.5, seed=12))

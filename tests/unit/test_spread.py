@@ -74,14 +74,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }
 
 
-COMPILED: dict[str, tuple[Callable[..., Any], int]] = {
-    "stencil": (stencil(4), 64),
-    "hadamard": (hadamard, 16),
-    "prefix-sums": (prefix_sums, 256),
-    "sinkhorn": (sinkhorn(10), 64),
-}
-
-
 @pytest.mark.parametrize("target", some(["cpu", "sm_90a"], ["sm_90a"]))
 @pytest.mark.parametrize("name", some(REFUSED, ["stencil", "stencil-of-a-softmax", "column-sums"]))
 def test_what_multiplies_is_refused_soon(name: str, target: str) -> None:
@@ -119,12 +111,6 @@ def test_views_and_masks_may_be_of_any_number() -> None:
 def test_less_of_it_compiles() -> None:
     agree(stencil(2), (randn(8, 64),))
     agree(hadamard, (randn(8, 8),))
-
-
-@pytest.mark.parametrize("name", some(COMPILED, ["hadamard"]))
-def test_the_bound_lies_above_what_compiles_in_half_a_minute(name: str) -> None:
-    function, width = COMPILED[name]
-    assert fg.kernel(function).lower(torch.empty(8, width, device="meta"), target="cpu").sources
 
 
 def test_what_is_wide_without_multiplying_has_no_bound() -> None:
