@@ -18,15 +18,12 @@ from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
 from fusegen.schedule.terms import Leaf, Term, Terms
-from tests.unit.gate import some
 from tests.unit.lowering import lowered, meta
 from tests.unit.ptxas import figures
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
-
-def qkv(width: int, queries: int = 256, keys: int = 256, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor, Tensor]:
-    return meta(2, 4, queries, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype)
+def qkv(width: int, keys: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+    return meta(2, 4, 256, width), meta(2, 4, keys, width), meta(2, 4, keys, width)
 
 
 def body_of(low: Lowered) -> AttentionBody:
@@ -56,17 +53,14 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
 
 
-@pytest.mark.parametrize("width", some([64, 128], [64]))
-def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice(width: int) -> None:
-    low = lowered(causal, *qkv(width))
+def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice() -> None:
+    low = lowered(causal, *qkv(64))
     check(low)
     assert "i32 key, i32 query" in low.sources[0].math and "key <= query ? product :" in low.sources[0].math
 
 
-@pytest.mark.parametrize("width", some([64, 128], [64]))
-@pytest.mark.parametrize("shape", some([(2, 1, 1, 256), (1, 1, 256, 256), (2, 4, 1, 256)], [(1, 1, 256, 256)]))
-def test_an_even_number_of_keys_reads_masks_in_pairs(width: int, shape: tuple[int, ...]) -> None:
-    low = lowered(masked, *qkv(width), meta(*shape))
+def test_an_even_number_of_keys_reads_masks_in_pairs() -> None:
+    low = lowered(masked, *qkv(64), meta(1, 1, 256, 256))
     check(low)
     assert body_of(low).score.reads[0].vector
 
@@ -75,26 +69,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("dtype", some([torch.bool, BF16], [torch.bool]))
-def test_attention_of_torch_is_one_kernel_that_knows_queries_without_keys(dtype: torch.dtype) -> None:
-    low = lowered(attend, *qkv(64), meta(256, 256, dtype=dtype))
+def test_attention_of_torch_is_one_kernel_that_knows_queries_without_keys() -> None:
+    low = lowered(attend, *qkv(64), meta(256, 256, dtype=torch.bool))
     check(low)
     assert "mass == 0.0f ?" in low.sources[0].math
     assert "mass == 0.0f" not in lowered(plain, *qkv(64)).sources[0].math
 
 
-@pytest.mark.parametrize("dtype", some([F32, torch.float64, BF16], [F32]))
-def test_queries_that_see_no_key_get_nothing_on_a_cpu(dtype: torch.dtype) -> None:
-    q, k, v = (torch.randn(1, 2, n, 8).to(dtype) for n in (5, 7, 7))
+def test_queries_that_see_no_key_get_nothing_on_a_cpu() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (5, 7, 7))
     seen = torch.rand(5, 7) > 0.5
     seen[1], seen[2] = False, True
-    minus = torch.zeros(5, 7, dtype=dtype).masked_fill(~seen, -math.inf)
+    minus = torch.zeros(5, 7).masked_fill(~seen, -math.inf)
     for mask in (seen, minus):
         ours = fg.kernel(attend)(q, k, v, mask)
         assert not ours.isnan().any() and not ours[..., 1, :].any() and ours[..., 2, :].all()
-        torch.testing.assert_close(
-            ours, attend(q, k, v, mask), rtol=2e-2 if dtype is BF16 else 1e-5, atol=1e-2 if dtype is BF16 else 1e-5
-        )
+        torch.testing.assert_close(ours, attend(q, k, v, mask), rtol=1e-5, atol=1e-5)
     masked_softmax = fg.kernel(lambda s, m: torch.softmax(s.masked_fill(~m, -math.inf), -1))
     assert masked_softmax(torch.randn(5, 7), seen)[1].isnan().all()
 

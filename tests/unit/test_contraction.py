@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -15,11 +14,8 @@ from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.lane_math import LaneFunction
 from fusegen.schedule.program import Launch, LibraryProduct
-from tests.unit.gate import some
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
-
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def launch_of(low: Lowered) -> Launch:
@@ -40,10 +36,6 @@ def check_compiles(low: Lowered) -> None:
 
 def bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-
-
-def residual(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-    return F.linear(x, weight) + other
 
 
 def rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -87,48 +79,6 @@ def test_a_column_vector_is_read_once_for_both_columns() -> None:
     (read,) = epilogue_of(low).reads
     assert len(read.offsets) == 1 and launch_of(low).kernel.scalars
     check_compiles(low)
-
-
-Tree = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-
-
-def random_tree(rng: random.Random, depth: int) -> Tree:
-    """A random expression of product, bias, residual, a row vector and a scalar."""
-    if depth == 0:
-        leaf = rng.randrange(5)
-        return lambda *values: values[leaf]
-    left, right = random_tree(rng, depth - 1), random_tree(rng, rng.randrange(depth))
-    unary = rng.choice([torch.relu, torch.sigmoid, torch.tanh, F.silu, torch.abs, lambda x: F.gelu(x, approximate="tanh")])
-    binary: Callable[..., Tensor] = rng.choice([
-        lambda a, b: a + b,
-        lambda a, b: a - b,
-        lambda a, b: a * b,
-        lambda a, b: a / (1.0 + b * b),
-        lambda a, b: torch.where(a > 0.25, a, b * 0.5),
-    ])  # fmt: skip
-    wrap = rng.random() < 0.5
-    return lambda *values: _apply(unary if wrap else None, binary, left(*values), right(*values), values[0])
-
-
-def _apply(unary: Callable[..., Tensor] | None, binary: Callable[..., Tensor], a: Tensor, b: Tensor, product: Tensor) -> Tensor:
-    combined = binary(a + product * 0.0, b)
-    return combined if unary is None else unary(combined)
-
-
-@pytest.mark.parametrize("seed", some(range(10), [3]))
-def test_random_epilogues_need_no_template(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = random_tree(rng, rng.randint(2, 4))
-    dtype = rng.choice([BF16, F16])
-
-    def epilogue(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, row: Tensor, alpha: float) -> Tensor:
-        return tree(F.linear(x, weight), bias, other, row, alpha) + 1.0
-
-    tensors = [meta(*s, dtype=dtype) for s in ((512, 256), (384, 256), (384,), (512, 384), (512, 1))]
-    low = lowered(epilogue, *tensors, 0.75)
-    assert kinds(low) == [GroupKind.CONTRACTION]
-    found = figures(low.sources[0])
-    assert found.spilled <= 256 and not found.warnings
 
 
 # The library, and results in other views.

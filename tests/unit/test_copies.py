@@ -71,6 +71,7 @@ def test_a_module_that_holds_kernels() -> None:
         module(x)
 
 
+@pytest.mark.deep
 def test_a_module_that_holds_kernels_in_another_process() -> None:
     x = randn(4, 8)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

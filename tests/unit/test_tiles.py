@@ -19,7 +19,7 @@ from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.plan import PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.terms import Read, Terms
 from fusegen.target import target
 
@@ -89,14 +89,6 @@ def test_short_axes_need_no_tiles(shape: tuple[int, int], tiled: bool) -> None:
     """Columns are known when the kernel is made, rows at the call."""
     launch = launch_of(lambda x: x.t().contiguous(), tensor(*shape))
     assert isinstance(launch.plan, TilePlan) is tiled
-
-
-def test_few_points_have_small_tiles() -> None:
-    """A multiprocessor that has no tile does nothing: 300 x 500 take 6.8 µs on an H200 in tiles of 64 x 64, in the smallest 5.3."""
-    launch = launch_of(lambda x: x.t().contiguous(), tensor(300, 512))
-    found = {rows: preferred(launch, {"x_dim0": rows}, MACHINE) for rows in (16, 300, 16384)}
-    sides = {rows: (plan.rows, plan.columns) for rows, plan in found.items() if isinstance(plan, TilePlan)}
-    assert sides == {300: (32, 32), 16384: (64, 64)} and isinstance(found[16], PointwisePlan)
 
 
 # How they are laid out.

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.errors import ShapeError, TraceError
-from tests.unit.gate import some
 
 X = torch.randn(2, 10, 64)
 OTHER, THIRD = torch.randn(2, 7, 64), torch.randn(2, 7, 64)
@@ -23,20 +22,14 @@ def attention(**options: int | bool) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(64, 4, **options).eval().requires_grad_(False)
 
 
-def encoder(norm_first: bool) -> nn.TransformerEncoderLayer:
-    torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=norm_first).eval().requires_grad_(False)
-
-
 def check(function: Callable[..., object], *arguments: Tensor) -> None:
     found, wanted = fg.kernel(function)(*arguments), function(*arguments)
     for got, exact in zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]:
         torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm_first", some([True, False], [True]))
-def test_encoder_layers(norm_first: bool) -> None:
-    layer = encoder(norm_first)
+def test_encoder_layer() -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True).eval().requires_grad_(False)
     check(lambda x: layer(x), X)
     check(lambda x: layer(x, src_mask=CAUSAL, is_causal=True), X)
 
@@ -66,9 +59,9 @@ def test_masks_that_are_added() -> None:
 Q = torch.randn(2, 4, 10, 16)
 
 
-@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float16, torch.float64], [torch.bfloat16]))
-def test_a_mask_of_float32_for_other_queries(dtype: torch.dtype) -> None:
+def test_a_mask_of_float32_for_other_queries() -> None:
     """The scores are as wide as the mask then, as in torch."""
+    dtype = torch.bfloat16
     q, mask = Q.to(dtype), torch.randn(10, 10)
     got, wanted = (f(q, q, q, mask) for f in (fg.kernel(attended), attended))
     exact = attended(q.double(), q.double(), q.double(), mask.double())
