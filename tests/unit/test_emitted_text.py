@@ -201,20 +201,6 @@ def test_phases_say_what_they_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("a warp holds a row", "a row fits the registers of 32 threads, 4 elements each"),
-        ("a staged row", "a row lies in the shared memory of 8 blocks while the next ones come"),
-        ("a row that blocks share", "a row fits the registers of 12800 threads of 16 blocks, 32 elements each"),
-        ("a row that is read again", "a row is too long for 16 blocks to keep, or may be"),
-        ("columns", "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"),
-    ],
-)
-def test_a_plan_has_a_reason(name: str, reason: str) -> None:
-    assert sources(name)[0].banner.splitlines()[1].endswith(f": {reason}.")
-
-
-@pytest.mark.parametrize(
     ("dtype", "spelling"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "float")], ids=str
 )
 def test_primitives_are_those_of_the_types_and_widths_in_use(dtype: torch.dtype, spelling: str) -> None:

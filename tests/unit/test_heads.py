@@ -83,26 +83,11 @@ def with_an_epilogue(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return of_matrices(q, k, v) * gate.sigmoid() + gate
 
 
-def with_its_weights(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    weights = torch.softmax(q @ k.mT, -1)
-    return weights @ v, weights
-
-
 def of_one_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Layers without heads: each one's residual sum is the next one's queries."""
     for _ in range(3):
         q = q + of_matrices(q, k, v) * 0.5
     return q
-
-
-def of_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A difference of two, of which one merges batch and heads and the other groups them."""
-    grouped = (x.unflatten(-1, (HEADS, CHANNELS)).transpose(1, 2).unflatten(1, (2, -1)) for x in (q, k, v))
-    return gathered(merged_alone(q, k, v) - of_matrices(*grouped).flatten(0, 2), q.shape[0])
-
-
-def merged_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return of_matrices(*(merged(x) for x in (q, k, v)))
 
 
 def rows(*lengths: int, batch: int = 2) -> tuple[Tensor, ...]:
@@ -140,15 +125,11 @@ def test_one_launch() -> None:
             assert [group.kind for group in low.groups] == [GroupKind.ATTENTION] and len(low.program.steps) == 1
 
 
-@pytest.mark.parametrize("function", some([with_its_weights, of_one_another, of_two], [of_one_another]))
-def test_several_uses(function: Callable[..., Tensor]) -> None:
-    """Attention beside a result of the same scores, in layers, and twice in one result."""
-    inputs = rows(5, 7, 7) if function is of_two else tuple(randn(2, length, CHANNELS) for length in (5, 7, 7))
-    agree(function, inputs)
-    low = fg.kernel(function).lower(*map(longer, inputs), target="sm_90a")
-    assert [group.kind for group in low.groups].count(GroupKind.ATTENTION) == {with_its_weights: 1, of_one_another: 3, of_two: 2}[
-        function
-    ]
+def test_layers_of_attention() -> None:
+    inputs = tuple(randn(2, length, CHANNELS) for length in (5, 7, 7))
+    agree(of_one_another, inputs)
+    low = fg.kernel(of_one_another).lower(*map(longer, inputs), target="sm_90a")
+    assert [group.kind for group in low.groups].count(GroupKind.ATTENTION) == 3
 
 
 def test_what_the_kernel_cannot_read_stays_as_it_is_written() -> None:
