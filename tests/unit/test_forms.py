@@ -12,15 +12,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
-from fusegen.ir.graph import Graph
-from fusegen.passes.fuse import Group
 from fusegen.runtime.forms import Forms
 from fusegen.schedule.bodies import ContractionBody
-from fusegen.schedule.choose import Choice, choose
-from fusegen.schedule.expected import CLASSES, Expected
+from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import LibraryProduct, Program
-from fusegen.target import Target
 from tests.unit.lowering import meta
 
 ROWS = (1, 8, 33, 512, 8192)
@@ -71,27 +67,6 @@ def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -
     for rows in range(2, 400):
         lowered(kernel, rows)
     assert 2 <= len(made) <= 8 and kernel._dispatcher._promotions.count == 1
-
-
-def both(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return F.gelu(F.linear(x, a)), F.relu(F.linear(y, b))
-
-
-def lowered_both() -> Lowered:
-    return fg.kernel(both).lower(meta(8, 4096), meta(8191, 4096), meta(4096, 4096), meta(4096, 4096), target="sm_90a")
-
-
-def test_a_launch_is_chosen_for_once_at_each_number_of_its_own_rows() -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def counted(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
-        asked.append(group.anchors)
-        return choose(graph, group, target, expected)
-
-    low = lowered_both()
-    forms = Forms(low._forms.graph, low.target, wide=False, choose=counted)
-    assert sum(1 for _ in forms.all(low.sizes)) == len(low.plans)
-    assert len(set(asked)) == 2 and len(asked) <= 2 * len(CLASSES), "not at each pair of numbers"
 
 
 @pytest.mark.parametrize("order", [(8, 192), (192, 8)])

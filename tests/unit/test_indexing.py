@@ -17,6 +17,7 @@ from tests.naming import case
 from tests.unit.eager import agree, randn, refused
 from tests.unit.gate import some
 from tests.unit.indexed import NORMS, POINTWISE, REDUCED, embed_norm
+from tests.unit.lowering import meta
 
 CASES = {**NORMS, **POINTWISE, **REDUCED}
 GATE = (
@@ -41,10 +42,6 @@ def test_embedding_position_and_norm_are_one_launch() -> None:
 
 
 # What a kernel moves, and how.
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 def large(target: str) -> fg.api.Lowered:

@@ -23,12 +23,9 @@ from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import CPU
 from tests.unit.gate import some
+from tests.unit.lowering import meta
 
-BF16, F32 = torch.bfloat16, torch.float32
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
+F32 = torch.float32
 
 
 def softmax(x: Tensor) -> Tensor:

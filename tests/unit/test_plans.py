@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partialmethod
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.lower import context
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.schedule.words import plan_words
 from fusegen.specs import SPECS
@@ -160,26 +158,6 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: s
         assert isinstance(body, RowBody) and [access.name for access in body.kept] == (["weight"] if plan.keeps_shared else [])
         assert any(phase.late for phase in body.phases) is not plan.keeps_shared
         assert figures(form.sources[0]).spilled == 0, plan
-
-
-def test_what_all_rows_share_is_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight that is used in two phases is kept in registers or read twice: slots of shared memory are for the rows that come."""
-
-    def staged(_: context.Context, candidates: tuple[RowPlan, ...], *, keeps: bool) -> RowPlan:
-        return replace(next(plan for plan in candidates if plan.persistence is Persistence.STAGED), keeps_shared=keeps)
-
-    def centered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        scaled = x * weight
-        return scaled - (scaled * weight).mean(-1, keepdim=True)
-
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 40960), (40960,))]
-    for keeps, late in ((False, ["weight"]), (True, [])):
-        monkeypatch.setattr(context.Context, "chosen", partialmethod(staged, keeps=keeps))
-        (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
-        body = launch.kernel.body
-        assert isinstance(body, RowBody)
-        assert [[access.name for access in phase.late] for phase in body.phases] == [late, late]
-        assert [[access.name for access in phase.reads] for phase in body.phases] == [["x"], []]
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
