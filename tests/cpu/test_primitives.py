@@ -6,6 +6,7 @@ One translation unit holds a loop over arrays for every function; it is built on
 from __future__ import annotations
 
 import ctypes
+import itertools
 import platform
 import re
 import shutil
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from fusegen.jit.host import ARITHMETIC
+from tests.naming import case
+from tests.unit.gate import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,17 +56,6 @@ FLOATS = {"bf16": torch.bfloat16, "f16": torch.float16, "float": torch.float32, 
 BINARY = ("maximum", "minimum", "remainder_floor", "floor_divide")
 LIBRARY_CALLS = ("remainder_floor", "floor_divide")  # fmod, and integer division, stay scalar
 
-# a chain of the user's math, in functions of its own, over a bool and two floats
-CHAIN = """
-#define OUT KIND* __restrict
-FG_INLINE float gelu_KIND(float x) { return 0.5f * x * (1.0f + erf_f32(x * 0.70710678f)); }
-FG_INLINE float chain_KIND(bool keep, float x, float y) { return (keep ? gelu_KIND(x) * 1.25f : 0.0f) + tanh_f32(y); }
-extern "C" void t_chain_KIND(const bool* __restrict keep, const KIND* __restrict x, const KIND* __restrict y, OUT out, i64 n) {
-    #pragma omp simd
-    for (i64 i = 0; i < n; ++i) narrow(chain_KIND(widen(keep[i]), widen(x[i]), widen(y[i])), out[i]);
-}
-#undef OUT
-"""
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -116,8 +108,6 @@ def all_loops() -> Iterator[str]:
         yield loop(f"t_widen_{kind}", "i64", [kind], "out[i] = widen(a[i])")
         yield loop(f"t_narrow_{kind}", kind, ["i64"], "narrow(a[i], out[i])")
     yield loop("t_narrow_widen_bool", "bool", ["bool"], "narrow(sign_of(widen(a[i])), out[i])")
-    for kind in ("bf16", "f16", "float"):
-        yield CHAIN.replace("KIND", kind)
 
 
 @dataclass(frozen=True)
@@ -172,10 +162,10 @@ def special_floats() -> Tensor:
 
 
 def float_samples() -> Tensor:
-    """Special values, ordinary ones, and every 1021st of all floats."""
+    """Special values, ordinary ones, and every 8191st of all floats."""
     generator = torch.Generator().manual_seed(0)
-    ordinary = torch.randn(1 << 19, generator=generator) * 4.0
-    return torch.cat([special_floats(), ordinary, 1.0 + ordinary / 64, floats_from_bits(-(2**31), 2**31, 1021)])
+    ordinary = torch.randn(1 << 17, generator=generator) * 4.0
+    return torch.cat([special_floats(), ordinary, 1.0 + ordinary / 64, floats_from_bits(-(2**31), 2**31, 8191)])
 
 
 def ulp_error(got: Tensor, want: Tensor) -> Tensor:
@@ -205,22 +195,24 @@ def assert_same(got: Tensor, want: Tensor) -> None:
         assert torch.equal(got[zeros].signbit(), want[zeros].signbit())
 
 
-@pytest.mark.parametrize("name", TRANSCENDENTAL_ULP)
-def test_float_function_within_its_ulp_bound(cpu: Built, name: str) -> None:
+def test_float_function_within_its_ulp_bound(cpu: Built) -> None:
     x = float_samples()
-    assert_ulp(cpu(f"t_{name}_f32", x), getattr(torch, name)(x.double()), TRANSCENDENTAL_ULP[name], x)
+    for name in TRANSCENDENTAL_ULP:
+        with case(name):
+            assert_ulp(cpu(f"t_{name}_f32", x), getattr(torch, name)(x.double()), TRANSCENDENTAL_ULP[name], x)
 
 
-@pytest.mark.parametrize("name", TRANSCENDENTAL_ULP)
-def test_the_rest_of_a_loop_gives_the_bits_of_a_vector(cpu: Built, name: str) -> None:
-    x = torch.cat([special_floats(), torch.randn(64, generator=torch.Generator().manual_seed(6)) * 4])
-    single = torch.cat([cpu(f"t_{name}_f32", x[i : i + 1]) for i in range(len(x))])
-    assert_same(single, cpu(f"t_{name}_f32", x))
+def test_the_rest_of_a_loop_gives_the_bits_of_a_vector(cpu: Built) -> None:
+    x = torch.cat([special_floats(), torch.randn(64) * 4])
+    for name in TRANSCENDENTAL_ULP:
+        with case(name):
+            single = torch.cat([cpu(f"t_{name}_f32", x[i : i + 1]) for i in range(len(x))])
+            assert_same(single, cpu(f"t_{name}_f32", x))
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_reduction_of_huge_arguments_against_mpmath(cpu: Built, name: str) -> None:
-    x = torch.cat([floats_from_bits(0x42000000, 0x7F800000, 300_007), torch.tensor([16367173.0 * 2.0**72, 2.0**74, 2.0**127])])
+    x = torch.cat([floats_from_bits(0x42000000, 0x7F800000, 3_000_017), torch.tensor([16367173.0 * 2.0**72, 2.0**74, 2.0**127])])
     with mpmath.workdps(80):
         want = torch.tensor([float(getattr(mpmath, name)(v)) for v in x.double().tolist()], dtype=torch.float64)
     assert_ulp(cpu(f"t_{name}_f32", x), want, TRANSCENDENTAL_ULP[name], x)
@@ -239,17 +231,19 @@ def test_pow_within_one_ulp(cpu: Built) -> None:
     assert_ulp(cpu("t_pow_f32", x, y), torch.pow(x.double(), y.double()), 0.51, x, y)
 
 
-@pytest.mark.parametrize("name", [*TRANSCENDENTAL_ULP, *ROUNDINGS])
-def test_double_function(cpu: Built, name: str) -> None:
-    x = torch.cat([special_floats().double(), torch.randn(4096, dtype=torch.float64) * 4])
-    want = getattr(torch, "round" if name == "rint" else name)(x)
-    torch.testing.assert_close(cpu(f"t_{name}_f64", x), want, rtol=2e-15, atol=0, equal_nan=True)
+def test_double_function(cpu: Built) -> None:
+    for name in (*TRANSCENDENTAL_ULP, *ROUNDINGS):
+        with case(name):
+            x = torch.cat([special_floats().double(), torch.randn(4096, dtype=torch.float64) * 4])
+            want = getattr(torch, "round" if name == "rint" else name)(x)
+            torch.testing.assert_close(cpu(f"t_{name}_f64", x), want, rtol=2e-15, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ROUNDINGS)
-def test_float_rounding(cpu: Built, name: str) -> None:
+def test_float_rounding(cpu: Built) -> None:
     x = float_samples()
-    assert_same(cpu(f"t_{name}_f32", x), getattr(torch, "round" if name == "rint" else name)(x))
+    for name in ROUNDINGS:
+        with case(name):
+            assert_same(cpu(f"t_{name}_f32", x), getattr(torch, "round" if name == "rint" else name)(x))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
@@ -265,27 +259,13 @@ def test_sixteen_bit_floats(cpu: Built, name: str, dtype: torch.dtype) -> None:
     assert_same(cpu(f"t_round_{name}", x), x.to(dtype).float())
 
 
-def test_wide_floats(cpu: Built) -> None:
-    x = float_samples()
-    assert_same(cpu("t_widen_float", x), x)
-    assert_same(cpu("t_narrow_float_float", x), x)
-    assert_same(cpu("t_widen_double", x.double()), x.double())
-    thirds = x.double() / 3
-    assert_same(cpu("t_narrow_double_float", thirds, out=torch.float32), thirds.float())
-    assert_same(cpu("t_narrow_double_double", thirds), thirds)
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_integers_widen_and_wrap(cpu: Built, name: str) -> None:
-    wide = torch.randint(-(2**62), 2**62, (4097,), generator=torch.Generator().manual_seed(2)) * 2 + 1
-    narrowed = cpu(f"t_narrow_{name}", wide, out=INTEGERS[name])
-    assert_same(narrowed, wide.to(INTEGERS[name]))
-    assert_same(cpu(f"t_widen_{name}", narrowed, out=torch.int64), narrowed.long())
-
-
-def test_bool_passes_through(cpu: Built) -> None:
-    x = torch.arange(99) % 3 == 0
-    assert_same(cpu("t_narrow_widen_bool", x), x)
+def test_integers_widen_and_wrap(cpu: Built) -> None:
+    for name in INTEGERS:
+        with case(name):
+            wide = torch.randint(-(2**62), 2**62, (4097,), generator=torch.Generator().manual_seed(2)) * 2 + 1
+            narrowed = cpu(f"t_narrow_{name}", wide, out=INTEGERS[name])
+            assert_same(narrowed, wide.to(INTEGERS[name]))
+            assert_same(cpu(f"t_widen_{name}", narrowed, out=torch.int64), narrowed.long())
 
 
 def pairs(kind: str) -> tuple[Tensor, Tensor]:
@@ -303,9 +283,13 @@ def pairs(kind: str) -> tuple[Tensor, Tensor]:
     return (x[0], x[1]) if kind == "float" else (x[0].double(), x[1].double())
 
 
-@pytest.mark.parametrize("kind", ["float", "double", "i64"])
-@pytest.mark.parametrize("name", BINARY)
-def test_binary_matches_torch(cpu: Built, name: str, kind: str) -> None:
+def test_binary_matches_torch(cpu: Built) -> None:
+    for name, kind in itertools.product(BINARY, ("float", "double", "i64")):
+        with case((name, kind)):
+            binary_matches_torch(cpu, name, kind)
+
+
+def binary_matches_torch(cpu: Built, name: str, kind: str) -> None:
     a, b = pairs(kind)
     if kind == "i64" and name in LIBRARY_CALLS:
         overflow = (a == -(2**63)) & (b == -1)
@@ -325,20 +309,6 @@ def test_integer_division_never_traps(cpu: Built) -> None:
     assert cpu("t_remainder_floor_i64", a, b).tolist() == [5, -5, 0, smallest, 0]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("float", torch.float32), ("double", torch.float64), ("i64", torch.int64)])
-def test_sign_matches_torch(cpu: Built, kind: str, dtype: torch.dtype) -> None:
-    x = torch.tensor([-3, 0, 7, 2**40, -(2**40)]).to(dtype) if kind == "i64" else float_samples().to(dtype)
-    torch.testing.assert_close(cpu(f"t_sign_of_{kind}", x), torch.sign(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("kind", "dtype"), [(k, d) for k, d in FLOATS.items() if k != "double"])
-def test_chain_of_mixed_types(cpu: Built, kind: str, dtype: torch.dtype) -> None:
-    x, y = torch.randn(2, 1003, generator=torch.Generator().manual_seed(5)).to(dtype)
-    keep = torch.arange(1003) % 5 != 0
-    want = torch.where(keep, torch.nn.functional.gelu(x.double()) * 1.25, 0.0) + y.double().tanh()
-    torch.testing.assert_close(cpu(f"t_chain_{kind}", keep, x, y, out=dtype), want.to(dtype))
-
-
 def test_every_inline_function_vectorises(cpu: Built) -> None:
     inline_double = {*ROUNDINGS, "sqrt", "rsqrt"}
     calls = {f"t_{name}_f64" for name in (*TRANSCENDENTAL_ULP, "pow") if name not in inline_double}
@@ -348,17 +318,10 @@ def test_every_inline_function_vectorises(cpu: Built) -> None:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for processors of x86")
-@pytest.mark.parametrize("processor", X86_PROCESSORS)
+@pytest.mark.parametrize("processor", some(X86_PROCESSORS, ["haswell"]))
 def test_halves_vectorise_whichever_the_processor(tmp_path: Path, processor: str) -> None:
     """What converts a half may choose by instruction set, and this machine has but one: compiled for each, never run."""
     loops = [text for text in all_loops() if re.search(r" t_\w+_f16\(", text)]
     symbols, vectorised = build(loops, tmp_path / "loops.so", f"-march={processor}")
-    assert len(symbols) == 5
+    assert len(symbols) == 4
     assert vectorised == symbols
-
-
-def test_every_primitive_has_a_comment_and_its_name() -> None:
-    for path in PRIMITIVES.glob("*.h"):
-        text = path.read_text()
-        assert text.startswith("// "), path.name
-        assert path.stem == "types" or f" {path.stem}(" in text, path.name

@@ -12,7 +12,7 @@ import torch
 import fusegen as fg
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, axis_symbol, size_symbol, stride_symbol
-from fusegen.schedule.access import Access, Pattern, divisor, is_alike, merge_axes, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, Pattern, is_alike, merge_axes, vector_width
 from fusegen.schedule.bodies import PointwiseBody
 
 N = size_symbol("n")
@@ -53,13 +53,6 @@ def test_eight_neighbours_decide_alike(index: sympy.Expr, lower: int | None, upp
     assert is_alike(Bounds(index, lower, upper), LANE, 8, {}) is alike
 
 
-def test_patterns() -> None:
-    assert pattern_of(ROW * 64 + LANE, LANE) is Pattern.VECTOR
-    assert pattern_of(ROW * 64, LANE) is Pattern.UNIFORM and pattern_of(LANE, None) is Pattern.UNIFORM
-    for gathered in (LANE * 2, LANE * S, FloorDiv(LANE, sympy.Integer(2)), -LANE):
-        assert pattern_of(gathered + ROW, LANE) is Pattern.GATHER
-
-
 @pytest.mark.parametrize(
     ("offset", "alignment", "itemsize", "width"),
     [
@@ -79,15 +72,6 @@ def test_vector_widths(offset: sympy.Expr, alignment: int, itemsize: int, width:
     assert vector_width(offset, LANE, 8, alignment, itemsize, {}) == width
 
 
-def test_known_multiples_of_sizes_widen_vectors() -> None:
-    assert vector_width(ROW * N + LANE, LANE, 8, 16, 2, {"n": 4}) == 4
-    assert divisor(N * 6, {"n": 4}) == 24 and divisor(0, {}) > 1 << 20 and divisor(N + 1, {"n": 4}) == 1
-
-
-def test_size_names_leave_axes_out() -> None:
-    assert size_names([ROW * S + LANE, N * 2, 7], AXES.symbols) == ("n", "x_stride0")
-
-
 def reads(function: Callable[..., Any], *tensors: torch.Tensor) -> dict[str, Access]:
     low = fg.kernel(function).lower(*tensors, target="sm_90a")
     body = low.program.launches[0].kernel.body
@@ -98,22 +82,11 @@ def reads(function: Callable[..., Any], *tensors: torch.Tensor) -> dict[str, Acc
 BF = torch.bfloat16
 
 
-def test_reads_of_a_chain_with_broadcasts() -> None:
-    found = reads(lambda x, b, c: x + b * c, torch.empty(4, 64, dtype=BF), torch.empty(64, dtype=BF), torch.empty(4, 1, dtype=BF))
-    assert [(found[n].pattern, found[n].width) for n in "xb"] == [(Pattern.VECTOR, 8)] * 2
-    assert found[next(n for n in found if n.startswith("c"))].pattern is Pattern.UNIFORM
-
-
 def test_an_unaligned_input_is_read_narrower_and_the_others_are_not() -> None:
     base = torch.empty(4 * 64 + 8, dtype=BF)
     found = reads(lambda x, y: x + y, base[1 : 1 + 256].view(4, 64), torch.empty(4, 64, dtype=BF))
     assert (found["x"].width, found["y"].width) == (1, 8)
     assert reads(lambda x, y: x + y, base[2 : 2 + 256].view(4, 64), torch.empty(4, 64, dtype=BF))["x"].width == 2
-
-
-def test_a_transposed_input_is_gathered() -> None:
-    found = reads(lambda x, y: x + y, torch.empty(16, 64).T, torch.empty(64, 16))
-    assert found["x"].pattern is Pattern.GATHER and found["y"].pattern is Pattern.VECTOR
 
 
 def test_reads_under_a_condition_that_lanes_differ_in_are_gathered() -> None:

@@ -17,16 +17,13 @@ from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
-from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Leaf, Term, Terms
 from tests.unit.lowering import lowered, meta
 from tests.unit.ptxas import figures
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
-
-def qkv(width: int, queries: int = 256, keys: int = 256, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor, Tensor]:
-    return meta(2, 4, queries, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype), meta(2, 4, keys, width, dtype=dtype)
+def qkv(width: int, keys: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+    return meta(2, 4, 256, width), meta(2, 4, keys, width), meta(2, 4, keys, width)
 
 
 def body_of(low: Lowered) -> AttentionBody:
@@ -52,43 +49,18 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
 
 
-def alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
-    return torch.softmax(scores + slopes[:, None, None] * (key - query[:, None]), -1).to(v.dtype) @ v
-
-
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_plain(width: int, dtype: torch.dtype) -> None:
-    low = lowered(plain, *qkv(width, dtype=dtype))
-    check(low)
-    scale = width**-0.5 * math.log2(math.e)
-    assert f"fast_exp2((s - anchor) * {scale!r}f)" in low.sources[0].math  # the difference first: exact near the peak
-
-
-@pytest.mark.parametrize("width", [64, 128])
-def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice(width: int) -> None:
-    low = lowered(causal, *qkv(width))
+def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice() -> None:
+    low = lowered(causal, *qkv(64))
     check(low)
     assert "i32 key, i32 query" in low.sources[0].math and "key <= query ? product :" in low.sources[0].math
 
 
-@pytest.mark.parametrize("width", [64, 128])
-def test_alibi_converts_the_distance_from_32_bits(width: int) -> None:
-    low = lowered(alibi, *qkv(width), meta(4, dtype=F32))
-    check(low)
-    assert "static_cast<float>(key - query)" in low.sources[0].math and "i64 key" not in low.sources[0].math
-
-
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("shape", [(2, 1, 1, 256), (1, 1, 256, 256), (2, 4, 1, 256)])
-def test_an_even_number_of_keys_reads_masks_in_pairs(width: int, shape: tuple[int, ...]) -> None:
-    low = lowered(masked, *qkv(width), meta(*shape))
+def test_an_even_number_of_keys_reads_masks_in_pairs() -> None:
+    low = lowered(masked, *qkv(64), meta(1, 1, 256, 256))
     check(low)
     assert body_of(low).score.reads[0].vector
 
@@ -97,26 +69,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, BF16])
-def test_attention_of_torch_is_one_kernel_that_knows_queries_without_keys(dtype: torch.dtype) -> None:
-    low = lowered(attend, *qkv(64), meta(256, 256, dtype=dtype))
+def test_attention_of_torch_is_one_kernel_that_knows_queries_without_keys() -> None:
+    low = lowered(attend, *qkv(64), meta(256, 256, dtype=torch.bool))
     check(low)
     assert "mass == 0.0f ?" in low.sources[0].math
     assert "mass == 0.0f" not in lowered(plain, *qkv(64)).sources[0].math
 
 
-@pytest.mark.parametrize("dtype", [F32, torch.float64, BF16])
-def test_queries_that_see_no_key_get_nothing_on_a_cpu(dtype: torch.dtype) -> None:
-    q, k, v = (torch.randn(1, 2, n, 8).to(dtype) for n in (5, 7, 7))
+def test_queries_that_see_no_key_get_nothing_on_a_cpu() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (5, 7, 7))
     seen = torch.rand(5, 7) > 0.5
     seen[1], seen[2] = False, True
-    minus = torch.zeros(5, 7, dtype=dtype).masked_fill(~seen, -math.inf)
+    minus = torch.zeros(5, 7).masked_fill(~seen, -math.inf)
     for mask in (seen, minus):
         ours = fg.kernel(attend)(q, k, v, mask)
         assert not ours.isnan().any() and not ours[..., 1, :].any() and ours[..., 2, :].all()
-        torch.testing.assert_close(
-            ours, attend(q, k, v, mask), rtol=2e-2 if dtype is BF16 else 1e-5, atol=1e-2 if dtype is BF16 else 1e-5
-        )
+        torch.testing.assert_close(ours, attend(q, k, v, mask), rtol=1e-5, atol=1e-5)
     masked_softmax = fg.kernel(lambda s, m: torch.softmax(s.masked_fill(~m, -math.inf), -1))
     assert masked_softmax(torch.randn(5, 7), seen)[1].isnan().all()
 
@@ -129,52 +97,12 @@ def test_an_odd_number_of_keys_reads_no_mask_past_the_last() -> None:
     assert "key + 1 < 77 ?" in low.sources[0].math
 
 
-def test_a_single_query_and_key() -> None:
-    check(lowered(plain, *qkv(64, 1, 1)))
-
-
-def test_scaled_dot_product_attention_is_the_same_graph() -> None:
-    def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    check(lowered(library, *qkv(64)))
-
-
-def test_heads_may_be_merged_and_gated_on_the_way_out() -> None:
-    def merged(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        return (plain(q, k, v) * torch.sigmoid(gate)).transpose(1, 2).flatten(-2)
-
-    low = lowered(merged, *qkv(64), meta(2, 4, 256, 64))
-    check(low)
-    assert len(low.program.steps) == 1
-
-
-def test_a_float32_result_keeps_its_epilogue_accurate() -> None:
-    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(q, k, v).float()
-
-    low = lowered(widened, *qkv(64))
-    check(low)
-    assert "total * (1.0f / mass)" in low.sources[0].math
-
-
 def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
     kernel = fg.kernel(causal)
     values = list(qkv(64))
     variant, _ = kernel._dispatcher._variant(values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True)
     assert "i64 key, i64 query" in variant.sources[0].math
     assert not figures(variant.sources[0]).warnings
-
-
-def test_queries_strided_as_a_projection_leaves_them() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-
-    low = lowered(attend, *(meta(2, 256, 4, 64) for _ in range(3)))
-    check(low)
-    (launch,) = low.program.steps
-    assert isinstance(launch, Launch)
-    assert [f(low.sizes) for f in launch.tensor_maps[0].strides] == [256 * 256, 64, 256, 1]
 
 
 # The unit of scores.
@@ -189,22 +117,14 @@ def scaled(terms: Terms, value: int, factor: float) -> int:
     return terms.put(Term(Op.MUL, (value, constant), DType.FLOAT32))
 
 
-def test_a_positive_factor_is_taken_out() -> None:
+def test_a_positive_factor_that_all_share_is_taken_out() -> None:
+    """A negative one would turn the order of scores."""
     terms = Terms()
     product = leaf(terms)
-    assert common_factor(terms, [scaled(terms, scaled(terms, product, 0.5), 3.0)]) == (1.5, (product,))
-
-
-def test_a_negative_factor_stays_since_it_turns_the_order() -> None:
-    terms = Terms()
-    root = scaled(terms, leaf(terms), -0.5)
-    assert common_factor(terms, [root]) == (1.0, (root,))
-
-
-def test_lanes_with_different_factors_keep_them() -> None:
-    terms = Terms()
-    roots = [scaled(terms, leaf(terms), 0.5), scaled(terms, leaf(terms), 0.25)]
-    assert common_factor(terms, roots) == (1.0, tuple(roots))
+    negative, half, quarter = (scaled(terms, product, factor) for factor in (-0.5, 0.5, 0.25))
+    assert common_factor(terms, [scaled(terms, half, 3.0)]) == (1.5, (product,))
+    assert common_factor(terms, [negative]) == (1.0, (negative,))
+    assert common_factor(terms, [half, quarter]) == (1.0, (half, quarter))
 
 
 def test_a_packed_tensor_and_an_epilogue_stay_in_one_kernel() -> None:

@@ -16,10 +16,15 @@ from fusegen.calls.call import Role
 from fusegen.calls.workspace import arrange
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import LibraryProduct, Step
-from tests.unit.blocks import BLOCKS, BertLayer, GPT2Block, LlamaLayer, stacked
+from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked
+from tests.unit.gate import some
 
 WIDTH, HEADS = 512, 8
-MAKES = pytest.mark.parametrize("make", BLOCKS, ids=lambda make: make.__name__)
+
+
+def makes(*gate: type[nn.Module]) -> pytest.MarkDecorator:
+    """Runs a test for all blocks, the gate for some."""
+    return pytest.mark.parametrize("make", some(BLOCKS, gate), ids=lambda make: make.__name__)
 
 
 def lowered(module: Callable[[Tensor], Tensor], *shape: int, target: str = "sm_90a") -> Lowered:
@@ -40,7 +45,7 @@ def half(module: nn.Module) -> nn.Module:
     return module.to(torch.bfloat16).to("meta")
 
 
-@MAKES
+@makes(GPT2Block, BertLayer, Olmo2Layer, FalconLayer)
 def test_a_block_is_few_steps(make: type[GPT2Block | BertLayer | LlamaLayer]) -> None:
     low = lowered(half(make(WIDTH, HEADS)), 8, 256, WIDTH)
     kinds = [group.kind for group in low.groups]
@@ -53,19 +58,6 @@ def test_a_product_that_a_norm_follows_is_stored_as_torch_stores_it(target: str)
     low = lowered(half(nn.Sequential(nn.Linear(512, 512, bias=False), nn.RMSNorm(512))), 64, 512, target=target)
     assert [group.kind for group in low.groups] == [GroupKind.LIBRARY, GroupKind.ROW]
     assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [2]
-
-
-def test_a_product_that_goes_on_elsewhere_keeps_its_precision() -> None:
-    """On a machine without a skeleton: torch adds the bias before it rounds."""
-    low = lowered(half(nn.Sequential(nn.Linear(512, 512), nn.GELU())), 64, 512, target="cpu")
-    assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [4]
-
-
-@pytest.mark.parametrize("channels", [36, 264])
-def test_why_attention_is_refused_is_explained(channels: int) -> None:
-    q, k, v = (torch.empty(2, 4, 64, channels, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    text = fg.kernel(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)).lower(q, k, v, target="sm_90a").explain()
-    assert text.count(f"no attention kernel: the head dim is {channels}") == 2
 
 
 def test_operands_of_two_dtypes_have_no_attention_kernel() -> None:
@@ -95,11 +87,7 @@ def test_an_epilogue_that_reads_another_row_is_a_kernel_of_its_own() -> None:
         y = x @ w
         return torch.cat((y[1:], y[:1])).exp()
 
-    low = fg.kernel(function).lower(
-        torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),
-        torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),
-        target="sm_90a",
-    )
+    low = fg.kernel(function).lower(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in range(2)), target="sm_90a")
     assert [group.kind for group in low.groups] == [GroupKind.LIBRARY, GroupKind.POINTWISE]
 
 
@@ -116,10 +104,10 @@ def test_a_kept_value_is_one_number() -> None:
     assert fg.kernel(function)(x, y, z, torch.eye(256).bfloat16()).count_nonzero() == 0
 
 
-@MAKES
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
-def test_the_workspace_holds_what_lives_at_once(make: type[nn.Module], target: str) -> None:
-    low = lowered(half(stacked(make, 3, WIDTH, HEADS)), 8, 256, WIDTH, target=target)
+@makes(NeoXLayer)
+@pytest.mark.parametrize("target", some(["sm_90a", "sm_80"], ["sm_90a"]))
+def test_the_workspace_holds_what_lives_at_once_and_is_written_before_it_is_read(make: type[nn.Module], target: str) -> None:
+    low = lowered(half(stacked(make, 2, WIDTH, HEADS)), 8, 256, WIDTH, target=target)
     slots, total = arrange(low.program.call, low.sizes)
     steps = range(len(low.program.steps))
     most = max(sum(s.size for s in slots if s.first <= step <= s.last) for step in steps)
@@ -127,11 +115,6 @@ def test_the_workspace_holds_what_lives_at_once(make: type[nn.Module], target: s
     for one, other in itertools.combinations(slots, 2):
         apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
         assert apart or not one.meets(other)
-
-
-@MAKES
-def test_a_temporary_is_written_before_it_is_read(make: type[nn.Module]) -> None:
-    low = lowered(half(stacked(make, 2, WIDTH, HEADS)), 4, 128, WIDTH)
     written = {spec.key for spec in low.program.buffers if spec.role is Role.INPUT}
     for step in low.program.steps:
         writes = written_by(step)
@@ -139,14 +122,14 @@ def test_a_temporary_is_written_before_it_is_read(make: type[nn.Module]) -> None
         written |= writes
 
 
-@MAKES
-@pytest.mark.parametrize("target", ["sm_90a", "cpu"])
+@makes(GPT2Block)
+@pytest.mark.parametrize("target", some(["sm_90a", "cpu"], ["sm_90a"]))
 def test_launches_and_bytes_grow_with_depth(make: type[nn.Module], target: str) -> None:
-    lows = [lowered(half(stacked(make, count, WIDTH, HEADS)), 8, 256, WIDTH, target=target) for count in (2, 3, 5)]
+    lows = [lowered(half(stacked(make, count, WIDTH, HEADS)), 8, 256, WIDTH, target=target) for count in (1, 2, 3)]
     steps = [len(low.program.steps) for low in lows]
-    assert steps[2] - steps[1] == 2 * (steps[1] - steps[0])
+    assert steps[2] - steps[1] == steps[1] - steps[0]
     bytes_ = [moved(low) for low in lows]
-    assert bytes_[2] - bytes_[1] == 2 * (bytes_[1] - bytes_[0])
+    assert bytes_[2] - bytes_[1] == bytes_[1] - bytes_[0]
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "cpu"])
@@ -161,16 +144,15 @@ def test_a_residual_stream_is_read_once_a_branch(target: str) -> None:
 
         return function
 
-    bytes_ = {depth: moved(lowered(network(depth), 8192, 512, target=target)) for depth in (2, 4, 12, 24)}
-    a_layer = (bytes_[4] - bytes_[2]) / 2
-    assert bytes_[12] - bytes_[4] == 8 * a_layer and bytes_[24] - bytes_[12] == 12 * a_layer
+    bytes_ = {depth: moved(lowered(network(depth), 8192, 512, target=target)) for depth in (2, 3, 8)}
+    assert bytes_[8] - bytes_[3] == 5 * (bytes_[3] - bytes_[2])
 
 
-@MAKES
+@makes(GPT2Block)
 def test_blocks_are_right(make: Callable[[int, int], nn.Module]) -> None:
     torch.manual_seed(1)
     blocks = stacked(make, 2, 64, 4)
     x = torch.randn(2, 10, 64)
     kernel = fg.kernel(lambda x: blocks(x))
     torch.testing.assert_close(kernel(x), blocks(x), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(kernel(x[:1, :7]), blocks(x[:1, :7]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kernel(x[:, :7]), blocks(x[:, :7]), rtol=1e-4, atol=1e-4)

@@ -53,7 +53,7 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for n in range(200):
+    for n in range(50):
         files.write_atomically(path, contents[n % 4])
     stop.set()
     reader.join()

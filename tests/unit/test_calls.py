@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.calls import numbers
 from fusegen.calls.formula import Formula, Operator, Relation, formula_of, minimum, size
 from fusegen.calls.numbers import Numbers, Operation, Scalar, python_condition, python_function
 from fusegen.calls.structure import Kind, Structure, builder
@@ -33,19 +32,6 @@ def chain(length: int) -> Numbers:
     """s + s, and the sum of that and itself, and so on."""
     doubled = [Operation("add", (n, n), is_float=True) for n in range(length)]
     return Numbers((Scalar("s"), *doubled), (("last", length), ("middle", length // 2)))
-
-
-def test_what_two_numbers_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    class Text(numbers._Text):
-        def _spelled(self, line: Operation) -> str:
-            made.append(line.name)
-            return super()._spelled(line)
-
-    monkeypatch.setattr(numbers, "_Text", Text)
-    assert python_function(chain(6), {"s": 1}, {}, {})((None, 1.0)) == {"last": 64.0, "middle": 8.0}
-    assert made == ["add"] * 6
 
 
 def test_a_chain_of_any_length() -> None:

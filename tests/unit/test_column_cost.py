@@ -13,9 +13,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.lanes import FUNCTIONS, Measured, inputs, read
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.ranking import preferred
 from fusegen.schedule.words import plan_words
 from fusegen.target import target
 
@@ -44,32 +43,6 @@ def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
     assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.8
 
 
-def test_what_is_expected_is_about_what_was_measured() -> None:
-    errors = []
-    for case in read(MEASURED):
-        times = {plan_words(plan): time for plan, time in expected_times(*launch_of(case), HOPPER).items()}
-        best = min(case.microseconds.values())
-        errors += [times[words] / time - 1 for words, time in case.microseconds.items() if words in times and time < 1.3 * best]
-    assert len(errors) > 1000 and statistics.mean(map(abs, errors)) < 0.14
-
-
-def test_few_rows_are_summed_by_one_block_and_many_by_several() -> None:
-    launch = lowered("column_sum", 4096, "bfloat16")
-    plans = [preferred(launch, {"x_dim0": rows}, HOPPER) for rows in (2, 300, 16384)]
-    blocks = [plan.resident for plan in plans if isinstance(plan, RowPlan)]
-    assert blocks == sorted(blocks) and blocks[0] == 1 and blocks[-1] > 8
-
-
-@pytest.mark.parametrize("columns", [14449, 31481, 855431])
-@pytest.mark.parametrize("function", ["column_sum", "norm_weights"])
-def test_wide_rows_take_about_as_long_wherever_they_start(function: str, columns: int) -> None:
-    even, odd = (lowered(function, each, "bfloat16") for each in (columns - columns % 8, columns))
-    sizes = {"x_dim0": 256, "y_dim0": 256}
-    plan, time = min(expected_times(odd, sizes, HOPPER).items(), key=lambda pair: pair[1])
-    assert isinstance(plan, RowPlan) and plan.shifted
-    assert time < 1.1 * min(expected_times(even, sizes, HOPPER).values())
-
-
 def softmax_and_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = (x * w).softmax(-1)
     return y, y.sum(0), x.sum(0)
@@ -84,10 +57,6 @@ def kinds(rows: int, name: str = "sm_90a") -> list[GroupKind]:
 def test_sums_stand_apart_while_a_cache_holds_what_is_read_twice() -> None:
     assert kinds(1000) == [GroupKind.ROW, GroupKind.COLUMN]
     assert kinds(4000) == [GroupKind.ROW_COLUMN, GroupKind.ROW_COLUMN], "the second combines what the blocks have summed"
-
-
-def test_of_other_machines_nothing_is_known() -> None:
-    assert kinds(1000, "sm_80") == [GroupKind.ROW_COLUMN, GroupKind.ROW_COLUMN]
 
 
 def written_over(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

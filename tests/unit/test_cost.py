@@ -6,9 +6,6 @@ import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.cost import H200, ProductSize, library_time, product_time
@@ -41,25 +38,6 @@ def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
     ratios = [by_plan[chosen(*case)] / min(by_plan.values()) for case, by_plan in times().items()]
     assert len(ratios) == 144 and statistics.mean(ratios) < 1.02
     assert statistics.quantiles(ratios, n=10)[-1] < 1.05 and max(ratios) < 1.4
-
-
-def test_what_is_expected_is_about_what_was_measured() -> None:
-    errors = []
-    for (rows, columns, depth, products), by_plan in times().items():
-        shape = ProductShape(rows, [columns], depth, products=products)
-        for plan in candidates(shape, HOPPER):
-            errors.append(product_time(H200, plan, shape.sizes, 132) / by_plan[plan.consumers, plan.tile_n] - 1)
-        errors.append(library_time(H200, shape.sizes, 4 * products * rows * columns, 132) / by_plan[None] - 1)
-    assert statistics.mean(map(abs, errors)) < 0.1 and max(map(abs, errors)) < 0.6
-
-
-@pytest.mark.parametrize("change", [{"rows": 2}, {"columns": 2}, {"depth": 2}])
-def test_more_work_takes_longer(change: dict[str, int]) -> None:
-    size: dict[str, Any] = {"rows": 4096, "columns": 4096, "depth": 4096}
-    small, large = ProductSize(**size), ProductSize(**size | {k: v * size[k] for k, v in change.items()})
-    (plan, *_) = candidates(ProductShape(4096, [4096], 4096), HOPPER)
-    assert 1.8 < product_time(H200, plan, (large,), 132) / product_time(H200, plan, (small,), 132) < 2.2
-    assert 1.8 < library_time(H200, (large,), 0, 132) / library_time(H200, (small,), 0, 132) < 2.2
 
 
 def test_fewer_multiprocessors_take_longer() -> None:

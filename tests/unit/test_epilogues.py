@@ -65,26 +65,6 @@ def test_gate_and_up_share_the_accumulator() -> None:
     assert found.spilled == 0 and not found.warnings
 
 
-def test_one_of_two_products_may_be_kept_beside_what_they_give() -> None:
-    def function(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        up = F.linear(x, u)
-        return up, F.silu(F.linear(x, g)) * up
-
-    low = lowered(function, meta(4096, 2048), meta(4096, 2048), meta(4096, 2048))
-    (part,) = parts(low)
-    assert len(part.products) == len(part.outputs) == 2
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_results_that_share_a_conversion_are_of_one_epilogue(bias: bool) -> None:
-    def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.linear(x, w, b if bias else None).float()
-        return y.sigmoid(), y * b
-
-    low = lowered(function, meta(4096, 4096), meta(4096, 4096), meta(4096))
-    assert kinds(low) == [GroupKind.CONTRACTION] and len(low.groups[0].outputs) == 2
-
-
 def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
     def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first, second = x @ w, y @ w
@@ -92,27 +72,6 @@ def test_a_product_that_an_epilogue_reads_is_no_result_of_it() -> None:
 
     low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
     assert len(low.groups) == 2 and all(set(group.outputs).isdisjoint(group.inputs) for group in low.groups)
-
-
-def test_an_end_whose_product_cannot_join_stays_one() -> None:
-    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        first = x @ w
-        return first, (y @ w).relu() * first
-
-    low = lowered(function, meta(512, 512), meta(512, 512), meta(512, 512))
-    assert [part.products for part in parts(low)] != [] and all(len(part.outputs) == 1 for part in parts(low))
-
-
-def test_a_third_product_is_another_launch() -> None:
-    low = lowered(lambda x, a, b, c: (x @ a) * (x @ b) * (x @ c), *(meta(64, 64) for _ in range(4)))
-    assert sorted(len(part.products) for part in parts(low)) == [1, 2]
-
-
-def test_products_of_other_operands_are_launches_of_their_own() -> None:
-    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return (x @ w).relu(), (y @ w).relu()
-
-    assert len(lowered(function, meta(64, 64), meta(64, 64), meta(64, 64)).program.steps) == 2
 
 
 def test_launches_that_would_wait_for_each_other_stay_apart() -> None:
@@ -160,28 +119,7 @@ def test_columns_that_overlap_are_computed_once() -> None:
     assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
 
 
-def test_columns_that_are_wanted_together_stay_one_product() -> None:
-    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.linear(x, w, None)
-        return y.relu(), y[:, :32].exp()
-
-    low = lowered(function, meta(64, 64), meta(64, 64))
-    assert sum(len(group.anchors) for group in low.groups) == 1
-
-
-@pytest.mark.parametrize(
-    "function", [lambda y: y.softmax(-1), lambda y: F.rms_norm(y, (4096,)), lambda y: y - y.mean(-1, keepdim=True)]
-)
-def test_what_takes_a_row_again_has_its_statistics_by_itself(function: Callable[[Tensor], Tensor]) -> None:
-    low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
-    assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
-    assert [len(group.outputs) for group in low.groups] == [1, 1]
-
-
-@pytest.mark.parametrize("function", [
-    lambda y: (y.softmax(-1), y.logsumexp(-1)), lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)),
-    lambda y: (y.amax(-1), y.argmax(-1)), lambda y: (y.sum(-1), y.sum(0)),
-])  # fmt: skip
+@pytest.mark.parametrize("function", [lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)), lambda y: (y.sum(-1), y.sum(0))])
 def test_where_a_kernel_takes_a_row_it_has_all_statistics_of_it(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
     epilogue, *_ = low.groups
@@ -198,7 +136,7 @@ def test_a_row_that_is_written_in_place_has_its_statistics_there() -> None:
     assert len(low.program.steps) == 2
 
 
-@pytest.mark.parametrize("rows", [slice(3, 4), slice(2, 6), slice(7, None)])
+@pytest.mark.parametrize("rows", [slice(2, 6)])
 def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.gelu((x.unflatten(0, (2, 8)) @ w)[:, rows])
@@ -215,24 +153,6 @@ def test_each_result_that_is_copied_has_a_kernel_of_its_own_name() -> None:
 
     low = lowered(function, meta(4, 128, 64), meta(128, 64))
     assert len(low.sources) == len({source.entry for source in low.sources}) == 3
-
-
-def test_a_product_is_split_for_tensor_cores_alone() -> None:
-    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x, w).chunk(2, -1)
-
-    assert len(parts(lowered(function, meta(64, 64), meta(64, 64)))) == 2
-    assert kinds(lowered(function, meta(64, 64), meta(64, 64), target="cpu")).count(GroupKind.LIBRARY) == 1
-
-
-def test_names_of_what_an_epilogue_takes_and_gives_are_the_users_too() -> None:
-    def function(product: Tensor, w: Tensor, up: Tensor, second: float, out_0: float, result_1: float) -> tuple[Tensor, Tensor]:
-        y = F.linear(product, w) * second
-        return y * out_0, F.silu(y * result_1) * F.linear(product, up)
-
-    low = lowered(function, meta(64, 64), meta(64, 64), meta(64, 64), 0.5, 1.5, 2.5)
-    for source in low.sources:
-        assert not figures(source).warnings
 
 
 # Statistics of heads.
@@ -253,31 +173,16 @@ def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None
     assert not figures(low.sources[0]).warnings
 
 
-@pytest.mark.parametrize("head", [80, 512])
-def test_heads_that_no_accumulator_holds_are_normalized_behind_it(head: int) -> None:
-    low = lowered(lambda x, w, c, s: normed(x, w, head, c, s), meta(2, 64, 64), meta(2 * head, 64), meta(64, head), meta(64, head))
-    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.ROW]
-
-
 @pytest.mark.parametrize(
     "function",
     [
         lambda y: y / y.sum(1, keepdim=True),
-        lambda y: y / y.sum((1, 2), keepdim=True),
-        lambda y: y / y.flatten(1).sum(-1)[:, None, None],
         lambda y: y - y.sum(0),
         lambda y: y - y.roll(1, 1).sum(-1, keepdim=True),
         lambda y: y - y.roll(1, 0).sum(-1, keepdim=True),
-        lambda y: y - y.logsumexp(-1, keepdim=True),
     ],
-    ids=["across heads", "of rows", "of flat rows", "of columns", "of the next head", "of the next row", "of a pair"],
+    ids=["across heads", "of columns", "of the next head", "of the next row"],
 )
 def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
     low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))
     assert kinds(low)[0] is GroupKind.LIBRARY and len(kinds(low)) > 1
-
-
-def test_what_a_statistic_reads_lies_in_memory_or_in_the_same_head() -> None:
-    """A statistic of what has nothing to do with the product is found before."""
-    low = lowered(lambda x, w, y: F.linear(x, w) * y.sum(-1, keepdim=True), meta(64, 64), meta(64, 64), meta(64, 64))
-    assert kinds(low) == [GroupKind.ROW, GroupKind.CONTRACTION]

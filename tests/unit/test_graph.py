@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
 from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import size_symbol
+from tests.naming import case
 
 N = size_symbol("n")
 
@@ -49,14 +52,6 @@ def test_what_no_result_needs_is_left_out_and_inputs_stay() -> None:
     assert [s.name for s in graph.inputs] == ["x", "y"]
 
 
-def test_ancestors_and_users() -> None:
-    builder, x = start()
-    a = builder.add(Op.EXP, [x])
-    graph = builder.build([builder.add(Op.ADD, [a, x])])
-    assert graph.users == ((1, 2), (2,), ())
-    assert graph.ancestors[2] == {0, 1} and graph.operands(2) == (graph.nodes[1], graph.nodes[0])
-
-
 def test_shapes_and_dtypes_are_inferred() -> None:
     builder, x = start()
     comparison = builder.nodes[builder.add(Op.GT, [x, builder.constant(0)])]
@@ -76,20 +71,20 @@ def test_sizes_that_do_not_fit_say_which() -> None:
 I64, F32, F64, BOOL = DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.BOOL
 
 
-@pytest.mark.parametrize("a", list(DType))
-@pytest.mark.parametrize("b", list(DType))
-def test_promotion_is_torch_s(a: DType, b: DType) -> None:
-    tensors, scalars = [torch.ones(2, dtype=d.torch) for d in (a, b)], [torch.ones((), dtype=d.torch) for d in (a, b)]
-    assert promote([a, b], [False, False]).torch is torch.result_type(*tensors)
-    assert promote([a, b], [False, False], [False, True]).torch is torch.result_type(tensors[0], scalars[1])
-    assert promote([a, b], [False, False], [True, True]).torch is torch.result_type(*scalars)
+def test_promotion_is_torch_s() -> None:
+    for a, b in itertools.product(DType, repeat=2):
+        tensors, scalars = [torch.ones(2, dtype=d.torch) for d in (a, b)], [torch.ones((), dtype=d.torch) for d in (a, b)]
+        with case((a, b)):
+            assert promote([a, b], [False, False]).torch is torch.result_type(*tensors)
+            assert promote([a, b], [False, False], [False, True]).torch is torch.result_type(tensors[0], scalars[1])
+            assert promote([a, b], [False, False], [True, True]).torch is torch.result_type(*scalars)
 
 
-@pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize(("number", "kind"), [(True, BOOL), (2, I64), (2.5, F32), (2.5, F64)])
-def test_numbers_promote_as_in_torch(dtype: DType, number: float, kind: DType) -> None:
-    for tensor in (torch.ones(2, dtype=dtype.torch), torch.ones((), dtype=dtype.torch)):
-        assert promote([dtype, kind], [False, True], [not tensor.dim(), True]).torch is torch.result_type(tensor, number)
+def test_numbers_promote_as_in_torch() -> None:
+    for dtype, (number, kind) in itertools.product(DType, [(True, BOOL), (2, I64), (2.5, F32), (2.5, F64)]):
+        for tensor in (torch.ones(2, dtype=dtype.torch), torch.ones((), dtype=dtype.torch)):
+            with case((dtype, number, tensor.dim())):
+                assert promote([dtype, kind], [False, True], [not tensor.dim(), True]).torch is torch.result_type(tensor, number)
 
 
 def test_the_text_of_a_graph_names_the_user_s_lines() -> None:

@@ -12,7 +12,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse.groups import GroupKind
+from tests.naming import case
 from tests.unit.eager import agree, randn
+from tests.unit.gate import some
 
 HEADS, CHANNELS = 4, 64
 
@@ -50,12 +52,6 @@ def of_one_table(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return gathered(torch.bmm(F.softmax(scores, -1), merged(v)), q.shape[0])
 
 
-def reduced(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """Statistics of either dim, of which some are wanted merged."""
-    scores = torch.bmm(merged(q), merged(k).transpose(1, 2))
-    return scores.amax(1), scores.sum((1, 2)) * 2, scores.mean(0), (scores - scores.amax(2, keepdim=True)).exp().sum(-1)
-
-
 def of_matrices(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Of any dims in front: of none, of a batch, of a batch and groups of heads."""
     return torch.softmax(q @ k.mT * 0.125, -1) @ v
@@ -87,26 +83,11 @@ def with_an_epilogue(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return of_matrices(q, k, v) * gate.sigmoid() + gate
 
 
-def with_its_weights(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    weights = torch.softmax(q @ k.mT, -1)
-    return weights @ v, weights
-
-
 def of_one_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Layers without heads: each one's residual sum is the next one's queries."""
     for _ in range(3):
         q = q + of_matrices(q, k, v) * 0.5
     return q
-
-
-def of_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A difference of two, of which one merges batch and heads and the other groups them."""
-    grouped = (x.unflatten(-1, (HEADS, CHANNELS)).transpose(1, 2).unflatten(1, (2, -1)) for x in (q, k, v))
-    return gathered(merged_alone(q, k, v) - of_matrices(*grouped).flatten(0, 2), q.shape[0])
-
-
-def merged_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return of_matrices(*(merged(x) for x in (q, k, v)))
 
 
 def rows(*lengths: int, batch: int = 2) -> tuple[Tensor, ...]:
@@ -126,14 +107,9 @@ ATTENTION: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
 """Ways to write it, and small inputs."""
 
 
-@pytest.mark.parametrize("function", ATTENTION, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", some(ATTENTION, [biased, of_windows]), ids=lambda f: f.__name__)
 def test_values(function: Callable[..., Tensor]) -> None:
     agree(function, ATTENTION[function])
-
-
-def test_values_of_statistics_and_of_one_batch() -> None:
-    agree(reduced, rows(5, 7), rows(4, 4))
-    agree(plain, rows(5, 7, 7, batch=1))
 
 
 def longer(tensor: Tensor) -> Tensor:
@@ -142,30 +118,18 @@ def longer(tensor: Tensor) -> Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
 
 
-@pytest.mark.parametrize("function", ATTENTION, ids=lambda f: f.__name__)
-def test_one_launch(function: Callable[..., Tensor]) -> None:
-    low = fg.kernel(function).lower(*map(longer, ATTENTION[function]), target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION] and len(low.program.steps) == 1
+def test_one_launch() -> None:
+    for function, inputs in ATTENTION.items():
+        with case(function.__name__):
+            low = fg.kernel(function).lower(*map(longer, inputs), target="sm_90a")
+            assert [group.kind for group in low.groups] == [GroupKind.ATTENTION] and len(low.program.steps) == 1
 
 
-LEADING = [(), (3,), (2, 3), (2, 3, 2), (1, 1, 1, 2)]
-
-
-@pytest.mark.parametrize("leading", LEADING, ids=str)
-def test_any_dims_in_front(leading: tuple[int, ...]) -> None:
-    inputs = tuple(randn(*leading, length, CHANNELS) for length in (5, 7, 7))
-    agree(of_matrices, inputs)
-    low = fg.kernel(of_matrices).lower(*map(longer, inputs), target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
-
-
-@pytest.mark.parametrize(("function", "launches"), [(with_its_weights, 1), (of_one_another, 3), (of_two, 2)])
-def test_several_uses(function: Callable[..., Tensor], launches: int) -> None:
-    """Attention beside a result of the same scores, in layers, and twice in one result."""
-    inputs = rows(5, 7, 7) if function is of_two else tuple(randn(2, length, CHANNELS) for length in (5, 7, 7))
-    agree(function, inputs)
-    low = fg.kernel(function).lower(*map(longer, inputs), target="sm_90a")
-    assert [group.kind for group in low.groups].count(GroupKind.ATTENTION) == launches
+def test_layers_of_attention() -> None:
+    inputs = tuple(randn(2, length, CHANNELS) for length in (5, 7, 7))
+    agree(of_one_another, inputs)
+    low = fg.kernel(of_one_another).lower(*map(longer, inputs), target="sm_90a")
+    assert [group.kind for group in low.groups].count(GroupKind.ATTENTION) == 3
 
 
 def test_what_the_kernel_cannot_read_stays_as_it_is_written() -> None:

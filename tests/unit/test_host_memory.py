@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -45,6 +46,7 @@ def _flags_of_results() -> tuple[list[str], list[str]]:
     return _flags(large.data_ptr() + large.nbytes // 2), _flags(small.data_ptr() + small.nbytes // 2)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE") or not HUGE_PAGES.exists(), reason="this system has no pages of 2 MiB")
 def test_large_results_ask_for_large_pages() -> None:
     """In a process of its own: elsewhere a small tensor may lie where a large one did, and what that asked for stays."""
@@ -53,16 +55,15 @@ def test_large_results_ask_for_large_pages() -> None:
     assert "hg" in large and "hg" not in small
 
 
-@pytest.mark.parametrize("count", [1 << 20, (1 << 20) + 1, 2_100_003])
-@pytest.mark.parametrize("offset", [0, 1, 4096])
-def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch, count: int, offset: int) -> None:
+def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(host_memory, "_ADVISE", lambda first, size, _: asked.append((first, size)))
-    tensor = torch.empty(count + offset)[offset:]
-    assert host_memory.in_large_pages(tensor) is tensor
-    ((first, size),) = asked
-    assert first % (2 << 20) == size % (2 << 20) == 0
-    assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
+    for count, offset in itertools.product((1 << 20, (1 << 20) + 1, 2_100_003), (0, 1, 4096)):
+        tensor = torch.empty(count + offset)[offset:]
+        assert host_memory.in_large_pages(tensor) is tensor
+        first, size = asked.pop()
+        assert first % (2 << 20) == size % (2 << 20) == 0 and not asked
+        assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
 
 
 @pytest.mark.parametrize("advise", [None, lambda first, size, advice: -1])
@@ -79,6 +80,7 @@ def test_a_large_result_that_something_else_stands_in_for() -> None:
         torch.func.grad(lambda t: (kernel(x) * t).sum())(torch.tensor(2.0))
 
 
+@pytest.mark.deep
 def test_torch_compile_looks_on(tmp_path: Path) -> None:
     kernel, weight = built(tmp_path / "kernels", row, (torch.randn(7, 1024), torch.randn(1024))), torch.randn(1024)
     compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")

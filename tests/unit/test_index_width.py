@@ -12,7 +12,7 @@ import torch
 import fusegen as fg
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import axis_symbol, size_symbol
+from fusegen.ir.symbolic import axis_symbol
 from fusegen.schedule import index_width
 from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.terms import Leaf, Term, Terms
@@ -60,16 +60,6 @@ def test_what_may_overflow_stays_wide(op: Op) -> None:
     assert b.operand_types(b.compared(root, b.constant(3))) == [DType.INT64] * 2
 
 
-@pytest.mark.parametrize(
-    ("limit", "factor", "narrow"), [(1000, 1000, True), (SMALL // 8, 8, True), (SMALL // 8, 9, False), (SMALL, 2, False)]
-)
-def test_products_by_their_bounds(limit: int, factor: int, narrow: bool) -> None:
-    for sign in (1, -1):
-        b = Builder()
-        root = b.compared(b.op(Op.MUL, b.coordinate(X), b.constant(sign * factor)), b.constant(0))
-        assert (b.operand_types(root, limit) == [DType.INT32] * 2) is narrow
-
-
 @pytest.mark.parametrize("op", [Op.ADD, Op.SUB, Op.MUL], ids=lambda op: op.row.name)
 @pytest.mark.parametrize("inner", [Op.ADD, Op.SUB], ids=lambda op: op.row.name)
 def test_ranges_are_those_of_all_values(op: Op, inner: Op, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,19 +74,6 @@ def test_ranges_are_those_of_all_values(op: Op, inner: Op, monkeypatch: pytest.M
         values = [*parts[0], *parts[1], *(compute[op](x, y) for x in parts[0] for y in parts[1])]
         narrow = -fits <= min(values) and max(values) <= fits
         assert (b.operand_types(b.compared(root, b.constant(1)), limit) == [DType.INT32] * 2) is narrow, (a, c)
-
-
-def test_constants_beyond_31_bits_stay_wide() -> None:
-    for value in (SMALL + 1, -SMALL - 1, 2**40):
-        b = Builder()
-        assert b.operand_types(b.compared(b.coordinate(X), b.constant(value))) == [DType.INT64] * 2
-
-
-def test_a_size_is_small_and_an_expression_of_sizes_is_not_known_to_be() -> None:
-    b = Builder()
-    n, m = size_symbol("n"), size_symbol("m")
-    assert b.operand_types(b.compared(b.coordinate(X), b.coordinate(n))) == [DType.INT32] * 2
-    assert b.operand_types(b.compared(b.coordinate(X), b.coordinate(n * m))) == [DType.INT64] * 2
 
 
 def test_values_that_are_no_coordinates_keep_their_type() -> None:

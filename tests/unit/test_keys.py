@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fusegen.runtime.keys import Values, key_function, part
+from tests.naming import case
 from tests.unit.eager import randn
 
 
@@ -38,16 +40,14 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("recording", [False, True])
-def test_the_part_of_an_argument(name: str, static: bool, recording: bool) -> None:
-    values: Values = (VALUES[name], 2.5)
-    with torch.set_grad_enabled(recording):
-        wanted = (part(values[0], static), part(values[1], False), torch.get_default_dtype())
-        key = key_function([static, False])(values)
-    assert key == wanted or repr(key) == repr(wanted)  # NaN equals nothing
-    assert list(map(type, key)) == list(map(type, wanted))
+def test_the_part_of_an_argument() -> None:
+    for (name, value), static, recording in itertools.product(VALUES.items(), (False, True), (False, True)):
+        values: Values = (value, 2.5)
+        with case((name, static, recording)), torch.set_grad_enabled(recording):
+            wanted = (part(value, static), part(2.5, False), torch.get_default_dtype())
+            key = key_function([static, False])(values)
+            assert key == wanted or repr(key) == repr(wanted)  # NaN equals nothing
+            assert list(map(type, key)) == list(map(type, wanted))
 
 
 def test_no_parameter_and_another_number_of_values() -> None:

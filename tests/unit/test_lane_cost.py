@@ -15,12 +15,9 @@ import torch
 import fusegen as fg
 from fusegen.bench.lanes import FUNCTIONS, document, inputs, read
 from fusegen.bench.record import environment
-from fusegen.runtime import tuned
-from fusegen.schedule import lane_cost
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import expected_times, preferred
-from fusegen.schedule.row_work import RowWork
 from fusegen.schedule.words import plan_words
 from fusegen.target import target
 
@@ -68,22 +65,6 @@ def test_the_choice_is_close_to_the_best_that_was_measured(kind: type, fewest: i
     assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.6
 
 
-def test_what_is_expected_is_about_what_was_measured() -> None:
-    errors = []
-    for case in cases():
-        best = min(case.times.values())
-        times = {plan_words(plan): time for plan, time in expected_times(case.launch, case.sizes, HOPPER).items()}
-        errors += [times[words] / time - 1 for words, time in case.times.items() if words in times and time < 1.3 * best]
-    assert len(errors) > 5000 and statistics.mean(map(abs, errors)) < 0.08
-
-
-def test_few_rows_have_many_threads_and_many_rows_have_few() -> None:
-    launch = lowered("layer_norm", 4096, torch.bfloat16, one_row=False)
-    plans = [preferred(launch, {"x_dim0": rows}, HOPPER) for rows in (2, 100, 1000, 16384)]
-    threads = [plan.threads for plan in plans if plan is not None]
-    assert threads == sorted(threads, reverse=True) and threads[0] == 512 and threads[-1] == 128
-
-
 def test_rows_that_no_cache_holds_are_shared() -> None:
     """Softmax of 512 x 262144 takes 283 µs on an H200 where each block loops over a row: 69 MB are under way."""
     launch, sizes = lowered("softmax", 262144, torch.bfloat16, one_row=False), {"x_dim0": 512}
@@ -101,35 +82,6 @@ def test_a_staged_row_that_leaves_no_room_for_the_next_costs_more() -> None:
     staged = {plan: t for plan, t in times.items() if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED}
     (alone,) = (t for plan, t in staged.items() if plan.threads == plan.block == 1024)
     assert alone > 1.02 * min(staged.values()) and alone == pytest.approx(156, rel=0.1)
-
-
-@pytest.mark.parametrize(("threads", "chunks", "blocks"), [(128, 4, 9), (512, 4, 2), (512, 1, 2), (1024, 1, 1), (64, 1, 20)])
-def test_registers_limit_the_blocks_of_a_multiprocessor(threads: int, chunks: int, blocks: int) -> None:
-    plan = RowPlan(threads, 1, 8, chunks, Persistence.REGISTERS, exact=True, resident=0)
-    work = RowWork(rows=1000, columns=4096, moved=0, itemsize=2, held=2, operands=2, shared=0, reductions=1)
-    assert lane_cost._resident(plan, work) == blocks
-
-
-@pytest.mark.parametrize("columns", [4096, 11008, 65536])
-def test_what_was_measured_nearby_tells_plans_from_each_other(columns: int) -> None:
-    """One that asks for weights together with the row, say, from one that does not."""
-    candidates = [p for p in lowered("layer_norm", columns, torch.bfloat16, one_row=False).candidates if isinstance(p, RowPlan)]
-    alike = [tuned._most_alike(plan.traits, candidates) for plan in candidates]
-    kept = [(plan.persistence, plan.keeps_shared, plan.drains) for plan in candidates]
-    assert [(p.persistence, p.keeps_shared, p.drains) for p in alike if isinstance(p, RowPlan)] == kept
-
-
-def test_of_other_machines_nothing_is_known() -> None:
-    (launch,) = fg.kernel(FUNCTIONS["softmax"]).lower(torch.empty(2, 4096, device="meta"), target="sm_80").program.launches
-    assert launch.candidates and launch.plan == launch.candidates[0]
-    assert expected_times(launch, {"x_dim0": 2}, target("sm_80")) == {}
-
-
-def test_sums_of_columns_keep_their_plan() -> None:
-    kernel = fg.kernel(lambda x: (x.softmax(-1), x.sum(0)))
-    first, second = kernel.lower(torch.empty(5000, 4096, device="meta"), target="sm_90a").program.launches
-    assert len(first.candidates) > 1 and first.plan == first.candidates[0] and second.candidates == ()
-    assert expected_times(first, {"x_dim0": 5000}, HOPPER) == {} and preferred(second, {"x_dim0": 5000}, HOPPER) is None
 
 
 def test_calls_take_the_plan_of_their_sizes() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.errors import CompileError
 from fusegen.source import Source, strip_comments
+from tests.unit.gate import some
 
 nvrtc = pytest.importorskip("fusegen.jit.nvrtc", reason="needs cuda-bindings")
 pytest.importorskip("cuda.core", reason="needs cuda-core")
@@ -19,19 +19,6 @@ pytest.importorskip("cuda.core", reason="needs cuda-core")
 
 def source(value: float = 2.0, target: str = "sm_90a") -> Source:
     return fg.kernel(lambda x: (x * value).softmax(-1)).lower(torch.empty(4, 64, device="meta"), target=target).sources[0]
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100", "sm_120"])
-def test_text_compiles_for_every_architecture(target: str) -> None:
-    def function(x, w):  # type: ignore[no-untyped-def]
-        y = F.gelu(F.layer_norm(x, (64,), w))
-        return y, y.sum(0), torch.cat([x[:, 32:], -x[:, :32]], -1), (x > 0).sum(-1), x.int() // 3 % 7
-
-    low = fg.kernel(function).lower(
-        torch.empty(4, 64, device="meta", dtype=torch.bfloat16), torch.empty(64, device="meta"), target=target
-    )
-    for each in low.sources:
-        assert nvrtc.compile_cubin(each, target).cubin[:4] == b"\x7fELF"
 
 
 def test_several_are_compiled_side_by_side_and_stay_in_order() -> None:
@@ -70,18 +57,6 @@ def test_comments_are_no_part_of_the_key() -> None:
     assert replace(first, math=first.math + " ").digest == first.digest
 
 
-def test_text_that_is_refused_is_our_error_with_the_log() -> None:
-    broken = replace(source(), pipeline='extern "C" __global__ void fg_broken() { nonsense; }', entry="fg_broken")
-    with pytest.raises(CompileError, match="nonsense") as caught:
-        nvrtc.compile_cubin(broken, "sm_90a")
-    assert caught.value.mend and caught.value.where
-
-
-def test_ptx() -> None:
-    text = nvrtc.compile_ptx(source(), "sm_90a")
-    assert ".target sm_90a" in text and ".visible .entry fg_" in text
-
-
 # No contraction.
 
 
@@ -115,7 +90,7 @@ def test_nothing_is_contracted_in_ptx() -> None:
     assert "mul.rn.f32" in ptx and "fma." not in ptx
 
 
-@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "sin", "tanh", "erf"])
+@pytest.mark.parametrize("name", some(["exp", "expm1", "log", "log1p", "sin", "tanh", "erf"], ["erf"]))
 def test_functions_of_cuda_fuse_inside(name: str) -> None:
     """Their polynomials say so themselves: their accuracy does not depend on the flag."""
     low = fg.kernel(lambda x: getattr(torch, name)(x)).lower(torch.empty(64, device="meta"), target="sm_90a")

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.ir.ops import Op
-from fusegen.ir.reductions import REDUCTIONS
 from fusegen.schedule.bodies import ColumnBody, RowBody
 from tests.unit.eager import agree, randn
+from tests.unit.gate import some
 
 BF16, F16, F32, F64, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32
 INF, NAN = math.inf, math.nan
@@ -46,8 +46,8 @@ def launches(function: Callable[..., Any], *arguments: Tensor, target: str = "sm
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("dtype", [F32, BF16, I32])
+@pytest.mark.parametrize("length", some(LENGTHS, [3, 1000, 4097]))
+@pytest.mark.parametrize("dtype", some([F32, BF16, I32], [F32]))
 def test_the_first_of_equal_values(length: int, dtype: torch.dtype) -> None:
     agree(places, (ties(3, length, dtype=dtype),), (torch.zeros(2, length, dtype=dtype),))
 
@@ -55,21 +55,14 @@ def test_the_first_of_equal_values(length: int, dtype: torch.dtype) -> None:
 def test_a_vocabulary() -> None:
     x = ties(2, 50257)
     x[1, 50256] = 7.0
-    agree(places, (x,), (randn(2, 50257),))
+    agree(places, (x,))
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("dtype", [F32, F64, F16])
+@pytest.mark.parametrize("dtype", some([F32, F64, F16], [F32]))
 def test_nan_and_infinities(dtype: torch.dtype) -> None:
     hard = HARD.to(dtype)
     agree(lambda x: (*places(x), x.argmax(0), x.argmin(0), *x.max(0), x.argmax(), x.argmin()), (hard,), (hard.repeat(1, 30),))
-
-
-@pytest.mark.usefixtures("either")
-def test_integers_at_the_ends_of_their_range() -> None:
-    agree(places, (torch.tensor([[-128, 127, -128, 127], [-128] * 4], dtype=I8),))
-    ends = torch.iinfo(torch.int64)
-    agree(places, (torch.tensor([[ends.min, ends.min, ends.max], [ends.min] * 3, [ends.max] * 3]),))
 
 
 @pytest.mark.usefixtures("either")
@@ -78,13 +71,7 @@ def test_places_over_rows_of_columns() -> None:
     agree(lambda x: (x.argmax(0), *x.min(0)), (ties(700, 9),), (ties(70, 130, dtype=BF16),), (torch.zeros(300, 3),))
 
 
-@pytest.mark.usefixtures("either")
-def test_views_and_other_dims() -> None:
-    x = ties(4, 6, 8)
-    agree(lambda x: (x.argmax(1), x.mT.argmax(-1), x[:, ::2].argmin(-1), *x.permute(2, 0, 1).max(1), x.argmax()), (x,))
-    agree(lambda x, b: ((x + b).argmax(-1), b.expand(5, 8).argmin(0)), (x, ties(8)))
-
-
+@pytest.mark.deep
 @pytest.mark.usefixtures("either")
 def test_indices_in_further_math() -> None:
     def one_hot(x: Tensor) -> tuple[Tensor, ...]:
@@ -95,13 +82,8 @@ def test_indices_in_further_math() -> None:
     agree(one_hot, (ties(5, 33),), (randn(3, 1000, dtype=BF16),))
 
 
-def test_results_are_int64_and_named() -> None:
-    found = fg.kernel(lambda x: x.max(-1))(ties(3, 5, dtype=BF16))
-    assert isinstance(found, torch.return_types.max) and found.values.dtype is BF16 and found.indices.dtype is torch.int64
-
-
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", some(LENGTHS, [33, 4097]))
 def test_sums_of_exponentials(length: int) -> None:
     agree(
         lambda x: (x.logsumexp(-1), x.logsumexp(0)),
@@ -118,7 +100,7 @@ def test_sums_of_exponentials_of_infinities() -> None:
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64])
+@pytest.mark.parametrize("dtype", some([F32, BF16, F16, F64], [BF16]))
 def test_moments_of_columns(dtype: torch.dtype) -> None:
     agree(
         lambda x: (x.var(0), x.std(0), *torch.var_mean(x, 0, correction=0)),
@@ -134,21 +116,6 @@ def test_moments_far_from_zero() -> None:
     agree(lambda x: x.var(0), (randn(700, 4) + 1e4,), (torch.full((50, 33), 3.3),), (torch.full((50, 33), 1e30),))
     equal = fg.kernel(lambda x: x.var(0))(torch.full((129, 9), 3.3))
     assert torch.equal(equal, torch.zeros(9))
-
-
-def test_moments_of_long_rows() -> None:
-    x = randn(2, 50257)
-    x[1] += 1e4
-    agree(lambda x: torch.var_mean(x, -1), (x,), (x.bfloat16(),))
-    double = x.double().var(-1)
-    ours = fg.kernel(lambda x: x.var(-1))(x).double()
-    assert ((ours - double) / double).abs().max() < 2.0**-20
-
-
-def test_moments_of_what_is_not_finite() -> None:
-    x = randn(40, 4)
-    x[3, 0], x[5, 1], x[7, 2] = INF, NAN, 3e38
-    agree(lambda x: x.var(0), (x,))
 
 
 def test_one_launch_and_one_pass() -> None:
@@ -175,11 +142,3 @@ def test_columns_are_read_along_memory() -> None:
     low = fg.kernel(lambda x: (x.var(0), x.mean(0))).lower(torch.empty(8192, 4096, device="meta"), target="sm_90a")
     body = low.program.launches[0].kernel.body
     assert isinstance(body, RowBody) and body.plan.tiled and body.plan.lanes == 4
-
-
-@pytest.mark.parametrize("op", REDUCTIONS, ids=repr)
-def test_every_row_has_an_identity_a_component(op: Op) -> None:
-    monoid = REDUCTIONS[op]
-    names = [c.name for c in monoid.components]
-    assert len(set(names)) == len(names)
-    assert all(float(c.identity[0]) == float(c.identity[0]) and int(c.identity[1]) is not None for c in monoid.components)

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partialmethod
 
 import pytest
 import torch
@@ -14,17 +13,17 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.errors import VerificationError
-from fusegen.ir.symbolic import Axes, axis_symbol, product, size_symbol
+from fusegen.ir.symbolic import Axes, axis_symbol
 from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.lower import context
-from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
+from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.schedule.words import plan_words
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
+from tests.naming import case
 from tests.unit.ptxas import figures
 
 REGISTERS = 65536  # of a multiprocessor; of a block as well
@@ -70,33 +69,6 @@ def test_row_plans_fit_the_machine(machine: Target, itemsize: int) -> None:
             fits_the_machine(plan, machine, columns, itemsize, reductions, inputs, sums)
 
 
-def test_a_bound_of_a_row_is_not_its_length() -> None:
-    name = size_symbol("n")
-    rows = RowFeatures(Axes((axis_symbol("column"),), (name,)), [2], 1, 0, 1, 2)
-    for bound in (32, 64, 1024, 8192, 32768):
-        for plan in row_plans(rows, target("sm_90a"), {"n": 8}, {"n": bound}):
-            assert not plan.exact and plan.lanes <= 8 and (plan.persistence is Persistence.LOOPED or covered(plan) >= bound)
-    assert [plan.persistence for plan in row_plans(rows, target("sm_90a"), {"n": 8}, {})] == [Persistence.LOOPED]
-
-
-@pytest.mark.parametrize(("columns", "threads"), [(11008, 352), (5120, 160), (20480, 640), (6144, 192), (768, 32)])
-def test_a_row_of_any_length_can_fill_its_warps(columns: int, threads: int) -> None:
-    plans = row_plans(features(columns, 2, 0.5, 0, 2, 2), target("sm_90a"), {}, {})
-    (plan,) = (plan for plan in plans if plan.threads == threads and plan.persistence is Persistence.REGISTERS)
-    assert covered(plan) < columns * 1.05
-
-
-def test_tiles_of_columns_cover_a_row_whatever_its_length() -> None:
-    for columns in LENGTHS:
-        for machine in cuda_targets():
-            for plan in row_plans(features(columns, 4, 0, 1, 0, 0), machine, {}, {}):
-                assert plan.tiled and plan.chunks == 1 and plan.block <= 1024 and plan.exact is (columns % plan.span == 0)
-                assert plan.cluster <= machine.cluster and plan.finishes is (plan.resident <= machine.cluster)
-                assert plan.threads > 32 or plan.threads * plan.lanes < 2 * columns + plan.lanes, "threads that have nothing to do"
-    unknown = RowFeatures(Axes((axis_symbol("column"),), (size_symbol("n"),)), [4], 0, 1, 0, 0)
-    assert not row_plans(unknown, target("sm_90a"), {}, {})[0].exact
-
-
 @pytest.mark.parametrize("itemsizes", [(1,), (2,), (4,), (8,), (2, 4), (1, 8)])
 @pytest.mark.parametrize("shape", [(7,), (8,), (1 << 22,), (5, 7), (5, 12), (5, 64), (3, 5, 6)])
 def test_pointwise_plans_divide_their_rows(itemsizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -118,10 +90,14 @@ def of_launch(plan: ContractionPlan | AttentionPlan) -> None:
     assert 128 * (plan.producer_registers + plan.consumers * plan.consumer_registers) <= REGISTERS
 
 
-@pytest.mark.parametrize("rows", [1, 64, 65, 500, 8192])
-@pytest.mark.parametrize("columns", [[8], [64], [200], [256, 64, 64], [384], [4096]], ids=str)
-@pytest.mark.parametrize("products, head, words", [(1, 1, 1), (2, 1, 1), (1, 192, 2), (2, 128, 6), (1, 256, 4)])
-def test_plans_of_products_fit_the_machine(rows: int, columns: list[int], products: int, head: int, words: int) -> None:
+def test_plans_of_products_fit_the_machine() -> None:
+    parts = [(1, 1, 1), (2, 1, 1), (1, 192, 2), (2, 128, 6), (1, 256, 4)]
+    for rows, columns, part in itertools.product([1, 64, 65, 500, 8192], [[8], [64], [200], [256, 64, 64], [384], [4096]], parts):
+        with case((rows, columns, part)):
+            plan_of_products_fits(rows, columns, *part)
+
+
+def plan_of_products_fits(rows: int, columns: list[int], products: int, head: int, words: int) -> None:
     machine = target("sm_90a")
     wanted = ProductShape(rows, columns, 1024, products=products, head=head, words=words)
     plan = contraction_plan(wanted, machine)
@@ -162,22 +138,9 @@ def test_a_launch_reserves_what_its_kernel_uses(columns: int) -> None:
     assert launch.grid(low.sizes) == (132 if staged else -(-500 // plan.rows))
 
 
-def test_a_grid_covers_every_row_and_column() -> None:
-    for rows, columns in itertools.product((1, 7, 8, 9, 1000), (1, 255, 256, 257)):
-        x = torch.empty(rows, columns, device="meta")
-        low = fg.kernel(lambda x: (x * 2).sum(0)).lower(x, target="sm_90a")
-        first, *others = low.program.launches
-        body = first.kernel.body
-        assert isinstance(body, RowBody)
-        assert first.grid(low.sizes) == -(-columns // body.plan.span) * body.plan.resident
-        assert bool(others) is not body.plan.finishes
-        for second in others:
-            assert second.grid(low.sizes) == -(-columns // 32) and second.shared_bytes == 32 * 8 * 8
-            assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == body.plan.resident * columns
-
-
 @pytest.mark.parametrize(
-    ("columns", "kept"), [(1024, {True}), (4096, {True, False}), (8192, {True, False}), (16384, {True, False})]
+    ("columns", "kept"),
+    [(4096, {True, False}), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((1024, {True}), (16384, {True, False})))],
 )
 def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: set[bool]) -> None:
     """Sums of two columns for each of its elements; weights beside them where there are registers left, else in each phase."""
@@ -197,55 +160,6 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int, kept: s
         assert figures(form.sources[0]).spilled == 0, plan
 
 
-@pytest.mark.parametrize("columns", [256, 4096])
-def test_few_rows_are_few_parts(columns: int) -> None:
-    """Blocks that have rows, and the partial sums that these leave: not those of a whole machine."""
-
-    def gradients(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x - (x * dy).mean(-1, keepdim=True), (x * dy).sum(0)
-
-    for rows in (2, 3, 8, 100, 20_000):
-        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
-        low = fg.kernel(gradients).lower(x, x, target="sm_80")  # elsewhere few rows are summed apart
-        first, second = low.program.launches
-        body = first.kernel.body
-        assert isinstance(body, RowBody) and body.plan.rows == (8 if columns == 256 else 1)
-        parts = min(-(-rows // body.plan.rows), body.plan.resident)
-        assert first.grid(low.sizes) == parts
-        assert int(product(f(low.sizes) for f in low.program.buffers[-1].shape)) == parts * columns
-        assert second.traffic.read(low.sizes) == parts * columns * 4
-        assert (second.grid(low.sizes), second.block) == (columns // 32, 1024)
-
-
-def test_the_blocks_that_combine_many_sums_have_room_for_them() -> None:
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        powers = [x**k for k in range(1, 6)]
-        return x - x.mean(-1, keepdim=True), *(power.sum(0) for power in powers)
-
-    low = fg.kernel(function).lower(torch.empty(50000, 512, device="meta"), target="sm_90a")
-    assert [(launch.block, launch.shared_bytes) for launch in low.program.launches][1] == (256, 5 * 256 * 8)
-
-
-def test_what_all_rows_share_is_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight that is used in two phases is kept in registers or read twice: slots of shared memory are for the rows that come."""
-
-    def staged(_: context.Context, candidates: tuple[RowPlan, ...], *, keeps: bool) -> RowPlan:
-        return replace(next(plan for plan in candidates if plan.persistence is Persistence.STAGED), keeps_shared=keeps)
-
-    def centered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        scaled = x * weight
-        return scaled - (scaled * weight).mean(-1, keepdim=True)
-
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((500, 40960), (40960,))]
-    for keeps, late in ((False, ["weight"]), (True, [])):
-        monkeypatch.setattr(context.Context, "chosen", partialmethod(staged, keeps=keeps))
-        (launch,) = fg.kernel(centered).lower(*tensors, target="sm_90a").program.launches
-        body = launch.kernel.body
-        assert isinstance(body, RowBody)
-        assert [[access.name for access in phase.late] for phase in body.phases] == [late, late]
-        assert [[access.name for access in phase.reads] for phase in body.phases] == [["x"], []]
-
-
 def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -260,7 +174,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "columns", "blocks"),
-    [(norm, 18432, {2}), (norm, 24576, {1}), (norm_gelu_add, 18432, {1}), (softmax, 18432, {2}), (softmax, 24576, {1})],
+    [
+        (norm_gelu_add, 18432, {1}),
+        *(pytest.param(*case, marks=pytest.mark.deep) for case in ((norm, 18432, {2}), (norm, 24576, {1}), (softmax, 18432, {2}))),
+    ],
 )
 def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
     function: Callable[..., torch.Tensor], columns: int, blocks: set[int]
@@ -275,14 +192,6 @@ def test_two_blocks_of_many_threads_have_room_where_nothing_is_spilled(
     for plan in plans:
         (source,) = low._forms.pinned(low.sizes, {launch.group.outputs: plan}).sources
         assert figures(source).spilled == 0, plan
-
-
-@pytest.mark.parametrize(("columns", "wraps"), [(7, False), (63, False), (65, True), (1001, True), (1004, True), (1008, False)])
-def test_groups_of_lanes_go_on_in_the_next_row_where_that_was_measured_to_pay(columns: int, wraps: bool) -> None:
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1_000_000, columns), (columns,))]
-    (launch,) = fg.kernel(lambda x, y: x + y).lower(*tensors, target="sm_90a").program.launches
-    assert isinstance(launch.plan, PointwisePlan) and launch.plan.wraps == wraps
-    assert any(isinstance(plan, PointwisePlan) and plan.wraps for plan in launch.candidates) == (columns != 1008)
 
 
 def test_a_plan_that_no_block_could_have_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ import fusegen as fg
 from fusegen.errors import TraceError
 from fusegen.ir.random import philox, random_bits
 from fusegen.ir.reference import evaluate
-from tests.unit.bundles import built
 from tests.unit.eager import agree, same
+from tests.unit.gate import some
 
 KEY = 0x123456789ABCDEF
 ZERO, ONES = torch.zeros(1, dtype=torch.int64), torch.full((1,), 0xFFFFFFFF)
@@ -103,22 +102,15 @@ FUNCTIONS = (normed, summed, weights, columns, transposed, several, joined, slic
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("function", FUNCTIONS, ids=[f.__name__ for f in FUNCTIONS])
-def test_a_seed_gives_one_mask_wherever_it_runs(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32, torch.float64], [torch.bfloat16]), ids=str)
+@pytest.mark.parametrize("function", some(FUNCTIONS, [normed, columns, sliced]), ids=lambda f: f.__name__)
+def test_a_seed_gives_one_mask_wherever_it_runs(function: Callable[..., Any], dtype: torch.dtype) -> None:
     """In kernels of all kinds, on both targets, with aligned rows and others: what `fg.dropout` gives outside of them."""
     calls = []
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for shape in ((5, 64), (7, 33)):
-            x, r = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
-            calls.append((x, torch.randn(shape[-1]).to(dtype), r, -(2**63) + 5))
+    for shape in ((5, 64), (7, 33)):
+        x, r = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        calls.append((x, torch.randn(shape[-1]).to(dtype), r, -(2**63) + 5))
     agree(function, *calls)
-
-
-@pytest.mark.usefixtures("emulated")
-def test_of_rows_that_are_staged_or_looped_over() -> None:
-    for columns in (3001, 20000):
-        x, r = torch.randn(2, columns), torch.randn(2, columns)
-        agree(summed, (x, torch.randn(columns), r, 5))
 
 
 def test_the_seed_and_the_share_are_numbers_of_each_call() -> None:
@@ -130,12 +122,6 @@ def test_the_seed_and_the_share_are_numbers_of_each_call() -> None:
     for p, seed in ((0.3, 1), (0.3, 2), (0.7, 2), (0.123456, -9)):
         torch.testing.assert_close(function(x, p, seed), function.function(x, p, seed))
     assert len({id(v) for variants in function._dispatcher._variants.values() for v in variants}) == 1
-
-
-def test_what_stays_is_what_the_bits_say() -> None:
-    x = torch.ones(1 << 12)
-    out = fg.kernel(lambda x: fg.dropout(x, 0.25, seed=7))(x)
-    assert torch.equal(out, torch.where(random_bits(7, 0, x.shape) >= 0x4000 - 0x8000, 1 / 0.75, 0.0))
 
 
 # Keys that a call draws.
@@ -166,7 +152,7 @@ def test_each_draw_of_a_call_is_another() -> None:
 def test_modules_in_training() -> None:
     drop = nn.Dropout(0.3)
     as_the_oracle(lambda x: drop(x) * 2, torch.randn(5, 7))
-    for module, shape in ((nn.Dropout1d, (4, 5, 6)), (nn.Dropout2d, (4, 5, 6, 2)), (nn.Dropout3d, (4, 5, 6, 2, 3))):
+    for module, shape in ((nn.Dropout1d, (4, 5, 6)), (nn.Dropout3d, (4, 5, 6, 2, 3))):
         channels = module(0.5)
         x = torch.randn(shape)
         as_the_oracle(lambda x, channels=channels: channels(x), x)
@@ -201,15 +187,6 @@ def test_a_mask_costs_no_memory() -> None:
     assert launch.traffic.read(low.sizes) == 2 * x.numel() * 2 and launch.traffic.written(low.sizes) == x.numel() * 2
 
 
-def test_a_costly_mask_leaves_the_product_to_the_library() -> None:
-    """In an epilogue, two elements share a call of the generator; in a kernel behind the product, eight."""
-    x, r = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    kept = fg.kernel(lambda x, w, r: F.linear(x, w) + r).lower(x, r, r, target="sm_90a")
-    left = fg.kernel(lambda x, w, r: F.dropout(F.linear(x, w), 0.1) + r).lower(x, r, r, target="sm_90a")
-    assert len(kept.program.steps) == 1
-    assert len(left.program.steps) == 2 and len(left.program.launches) == 1
-
-
 def test_bits_are_compared_in_32_bits() -> None:
     low = fg.kernel(lambda x, p: F.dropout(x, p)).lower(torch.empty(4096, device="meta"), 0.1, target="sm_90a")
     assert "static_cast<i32>(random) >= " in low.sources[0].math
@@ -228,53 +205,37 @@ def test_nothing_or_everything_is_dropped() -> None:
     assert "random" not in str(low.traced)
 
 
-def test_what_is_not_finite_is_dropped_as_torch_does() -> None:
-    x = torch.full((4096,), float("inf"))
-    torch.manual_seed(0)
-    for out in (fg.kernel(lambda x: F.dropout(x, 0.5))(x), fg.dropout(x, 0.5, seed=3), F.dropout(x, 0.5)):
-        assert (out.isnan() | out.isposinf()).all() and out.isnan().any() and out.isposinf().any()
-
-
-@pytest.mark.parametrize("p", [1e-9, 1 - 1e-9])
-def test_shares_beyond_what_16_bits_say(p: float) -> None:
+def test_shares_beyond_what_16_bits_say() -> None:
     """At least one value of the bits drops, and one does not."""
     x = torch.ones(1 << 18)
-    agree(lambda x, p: fg.dropout(x, p, seed=0), (x, p))
-    out = fg.dropout(x, p, seed=0)
-    assert (out == 0).any() and (out != 0).any()
+    agree(lambda x, p: fg.dropout(x, p, seed=0), (x, 1e-9), (x, 1 - 1e-9))
+    for out in (fg.dropout(x, p, seed=0) for p in (1e-9, 1 - 1e-9)):
+        assert (out == 0).any() and (out != 0).any()
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
-def test_a_share_that_is_none(p: float) -> None:
-    with pytest.raises(TraceError, match="between 0 and 1") as caught:
-        fg.kernel(lambda x, p: F.dropout(x, p))(torch.randn(3), p)
-    assert caught.value.where is not None and "F.dropout(x, p)" in caught.value.where
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        fg.dropout(torch.randn(3), p, seed=1)
+def seeded(seed: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: fg.dropout(x, 0.5, seed=seed)
 
 
-@pytest.mark.parametrize("seed", [1.0, True, "3"])
-def test_a_seed_that_is_no_int(seed: Any) -> None:
-    with pytest.raises(TraceError, match="a seed of"):
-        fg.kernel(lambda x: fg.dropout(x, 0.5, seed=seed))(torch.randn(3))
+def test_a_share_or_a_seed_that_is_none() -> None:
+    x = torch.randn(3)
+    for p in (-0.1, 1.1, float("nan")):
+        with pytest.raises(TraceError, match="between 0 and 1") as caught:
+            fg.kernel(lambda x, p: F.dropout(x, p))(x, p)
+        assert caught.value.where is not None and "F.dropout(x, p)" in caught.value.where
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            fg.dropout(x, p, seed=1)
+    for seed, says in ((1.0, "a seed of"), (True, "a seed of"), ("3", "a seed of"), (2**64, "64 bits")):
+        with pytest.raises(TraceError, match=says):
+            fg.kernel(seeded(seed))(x)
     with pytest.raises(TypeError, match="seed"):
-        fg.dropout(torch.randn(3), 0.5, seed=seed)
-
-
-def test_a_seed_of_more_than_64_bits() -> None:
-    with pytest.raises(TraceError, match="64 bits"):
-        fg.kernel(lambda x: fg.dropout(x, 0.5, seed=2**64))(torch.randn(3))
-
-
-def test_a_size_as_the_seed() -> None:
-    kernel = agree(lambda x: fg.dropout(x, 0.5, seed=x.shape[0]), (torch.randn(6, 8),), (torch.randn(9, 8),))
-    assert len(kernel._dispatcher._variants) == 1
+        fg.dropout(x, 0.5, seed=True)
 
 
 # Around kernels.
 
 
-@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("seed", some([None, 5], [None]))
 def test_both_passes_have_one_mask(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = itertools.count(KEY)
     for room in ("fusegen.runtime.straight", "fusegen.gradients"):
@@ -294,14 +255,3 @@ def test_both_passes_have_one_mask(seed: int | None, monkeypatch: pytest.MonkeyP
     by_x, _, by_w = passes.backward(saved, gradient)
     torch.testing.assert_close((by_x, by_w), torch.autograd.grad(wanted, leaves, gradient))
     assert not any(t.shape == x.shape and t.dtype in (torch.bool, torch.int16) for t in saved.tensors), "the mask is stored"
-
-
-def test_bundles_draw(tmp_path: Path) -> None:
-    x = torch.ones(64, 64)
-    drawn = built(tmp_path / "drawn", lambda x: F.dropout(x, 0.5), (x,))
-    torch.manual_seed(3)
-    first, second = drawn(x), drawn(x)
-    torch.manual_seed(3)
-    assert torch.equal(drawn(x), first) and not torch.equal(first, second)
-    seeded = built(tmp_path / "seeded", lambda x, seed: fg.dropout(x, 0.5, seed=seed), (x, 11))
-    assert torch.equal(seeded(x, 12), fg.dropout(x, 0.5, seed=12))

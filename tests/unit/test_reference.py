@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
-from fusegen.ir.reference import evaluate, widen
+from fusegen.ir.reference import evaluate
 
 
 def test_it_computes_in_float64_from_the_values_as_they_are() -> None:
@@ -37,8 +37,3 @@ def test_integers_wrap_and_comparisons_round_as_in_torch() -> None:
     graph = fg.kernel(lambda x, h: ((x + x).float(), h == 0.1)).lower(x, h, target="cpu").traced
     doubled, equal = evaluate(graph, {"x": x, "h": h})
     assert doubled.tolist() == [144.0, 200.0] and equal.tolist() == (h == 0.1).tolist()
-
-
-def test_widening() -> None:
-    dtypes = (torch.bool, torch.int8, torch.float16, torch.float64)
-    assert [widen(torch.ones(2).to(d)).dtype for d in dtypes] == [torch.bool, torch.int64, torch.float64, torch.float64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.schedule.math import Function, Parameter
 from fusegen.schedule.math import Result as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
+from tests.naming import case
 
 COMPUTING = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
 FLOATS = COMPUTING[:2]
@@ -79,12 +81,11 @@ def constant_functions() -> Iterator[Function]:
         yield Function(name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), False)
 
 
-@pytest.mark.parametrize("language", [CUDA, CPP], ids=["cuda", "cpp"])
-@pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda value: repr(value))
-def test_operation_has_a_form(language: Language, op: Op, dtype: DType) -> None:
-    for fast in (False, True):
-        text = function_text(function_of(op, dtype, fast=fast), language, "inline")
-        assert all(name in text for name in "abc"[: op.row.arity])
+def test_every_operation_has_a_form() -> None:
+    for (op, dtype), language, fast in itertools.product(CASES, (CUDA, CPP), (False, True)):
+        with case((op, dtype, language, fast)):
+            text = function_text(function_of(op, dtype, fast=fast), language, "inline")
+            assert all(name in text for name in "abc"[: op.row.arity])
 
 
 def all_functions(language: Language, qualifier: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,13 @@ import fusegen as fg
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, size_symbol
 from fusegen.schedule.bodies import PointwiseBody, TileBody
-from fusegen.schedule.heuristics.tiles import tile_plans
 from fusegen.schedule.indices import Loaded
-from fusegen.schedule.lower.crossing import Crossing, crossing_of, in_memory_order
+from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.plan import PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import expected_times, preferred
+from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.terms import Read, Terms
 from fusegen.target import target
 
@@ -47,13 +45,6 @@ def points(read: Read, *stores: tuple[int, Index]) -> Points:
 
 
 # What lies across.
-
-
-def test_what_is_contiguous_along_another_axis_than_the_results_lies_across() -> None:
-    read = Read(0, ACROSS)
-    assert crossing_of(points(read, (1, ALONG))) == Crossing(ROW, COLUMN, frozenset({read}))
-    read = Read(0, ALONG)
-    assert crossing_of(points(read, (1, ACROSS))) == Crossing(COLUMN, ROW, frozenset({read}))
 
 
 @pytest.mark.parametrize(
@@ -93,23 +84,11 @@ def test_kernels_of_operands_that_lie_across() -> None:
     assert isinstance(launch_of(lambda x: x.t().contiguous(), tensor(512, 256), on="cpu").plan, PointwisePlan)
 
 
-def test_heads_side_by_side_need_no_tiles() -> None:
-    assert isinstance(launch_of(lambda x: x.permute(0, 2, 1, 3).contiguous(), tensor(2, 128, 8, 64)).kernel.body, PointwiseBody)
-
-
 @pytest.mark.parametrize(("shape", "tiled"), [((512, 31), False), ((512, 32), True), ((31, 512), False), ((32, 512), True)])
 def test_short_axes_need_no_tiles(shape: tuple[int, int], tiled: bool) -> None:
     """Columns are known when the kernel is made, rows at the call."""
     launch = launch_of(lambda x: x.t().contiguous(), tensor(*shape))
     assert isinstance(launch.plan, TilePlan) is tiled
-
-
-def test_few_points_have_small_tiles() -> None:
-    """A multiprocessor that has no tile does nothing: 300 x 500 take 6.8 µs on an H200 in tiles of 64 x 64, in the smallest 5.3."""
-    launch = launch_of(lambda x: x.t().contiguous(), tensor(300, 512))
-    found = {rows: preferred(launch, {"x_dim0": rows}, MACHINE) for rows in (16, 300, 16384)}
-    sides = {rows: (plan.rows, plan.columns) for rows, plan in found.items() if isinstance(plan, TilePlan)}
-    assert sides == {300: (32, 32), 16384: (64, 64)} and isinstance(found[16], PointwisePlan)
 
 
 # How they are laid out.
@@ -122,60 +101,6 @@ def test_accesses_are_as_wide_on_either_side_as_sizes_allow() -> None:
     body = launch_of(lambda x, y: x.t() + y, tensor(512, 258), tensor(258, 512)).kernel.body
     assert isinstance(body, TileBody) and not body.multiples
     assert [a.width for a in (*body.crossing, *body.reads, *body.writes)] == [2, 8, 8]
-
-
-def test_sizes_that_follow_from_others_are_not_asked_for() -> None:
-    body = launch_of(lambda x: x.permute(2, 1, 0).contiguous(), tensor(128, 32, 64)).kernel.body
-    assert isinstance(body, TileBody) and body.multiples == (size_symbol("x_dim0"),)
-
-
-def test_tiles_are_no_larger_than_what_they_are_of() -> None:
-    assert all(plan.rows == 32 for plan in tile_plans(32, N, 8, [2], MACHINE))
-    assert all(plan.columns == 32 for plan in tile_plans(N, 32, 8, [2], MACHINE))
-
-
-@pytest.mark.parametrize(
-    ("itemsizes", "first"), [([1], (128, 64, 64)), ([2], (128, 64, 64)), ([4], (128, 64, 64)), ([8], (128, 32, 64))]
-)
-def test_threads_have_enough_under_way(itemsizes: list[int], first: tuple[int, int, int]) -> None:
-    plan = tile_plans(N, N, min(8, 16 // itemsizes[0]), itemsizes, MACHINE)[0]
-    assert (plan.threads, plan.rows, plan.columns) == first and plan.unroll * plan.lanes * itemsizes[0] >= 32
-
-
-@pytest.mark.parametrize("itemsizes", [[1], [2], [4], [8], [2, 2, 2], [4, 4], [4, 4, 4, 4]], ids=str)
-def test_tiles_of_several_blocks_fit_a_multiprocessor(itemsizes: list[int]) -> None:
-    plans = tile_plans(N, N, 16 // itemsizes[0] if itemsizes[0] > 1 else 8, itemsizes, MACHINE)
-    assert plans and all(8 * sum(map(plan.tile_bytes, itemsizes)) <= MACHINE.shared_bytes for plan in plans)
-    assert all(plan.unroll * plan.lanes * plan.threads == plan.rows * plan.columns for plan in plans)
-
-
-def _threads_at_a_bank(places: list[int], itemsize: int) -> int:
-    """How many words of one bank the threads of a warp want at once, whose accesses begin at some bytes; 8 bytes take two turns."""
-    turn = 16 if itemsize == 8 else 32
-    words = ({place // 4 for place in places[begin : begin + turn]} for begin in range(0, 32, turn))
-    return max(max(Counter(word % 32 for word in found).values()) for found in words)
-
-
-def _written(plan: TilePlan, itemsize: int) -> Iterator[list[int]]:
-    """Where the threads of a warp store a word or an element of what they loaded along the rows, one after the other."""
-    width = min(16 // itemsize, plan.rows * plan.columns // plan.threads)
-    groups, pitch = plan.rows // width, plan.pitch(itemsize)
-    for part in range(0, width * itemsize, max(4, itemsize)):
-        yield [(t // groups * pitch + t % groups * width) * itemsize + part for t in range(32)]
-
-
-def _read(plan: TilePlan, itemsize: int, lanes: int) -> Iterator[list[int]]:
-    """Where they read along the columns, lane by lane."""
-    groups, pitch = plan.columns // lanes, plan.pitch(itemsize)
-    for lane in range(lanes):
-        yield [((t % groups * lanes + lane) * pitch + t // groups) * itemsize for t in range(32)]
-
-
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-def test_no_more_than_two_threads_meet_at_a_bank(itemsize: int) -> None:
-    for plan in tile_plans(N, N, min(8, 16 // itemsize), [itemsize], MACHINE):
-        accesses = [*_written(plan, itemsize), *_read(plan, itemsize, 1), *_read(plan, itemsize, plan.lanes)]
-        assert max(_threads_at_a_bank(places, itemsize) for places in accesses) <= 2, plan
 
 
 @pytest.mark.parametrize("on", ["sm_90a", "cpu"])

@@ -22,25 +22,19 @@ def attention(**options: int | bool) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(64, 4, **options).eval().requires_grad_(False)
 
 
-def encoder(norm_first: bool) -> nn.TransformerEncoderLayer:
-    torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=norm_first).eval().requires_grad_(False)
-
-
 def check(function: Callable[..., object], *arguments: Tensor) -> None:
     found, wanted = fg.kernel(function)(*arguments), function(*arguments)
     for got, exact in zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]:
         torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_encoder_layers(norm_first: bool) -> None:
-    layer = encoder(norm_first)
+def test_encoder_layer() -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True).eval().requires_grad_(False)
     check(lambda x: layer(x), X)
-    check(lambda x: layer(x, src_mask=CAUSAL), X)
     check(lambda x: layer(x, src_mask=CAUSAL, is_causal=True), X)
 
 
+@pytest.mark.deep
 def test_decoder_layer() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True).eval().requires_grad_(False)
@@ -49,10 +43,8 @@ def test_decoder_layer() -> None:
 
 def test_attention_of_a_value_and_of_several() -> None:
     module = attention(batch_first=True)
-    check(lambda x: module(x, x, x), X)
     check(lambda x: module(x, x, x), X[0])
-    check(lambda x: module(x, x, x, average_attn_weights=False), X)
-    check(lambda x, y: module(x, y, y), X, OTHER)
+    check(lambda x, y: module(x, y, y, average_attn_weights=False), X, OTHER)
     check(lambda x, y, z: module(x, y, z, need_weights=False)[0], X, OTHER, THIRD)
     apart = attention(kdim=32, vdim=16)
     check(lambda x, y, z: apart(x, y, z), X, torch.randn(7, 10, 32), torch.randn(7, 10, 16))
@@ -60,7 +52,6 @@ def test_attention_of_a_value_and_of_several() -> None:
 
 def test_masks_that_are_added() -> None:
     module, mask, padding = attention(batch_first=True), torch.randn(10, 10), torch.randn(2, 10)
-    check(lambda x, m: module(x, x, x, attn_mask=m), X, mask)
     check(lambda x, m: module(x, x, x, attn_mask=m), X, torch.randn(8, 10, 10))
     check(lambda x, m, p: module(x, x, x, attn_mask=m, key_padding_mask=p, need_weights=False)[0], X, mask, padding)
 
@@ -68,9 +59,9 @@ def test_masks_that_are_added() -> None:
 Q = torch.randn(2, 4, 10, 16)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_mask_of_float32_for_other_queries(dtype: torch.dtype) -> None:
+def test_a_mask_of_float32_for_other_queries() -> None:
     """The scores are as wide as the mask then, as in torch."""
+    dtype = torch.bfloat16
     q, mask = Q.to(dtype), torch.randn(10, 10)
     got, wanted = (f(q, q, q, mask) for f in (fg.kernel(attended), attended))
     exact = attended(q.double(), q.double(), q.double(), mask.double())
@@ -83,21 +74,19 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float64])
-def test_masks_of_dtypes_that_torch_refuses(dtype: torch.dtype) -> None:
-    with pytest.raises(RuntimeError, match="Expected attn_mask dtype"):
-        attended(Q, Q, Q, torch.zeros(10, 10).to(dtype))
-    with pytest.raises(TraceError, match=r"an attention mask of \w+ for queries of float32"):
-        fg.kernel(attended)(Q, Q, Q, torch.zeros(10, 10).to(dtype))
-
-
-@pytest.mark.parametrize("shape", [(1, 2, 4, 10, 10), (3, 2, 4, 10, 10), (9, 10), (4, 1, 10, 10)])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_masks_that_do_not_broadcast_to_the_scores(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    with pytest.raises(RuntimeError):
-        attended(Q, Q, Q, torch.ones(shape).to(dtype))
-    with pytest.raises(ShapeError):
-        fg.kernel(attended)(Q, Q, Q, torch.ones(shape).to(dtype))
+def test_masks_that_torch_refuses() -> None:
+    """Of other dtypes, and those that do not broadcast to the scores."""
+    for dtype in (torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float64):
+        with pytest.raises(RuntimeError, match="Expected attn_mask dtype"):
+            attended(Q, Q, Q, torch.zeros(10, 10).to(dtype))
+        with pytest.raises(TraceError, match=r"an attention mask of \w+ for queries of float32"):
+            fg.kernel(attended)(Q, Q, Q, torch.zeros(10, 10).to(dtype))
+    for shape in ((1, 2, 4, 10, 10), (3, 2, 4, 10, 10), (9, 10), (4, 1, 10, 10)):
+        for mask in (torch.ones(shape), torch.ones(shape, dtype=torch.bool)):
+            with pytest.raises(RuntimeError):
+                attended(Q, Q, Q, mask)
+            with pytest.raises(ShapeError):
+                fg.kernel(attended)(Q, Q, Q, mask)
 
 
 def test_masks_that_torch_s_layer_refuses() -> None:
@@ -117,19 +106,3 @@ def test_what_is_not_traced_is_refused() -> None:
     module = attention(add_bias_kv=True)
     with pytest.raises(TraceError, match="bias_k"):
         fg.kernel(lambda x: module(x, x, x)[0])(X)
-
-
-def test_heads_of_keys_divide_heads_of_queries() -> None:
-    def function(q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-
-    check(function, torch.randn(2, 6, 5, 16), torch.randn(2, 2, 7, 16))
-    with pytest.raises(ShapeError, match="6 heads of queries, 4 of keys"):
-        fg.kernel(function)(torch.randn(2, 6, 5, 16), torch.randn(2, 4, 7, 16))
-
-
-def test_an_encoder_layer_is_seven_steps_on_tensor_cores() -> None:
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True).eval().requires_grad_(False)
-    layer = layer.to(torch.bfloat16).to("meta")
-    low = fg.kernel(lambda x: layer(x)).lower(torch.empty(8, 256, 512, dtype=torch.bfloat16, device="meta"), target="sm_90a")
-    assert len(low.program.steps) == len(low.program.launches) == 7
