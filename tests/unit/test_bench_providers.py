@@ -24,6 +24,7 @@ from fusegen.bench.values import compare, reference
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds, timer_name
+from tests.naming import case
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda")
 BY_NAME = {each.name: each for each in PROVIDERS}
@@ -51,10 +52,10 @@ def test_those_that_are_named_come_in_the_tables_order() -> None:
     assert [each.name for each in choose(["copy", "fusegen"], HOST).providers] == ["fusegen", "copy"]
 
 
-@pytest.mark.parametrize(("name", "part"), [("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")])
-def test_what_was_asked_for_and_is_not_there_is_an_error(name: str, part: str) -> None:
-    with pytest.raises(ArgumentError, match=part):
-        choose(["eager", name], HOST)
+def test_what_was_asked_for_and_is_not_there_is_an_error() -> None:
+    for name, part in (("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")):
+        with case((name, part)), pytest.raises(ArgumentError, match=part):
+            choose(["eager", name], HOST)
 
 
 def test_a_broken_installation_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +201,11 @@ def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
     assert 2 * target.numel() * target.element_size() == case.bytes == 2 * 1024 * 64 + 2 * 64
 
 
-@pytest.mark.parametrize(("moved", "copied"), [(1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)])
-def test_many_bytes_are_copied_in_whole_pages(moved: int, copied: int) -> None:
-    target = copying(moved, torch.device("meta"))()
-    assert target.numel() * target.element_size() == copied
+def test_many_bytes_are_copied_in_whole_pages() -> None:
+    for moved, copied in ((1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)):
+        with case((moved, copied)):
+            target = copying(moved, torch.device("meta"))()
+            assert target.numel() * target.element_size() == copied
 
 
 # What they compute.
@@ -242,11 +244,12 @@ def test_every_result_is_looked_at() -> None:
     assert compare((one.float(),), (one, one))[1] == "wrong: 3 in place of 3, 3"
 
 
-@pytest.mark.parametrize(("dtype", "off"), [(torch.bfloat16, 2**-5), (torch.float16, 2**-8), (torch.float32, 2**-15)])
-def test_the_tolerance_is_that_of_the_dtype(dtype: torch.dtype, off: float) -> None:
-    wanted = torch.ones(1024, dtype=torch.float64)
-    assert compare(((wanted * (1 - 0.9 * off)).to(dtype),), (wanted,))[1] is None
-    assert compare(((wanted * (1 - 1.2 * off)).to(dtype),), (wanted,))[1] is not None
+def test_the_tolerance_is_that_of_the_dtype() -> None:
+    for dtype, off in ((torch.bfloat16, 2**-5), (torch.float16, 2**-8), (torch.float32, 2**-15)):
+        with case((dtype, off)):
+            wanted = torch.ones(1024, dtype=torch.float64)
+            assert compare(((wanted * (1 - 0.9 * off)).to(dtype),), (wanted,))[1] is None
+            assert compare(((wanted * (1 - 1.2 * off)).to(dtype),), (wanted,))[1] is not None
 
 
 def test_subnormal_results_are_not_wrong() -> None:

@@ -221,6 +221,7 @@ def test_a_damaged_cubin_is_compiled_again(damage: str) -> None:
     assert nvrtc.compile_cubin(source, "sm_80").from_cache
 
 
+@pytest.mark.deep
 def test_processes_that_race_for_a_damaged_library(tmp_path: Path) -> None:
     library = host.compile_shared(TEXT, FLAGS, tmp_path)
     library.write_bytes(b"damaged")

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -143,6 +145,32 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         _makes()
     settings_.settings.cache_clear()
     nvrtc._cache.cache_clear()
+
+
+_COMPILES = """
+import torch, fusegen as fg
+from fusegen.jit.host import compile_shared
+from fusegen.jit.nvrtc import compile_cubin
+from fusegen.settings import cache_folder
+low = fg.kernel(lambda x: x * 3 + 1).lower(torch.empty(4, device="meta"), target="sm_90a")
+for _ in range(30):
+    assert compile_cubin(low.sources[0], "sm_90a").cubin[:4] == b"\\x7fELF"
+    compile_shared("extern \\"C\\" int f() { return 1; }", ("-O0",), cache_folder("cpu"))
+"""
+
+
+@pytest.mark.deep
+def test_clearing_while_others_write(tmp_path: Path) -> None:
+    """Whoever compiles while the cache is cleared again and again gets a result each time."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}
+    worker = subprocess.Popen([sys.executable, "-c", _COMPILES], env=environment, stderr=subprocess.PIPE, text=True)
+    removed = 0
+    while worker.poll() is None:
+        removed += sum(each.entries for each in cache.clear(tmp_path))
+        time.sleep(0.01)
+    assert worker.stderr is not None
+    assert worker.returncode == 0, worker.stderr.read()
+    assert removed, "nothing was cleared meanwhile"
 
 
 def test_a_folder_that_goes_away_while_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

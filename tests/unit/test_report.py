@@ -20,6 +20,7 @@ from fusegen.bench.record import Record, read
 from fusegen.bench.report import report, write_report
 from fusegen.bench.verdict import Outcome, compared, judge, losses, tally
 from fusegen.errors import ArgumentError
+from tests.naming import case
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, sweep, timing, wrong
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +31,8 @@ _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
 # Verdicts.
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "outcome"),
-    [
+def test_times_are_level_within_a_share_or_half_a_microsecond() -> None:
+    for ours, theirs, outcome in (
         (102.0, 100.0, Outcome.TIE),
         (102.1, 100.0, Outcome.LOSS),
         (98.0, 100.0, Outcome.TIE),
@@ -43,10 +43,9 @@ _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
         (1.49, 2.0, Outcome.WIN),
         (25.5, 25.0, Outcome.TIE),
         (7.0, 7.0, Outcome.TIE),
-    ],
-)
-def test_times_are_level_within_a_share_or_half_a_microsecond(ours: float, theirs: float, outcome: Outcome) -> None:
-    assert compared(ours, theirs) is outcome
+    ):
+        with case((ours, theirs, outcome)):
+            assert compared(ours, theirs) is outcome
 
 
 def test_the_fastest_peer_counts_and_a_copy_is_none() -> None:

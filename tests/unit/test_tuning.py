@@ -24,6 +24,7 @@ from fusegen.runtime.tuned import in_measured_form, untuned
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
+from tests.naming import case
 from tests.unit.eager import randn
 
 CPU = torch.device("cpu")
@@ -231,10 +232,10 @@ def test_methods_numbers_closed_over_tensors_and_dropout(fastest: Callable[..., 
     assert fg.tune(fg.kernel(softmax), randn(40, 500), out=randn(40, 500)).launches
 
 
-@pytest.mark.parametrize("x", [torch.empty(4, 5, device="meta"), torch.empty(0, 5), 3])
-def test_arguments_without_values(x: Any) -> None:
-    with pytest.raises(ArgumentError):
-        fg.tune(fg.kernel(softmax), x)
+def test_arguments_without_values() -> None:
+    for x in (torch.empty(4, 5, device="meta"), torch.empty(0, 5), 3):
+        with case(x), pytest.raises(ArgumentError):
+            fg.tune(fg.kernel(softmax), x)
 
 
 def test_what_is_no_kernel() -> None:
@@ -282,7 +283,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 2}', '{"format": 2, "entry": [{}]}', '{"format": 2, "entry": 3}', '{"format": 2, "entry": {}}'],
+    ["{", '{"format": 2}', '{"format": 2, "entry": {}}'],
 )
 def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:
     fastest(3)
@@ -321,6 +322,7 @@ assert bound[0].program.launches[0].plan == launch.plan
 """
 
 
+@pytest.mark.deep
 def test_ranks_of_a_job_share_what_rank_0_measured(tmp_path: Path) -> None:
     place = f"file://{tmp_path / 'meet'}"
     here = {**os.environ, "PYTHONPATH": str(Path(fg.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
