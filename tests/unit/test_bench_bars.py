@@ -55,32 +55,6 @@ def test_what_moves_little_is_of_no_bar_of_bytes() -> None:
     assert ("limits", "softmax", "300x100003", "bfloat16") not in large, "120 MB"
 
 
-def test_rows_are_of_one_bar_each() -> None:
-    names = ("rows of 1024 to 20480, even", "rows of 65536 and 262144", "rows of odd lengths", "rows of 1048576")
-    found = [key for name in names for key in BY_NAME[name].cases]
-    assert len(found) == len(set(found))
-    lengths = {name: {int(shape.split("x")[1]) for _, _, shape, _ in BY_NAME[name].cases} for name in names}
-    assert lengths[names[0]] == {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
-    assert lengths[names[1]] == {65536, 262144} and lengths[names[2]] == {3001, 50257, 100003} and lengths[names[3]] == {1048576}
-
-
-def test_bars_of_a_few_shapes() -> None:
-    backward = {(name, shape) for _, name, shape, _ in BY_NAME["layer norm backward"].cases}
-    assert backward == {("layer_norm_backward", "16384x4096"), ("layer_norm_backward", "8192x8192")}
-    assert {key[2:] for key in BY_NAME["transposed copies"].cases} == {
-        (shape, dtype) for shape in ("16384x4096", "1000000x64") for dtype in ("bfloat16", "float32")
-    }
-    assert {key[1:] for key in BY_NAME["sums over rows"].cases} == {
-        ("column_sum", shape, "bfloat16") for shape in ("16384x4096", "1000000x64")
-    }
-    assert {key[1:3] for key in BY_NAME["dropout of a gelu"].cases} == {
-        ("gelu_dropout_add", "16384x8192"),
-        ("ln_gelu_dropout_add", "16384x8192"),
-    }
-    for group in ("pointwise", "rows", "columns"):
-        assert BY_NAME[f"sweep {group}"].cases == tuple(case.key for case in GROUPS[group])
-
-
 # What is wanted.
 
 
@@ -92,12 +66,6 @@ def test_a_share_of_the_copy() -> None:
             )
             assert result.standing is standing and result.furthest == "gelu 1024x4096 bfloat16"
             assert result.short == ((row().key,) if standing is Standing.FAIL else ())
-
-
-def test_layer_norm_backward_is_to_take_125_where_a_copy_takes_94() -> None:
-    wants = BY_NAME["layer norm backward"].wants
-    assert _judged(wants, [row(fusegen=125.0, copy=94.0)]).standing is Standing.PASS
-    assert _judged(wants, [row(fusegen=125.1, copy=94.0)]).standing is Standing.FAIL
 
 
 def test_a_ratio_to_one_provider() -> None:

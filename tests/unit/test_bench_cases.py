@@ -15,30 +15,6 @@ from tests.naming import case as named
 ALL = [case for cases in GROUPS.values() for case in cases]
 
 
-def test_groups() -> None:
-    assert list(GROUPS) == ["public", "peers", "limits", "bars", "pointwise", "rows", "columns"]
-    for group, cases in GROUPS.items():
-        assert {case.group for case in cases} == {group}
-        assert len({case.key for case in cases}) == len(cases), "a record tells them apart"
-
-
-def test_peers_and_limits_are_what_was_measured_before() -> None:
-    peers = {(case.name, case.sizes) for case in GROUPS["peers"]}
-    assert {("add_rms_norm", (16384, 4096)), ("softmax", (512, 262144)), ("swiglu", (16, 28672))} <= peers
-    limits = {(case.name, case.sizes) for case in GROUPS["limits"]}
-    assert {("layer_norm", (1, 4096)), ("rms_norm", (64, 1048576)), ("softmax", (300, 100003))} <= limits
-
-
-def test_bars_have_what_no_other_group_has() -> None:
-    others = {(case.name, case.sizes) for group in ("public", "peers", "limits") for case in GROUPS[group]}
-    bars = [(case.name, case.sizes) for case in GROUPS["bars"]]
-    assert not others & set(bars) and len(bars) < 70
-    transposed = {(case.sizes, case.dtype) for case in GROUPS["bars"] if case.name == "transposed_copy"}
-    assert transposed == {(sizes, dtype) for sizes in TALL for dtype in (torch.bfloat16, torch.float32)}
-    assert {case.dtype for case in GROUPS["bars"] if case.name != "transposed_copy"} == {torch.bfloat16}
-    assert {name for name, _ in bars if "dropout" in name} == {"bias_dropout_add", "ln_gelu_dropout_add"}
-
-
 def test_every_name_of_rows_meets_most_lengths() -> None:
     for name in ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"):
         with named(name):
@@ -86,10 +62,6 @@ def test_sweeps_are_the_same_on_every_machine() -> None:
     text = "\n".join(" ".join(case.key) for cases in SWEEPS.values() for case in cases)
     assert SWEEPS["rows"][0].key == ("rows", "layer_norm_gelu_add", "512x12416", "bfloat16")
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cfa45cbfde7c9703"
-
-
-def test_primes() -> None:
-    assert [n for n in range(2, 30) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]
 
 
 def test_a_cpu_is_not_asked_for_too_much() -> None:

@@ -136,11 +136,6 @@ def test_a_cache_folder_that_goes_away(tmp_path: Path) -> None:
     assert host.load_shared(host.compile_shared(TEXT, FLAGS, folder)).one() == 1 and first.exists()
 
 
-def test_a_temporary_folder_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/no/such/folder")
-    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
-
-
 def child(tmp_path: Path, text: str, **variables: str) -> str:
     """What a Python of its own prints last, whose files may have 4 kB."""
     done = subprocess.run(

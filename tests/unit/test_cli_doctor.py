@@ -45,6 +45,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]
     return {each["name"]: each for each in told["findings"]}
 
 
+@pytest.mark.deep
 def test_this_machine() -> None:
     done = doctor("--json")
     told = findings(done)

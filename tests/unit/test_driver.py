@@ -211,13 +211,6 @@ def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pyte
     assert {key.data_ptr(), x.data_ptr(), result.data_ptr()} <= set(got.read(call.spelled[0]))
 
 
-def test_a_kernel_without_parameters(machine: Machine) -> None:
-    site = LaunchSite(loaded("fg_none", []), DEVICE, 3, 32, 0, [])
-    launched(site, machine)
-    (got,) = machine.driver.launched
-    assert (got.grid, got.block, got.stream, got.arguments) == ((3, 1, 1), (32, 1, 1), 0x99, b"")
-
-
 KINDS: dict[str, tuple[list[Kind | int], list[Any], str]] = {
     "constants in between": ([ADDRESS, 5, REAL, -1, ADDRESS], [1 << 47, 0.1, (1 << 64) - 1], "QqdqQ"),
     "a tensor map first": ([MAP, 1 << 40, ADDRESS], [bytes(range(128)), 8], "128sqQ"),
@@ -309,17 +302,6 @@ def test_a_call_within_a_call(machine: Machine) -> None:
     outer = call.run((x,), {"factor": Interrupting()})
     first, second = (_addresses(call, one) for one in machine.driver.launched)
     assert first == (y.data_ptr(), inner[0].data_ptr(), 3.0) and second == (x.data_ptr(), outer.data_ptr(), 2.0)
-
-
-def test_frames_are_used_again(machine: Machine) -> None:
-    x, made = randn(4, 16), []
-    call = bound(lambda x: x * 2, x)
-    frame = next(name for name in call.run.__globals__ if name.startswith("frame_"))
-    make = call.run.__globals__[frame]
-    call.run.__globals__[frame] = lambda: made.append(1) or make()
-    for _ in range(3):
-        call.run((x,), {})
-    assert len(made) == 1 and len(machine.driver.launched) == 3
 
 
 # Refusals.

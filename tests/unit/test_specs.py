@@ -98,13 +98,6 @@ def _listed(results: Any) -> tuple[Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def test_a_second_head_dim_streams_as_well() -> None:
-    kernel = SPECS["flash_attention_causal"].fresh()
-    for width in (128, 64):
-        heads = {name: meta(2, 4, 512, width, dtype=torch.bfloat16) for name in "qkv"}
-        assert [g.kind.value for g in kernel.lower(**heads, target="sm_90a").groups] == ["attention"]
-
-
 def test_lower_knows_the_sizes_of_its_own_call() -> None:
     kernel = SPECS["rms_norm"].fresh()
     for rows in (77, 2048):

@@ -21,7 +21,6 @@ from fusegen.errors import ArgumentError, VerificationError
 from fusegen.runtime import tuned
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.tuned import in_measured_form, untuned
-from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
 from tests.naming import case
@@ -138,29 +137,6 @@ def test_sizes_nearby_take_a_plan_that_is_alike(fastest: Callable[..., None], ro
     found = plan_of(softmax, x)
     assert found is not None and first is not None
     assert found.traits == launch.plan.traits if is_near else found == first
-
-
-def test_the_nearest_of_several_sizes_counts(fastest: Callable[..., None]) -> None:
-    fastest(3)
-    (near,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
-    fastest(0)
-    fg.tune(fg.kernel(softmax), randn(40, 900))
-    with untuned():
-        first = plan_of(softmax, randn(40, 950))
-    assert plan_of(softmax, randn(40, 950)) == first
-    assert plan_of(softmax, randn(40, 520)).traits == near.plan.traits
-
-
-@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
-def test_extents_of_tensors_without_dims(target: str) -> None:
-    for function, x, wanted in (
-        (lambda x: x * 2, torch.tensor(2.0), (1, 1)),
-        (lambda x: x.sum() * 2, randn(40, 500), (1, 20000)),
-        (softmax, randn(40, 500), (40, 500)),
-        (lambda x: x * 2, randn(7), (1, 7)),
-    ):
-        low = fg.kernel(function).lower(x, target=target)
-        assert extents(low.program.launches[0], low.sizes) == wanted
 
 
 def test_another_dtype_or_chain_is_something_else(fastest: Callable[..., None]) -> None:

@@ -15,7 +15,7 @@ from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, P
 from fusegen.schedule.program import Launch
 from fusegen.specs import SPECS, Spec, meta
 from fusegen.target import target
-from fusegen.verify.cases import CANONICAL, Case, cases, data_parameters, feature_sizes, is_meta
+from fusegen.verify.cases import CANONICAL, Case, cases, is_meta
 from fusegen.verify.layout import Layout, row_major
 from fusegen.verify.lowering import prepare
 from fusegen.verify.values import Values, draw
@@ -109,12 +109,6 @@ def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
     assert {name: found[CANONICAL].arguments[name] for name in canonical} == canonical
 
 
-def test_what_a_size_is_follows_from_the_example() -> None:
-    assert feature_sizes(SPECS["linear_rotary"]) == ("inputs", "pairs")
-    assert data_parameters(SPECS["linear_rotary"]) == {"x", "cos", "sin"}
-    assert feature_sizes(SPECS["flash_attention_alibi"]) == ("channels",)
-
-
 def test_an_example_without_sizes_has_cases_all_the_same() -> None:
     gelu = SPECS["gelu"]
     plain = Spec("gelu", gelu.kernel, "elementwise", lambda dtype: {"x": meta(16, 64, dtype=dtype)})
@@ -145,16 +139,6 @@ def test_a_tensor_lies_as_its_layout_says() -> None:
             used = len({float(x) for x in tensor.flatten()})
             assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
             assert layout.stored == storage.numel()
-
-
-def test_row_major_is_what_torch_says() -> None:
-    for shape in ((), (5,), (3, 4), (2, 3, 4), (1, 1), (0, 4)):
-        assert row_major(shape) == torch.empty(shape).stride()
-
-
-def test_layouts_in_words() -> None:
-    assert str(Layout(torch.bfloat16, (5, 33), (33, 1))) == "bf16 5x33"
-    assert str(Layout(torch.float16, (5, 32), (40, 1), 1)) == "f16 5x32 strides 40x1 offset 1"
 
 
 # Values.
