@@ -200,10 +200,15 @@ def test_what_was_measured_is_stored_when_a_run_is_interrupted(
     assert "another timer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--resume"], ["--resume", "--latency", "--out", "x.json"], ["--resume", "--show", "x.json"]])
-def test_there_is_something_to_go_on_with(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *words]) == 2
-    assert "--resume goes on with the record of --out" in capsys.readouterr().err
+def test_there_is_something_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--resume"],
+        ["--resume", "--latency", "--out", "x.json"],
+        ["--resume", "--show", "x.json"],
+    ):
+        with case(words):
+            assert main(["bench", *words]) == 2
+            assert "--resume goes on with the record of --out" in capsys.readouterr().err
 
 
 def _stored(path: Path, change: Callable[[dict[str, Any]], None]) -> str:

@@ -24,6 +24,7 @@ from fusegen.runtime import cuda, driver, straight
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.execute import CudaBackend, bound_call
 from fusegen.runtime.straight import Run
+from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.stub_driver import Launched, StubDriver, loaded
 
@@ -190,16 +191,20 @@ def test_launches_that_overlap(function: Callable[..., Any], rows: int, wanted: 
         assert all((one.rest[0] != 0) == bool(overlaps) for one, overlaps in zip(got, wanted, strict=True))
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_no_byte_of_an_argument_is_lost_to_an_attribute(overlaps: bool, machine: Machine) -> None:
-    site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
-    for stream in (0, (1 << 64) - 1):
-        memory, config, table = site.frame()
-        site.fill(memory, site.start, stream, *site.attributes, (1 << 64) - 3, bytes(range(128)))
-        assert site.launch(config, site.kernel, table, None) == 0
-        got = machine.driver.launched[-1]
-        assert got.read("Q128sq") == ((1 << 64) - 3, bytes(range(128)), 7) and got.stream == stream
-        assert got.rest == (*(site.attributes or (0, 0)), 0) and len(site.attributes) == 2 * overlaps
+def test_no_byte_of_an_argument_is_lost_to_an_attribute(machine: Machine) -> None:
+    for overlaps in (
+        True,
+        False,
+    ):
+        with case(overlaps):
+            site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
+            for stream in (0, (1 << 64) - 1):
+                memory, config, table = site.frame()
+                site.fill(memory, site.start, stream, *site.attributes, (1 << 64) - 3, bytes(range(128)))
+                assert site.launch(config, site.kernel, table, None) == 0
+                got = machine.driver.launched[-1]
+                assert got.read("Q128sq") == ((1 << 64) - 3, bytes(range(128)), 7) and got.stream == stream
+                assert got.rest == (*(site.attributes or (0, 0)), 0) and len(site.attributes) == 2 * overlaps
 
 
 def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
