@@ -42,7 +42,7 @@ def names(folder: str) -> frozenset[str]:
 def body(folder: str, name: str, uses: Uses = EVERYTHING) -> str:
     """The text of a primitive."""
     written = _written(folder, name)
-    return _environment().from_string(written).render(uses.context) if _is_template(written) else written
+    return _template(written).render(uses.context) if _is_template(written) else written
 
 
 def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> str:
@@ -60,6 +60,11 @@ def _written(folder: str, name: str) -> str:
 
 def _is_template(written: str) -> bool:
     return "//% " in written or "{{ " in written
+
+
+@lru_cache(maxsize=1024)
+def _template(written: str) -> jinja2.Template:
+    return _environment().from_string(written)
 
 
 @lru_cache(maxsize=1)

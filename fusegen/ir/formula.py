@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import sympy
 
 from fusegen.calls.formula import Formula, Operator, Relation, formula_of, size
@@ -14,7 +16,11 @@ _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 def formula(expr: Index) -> Formula:
     """The formula of an expression; sums in the order of their terms' text, so that it is the same everywhere."""
-    expr = sympy.sympify(expr)
+    return _formula(sympy.sympify(expr))
+
+
+@lru_cache(maxsize=1 << 14)
+def _formula(expr: sympy.Expr) -> Formula:
     if not isinstance(expr, sympy.Add):
         return _term(expr)
     first, *others = sorted(expr.args, key=_order)

@@ -102,20 +102,22 @@ def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted
 
 def ask_for_every_case(questions: Iterable[Question]) -> None:
     """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
-    names = [(s.name, d, t.name) for s, d, t in questions if _is_shipped(s) and not _recall(s, d, t).complete]
-    workers = min(processors(), len(names))
-    if workers < 2 or len(names) < _WORTH_PROCESSES:
+    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and not _recall(s, d, t).complete]
+    specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
+    workers = min(processors(), len(specs))
+    if workers < 2 or len(unknown) < _WORTH_PROCESSES:
         return
+    parts = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for done in [pool.submit(_answer, *each) for each in names]:
+        for done in [pool.submit(_answer, *part) for part in parts]:
             done.result()
 
 
-def _answer(spec: str, dtype: DType, architecture: str) -> None:
-    try:
-        every_case(SPECS[spec], dtype, target(architecture))
-    except FusegenError:
-        return  # it is raised again where the answer is wanted
+def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
+    """Lowers a spec in one process, so that what its cases depend on is found out once."""
+    for dtype, architecture in wanted:
+        with suppress(FusegenError):  # it is raised again where the answer is wanted
+            every_case(SPECS[spec], dtype, target(architecture))
 
 
 def _lowered(spec: Spec, case: Case, target: Target) -> Emitted:

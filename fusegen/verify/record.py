@@ -221,6 +221,15 @@ def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
             yield from ((target, spec.name, dtype.short) for dtype in spec.dtypes if dtype.short not in record)
 
 
+def listed(folder: Path) -> frozenset[tuple[str, ...]]:
+    """Target, spec and element type of what the list names; nothing where there is no list."""
+    try:
+        lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(tuple(line.split()) for line in lines if not line.startswith("#"))
+
+
 def unverified_text(folder: Path) -> str:
     """The text of the list."""
     return _HEADING + "".join(f"{' '.join(row)}\n" for row in unverified(folder))

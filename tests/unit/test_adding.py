@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.deep  # a dozen processes
+
 ADDED = re.compile(
     r"^ *<!-- into (?P<file>\S+) (?P<side>before|after): (?P<text>.+?) -->\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from fusegen.bench.bar_table import bars_page, bars_table
 from fusegen.bench.bars import BARS, Bar
 from fusegen.bench.cases import GROUPS
@@ -14,6 +12,7 @@ from fusegen.bench.chains import moved_bytes
 from fusegen.bench.record import Row
 from fusegen.bench.standing import BarResult, Standing, judge_bars
 from fusegen.bench.wanted import AtLeast, Losses
+from tests.naming import case
 from tests.unit.bench_records import ENVIRONMENT, failed, record, row, wrong
 
 BY_NAME = {bar.name: bar for bar in BARS}
@@ -56,68 +55,38 @@ def test_what_moves_little_is_of_no_bar_of_bytes() -> None:
     assert ("limits", "softmax", "300x100003", "bfloat16") not in large, "120 MB"
 
 
-def test_rows_are_of_one_bar_each() -> None:
-    names = ("rows of 1024 to 20480, even", "rows of 65536 and 262144", "rows of odd lengths", "rows of 1048576")
-    found = [key for name in names for key in BY_NAME[name].cases]
-    assert len(found) == len(set(found))
-    lengths = {name: {int(shape.split("x")[1]) for _, _, shape, _ in BY_NAME[name].cases} for name in names}
-    assert lengths[names[0]] == {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
-    assert lengths[names[1]] == {65536, 262144} and lengths[names[2]] == {3001, 50257, 100003} and lengths[names[3]] == {1048576}
-
-
-def test_bars_of_a_few_shapes() -> None:
-    backward = {(name, shape) for _, name, shape, _ in BY_NAME["layer norm backward"].cases}
-    assert backward == {("layer_norm_backward", "16384x4096"), ("layer_norm_backward", "8192x8192")}
-    assert {key[2:] for key in BY_NAME["transposed copies"].cases} == {
-        (shape, dtype) for shape in ("16384x4096", "1000000x64") for dtype in ("bfloat16", "float32")
-    }
-    assert {key[1:] for key in BY_NAME["sums over rows"].cases} == {
-        ("column_sum", shape, "bfloat16") for shape in ("16384x4096", "1000000x64")
-    }
-    assert {key[1:3] for key in BY_NAME["dropout of a gelu"].cases} == {
-        ("gelu_dropout_add", "16384x8192"),
-        ("ln_gelu_dropout_add", "16384x8192"),
-    }
-    for group in ("pointwise", "rows", "columns"):
-        assert BY_NAME[f"sweep {group}"].cases == tuple(case.key for case in GROUPS[group])
-
-
 # What is wanted.
 
 
-@pytest.mark.parametrize(("ours", "standing"), [(104.0, Standing.PASS), (104.2, Standing.FAIL)])
-def test_a_share_of_the_copy(ours: float, standing: Standing) -> None:
-    result = _judged(AtLeast("copy", 0.96), [row("fast", fusegen=90.0, copy=100.0), row(fusegen=ours, eager=1.0, copy=100.0)])
-    assert result.standing is standing and result.furthest == "gelu 1024x4096 bfloat16"
-    assert result.short == ((row().key,) if standing is Standing.FAIL else ())
+def test_a_share_of_the_copy() -> None:
+    for ours, standing in ((104.0, Standing.PASS), (104.2, Standing.FAIL)):
+        with case((ours, standing)):
+            result = _judged(
+                AtLeast("copy", 0.96), [row("fast", fusegen=90.0, copy=100.0), row(fusegen=ours, eager=1.0, copy=100.0)]
+            )
+            assert result.standing is standing and result.furthest == "gelu 1024x4096 bfloat16"
+            assert result.short == ((row().key,) if standing is Standing.FAIL else ())
 
 
-def test_layer_norm_backward_is_to_take_125_where_a_copy_takes_94() -> None:
-    wants = BY_NAME["layer norm backward"].wants
-    assert _judged(wants, [row(fusegen=125.0, copy=94.0)]).standing is Standing.PASS
-    assert _judged(wants, [row(fusegen=125.1, copy=94.0)]).standing is Standing.FAIL
+def test_a_ratio_to_one_provider() -> None:
+    for ours, standing in ((43.0, Standing.PASS), (44.0, Standing.FAIL)):
+        with case((ours, standing)):
+            result = _judged(AtLeast("compile", 2.3), [row(fusegen=ours, eager=60.0, compile=100.0, copy=40.0)])
+            assert result.standing is standing and result.wants == "at least 2.30× as fast as compile"
 
 
-@pytest.mark.parametrize(("ours", "standing"), [(43.0, Standing.PASS), (44.0, Standing.FAIL)])
-def test_a_ratio_to_one_provider(ours: float, standing: Standing) -> None:
-    result = _judged(AtLeast("compile", 2.3), [row(fusegen=ours, eager=60.0, compile=100.0, copy=40.0)])
-    assert result.standing is standing and result.wants == "at least 2.30× as fast as compile"
-
-
-@pytest.mark.parametrize(
-    ("speedups", "standing"),
-    [
+def test_few_losses_and_no_long_one() -> None:
+    for speedups, standing in (
         ([1.0] * 32 + [0.95], Standing.FAIL),
         ([1.0] * 33 + [0.95], Standing.PASS),
         ([1.0] * 33 + [0.99], Standing.PASS),
         ([1.0] * 33 + [0.92], Standing.PASS),
         ([1.0] * 33 + [0.90], Standing.FAIL),
-    ],
-)
-def test_few_losses_and_no_long_one(speedups: list[float], standing: Standing) -> None:
-    result = _judged(Losses(0.03, longest=0.10), _named(*speedups))
-    assert result.standing is standing and result.measured == len(speedups)
-    assert bool(result.short) == (standing is Standing.FAIL) and result.least == f"{speedups[-1]:.2f}×"
+    ):
+        with case((speedups, standing)):
+            result = _judged(Losses(0.03, longest=0.10), _named(*speedups))
+            assert result.standing is standing and result.measured == len(speedups)
+            assert bool(result.short) == (standing is Standing.FAIL) and result.least == f"{speedups[-1]:.2f}×"
 
 
 def test_no_loss_at_all() -> None:
@@ -125,20 +94,22 @@ def test_no_loss_at_all() -> None:
     assert _judged(Losses(0.0, longest=0.0), _named(*[2.0] * 99, 0.95)).standing is Standing.FAIL
 
 
-@pytest.mark.parametrize("wants", [AtLeast("eager", 0.5), Losses(0.5, longest=1.0)], ids=lambda wants: type(wants).__name__)
-@pytest.mark.parametrize("broken", [failed(), wrong()], ids=lambda row: row.case)
-def test_what_is_wrong_or_failed_falls_short(wants: AtLeast | Losses, broken: Row) -> None:
-    result = _judged(wants, [*_named(2.0, 2.0, 2.0), broken])
-    assert result.standing is Standing.FAIL and result.short == (broken.key,)
+def test_what_is_wrong_or_failed_falls_short() -> None:
+    for broken in (failed(), wrong()):
+        for wants in (AtLeast("eager", 0.5), Losses(0.5, longest=1.0)):
+            with case((broken, wants)):
+                result = _judged(wants, [*_named(2.0, 2.0, 2.0), broken])
+                assert result.standing is Standing.FAIL and result.short == (broken.key,)
 
 
 # What is not measured.
 
 
-@pytest.mark.parametrize("wants", [AtLeast("copy", 0.5), Losses(0.5, longest=1.0)], ids=lambda wants: type(wants).__name__)
-def test_a_bar_without_cases_in_the_record_is_not_reached(wants: AtLeast | Losses) -> None:
-    result = _judged(wants, [], unmeasured=3)
-    assert (result.standing, result.cases, result.measured, result.least) == (Standing.NONE, 3, 0, "")
+def test_a_bar_without_cases_in_the_record_is_not_reached() -> None:
+    for wants in (AtLeast("copy", 0.5), Losses(0.5, longest=1.0)):
+        with case(wants):
+            result = _judged(wants, [], unmeasured=3)
+            assert (result.standing, result.cases, result.measured, result.least) == (Standing.NONE, 3, 0, "")
 
 
 def test_a_part_of_the_cases_is_no_pass_and_can_be_a_fail() -> None:

@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 import torch
 
 from fusegen.bench.bar_cases import TALL
-from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.chains import CHAINS, moved_bytes
 from fusegen.bench.sweeps import SWEEPS, is_prime
+from tests.naming import case as named
 
 ALL = [case for cases in GROUPS.values() for case in cases]
 
 
-def test_groups() -> None:
-    assert list(GROUPS) == ["public", "peers", "limits", "bars", "pointwise", "rows", "columns"]
-    for group, cases in GROUPS.items():
-        assert {case.group for case in cases} == {group}
-        assert len({case.key for case in cases}) == len(cases), "a record tells them apart"
-
-
-def test_peers_and_limits_are_what_was_measured_before() -> None:
-    peers = {(case.name, case.sizes) for case in GROUPS["peers"]}
-    assert {("add_rms_norm", (16384, 4096)), ("softmax", (512, 262144)), ("swiglu", (16, 28672))} <= peers
-    limits = {(case.name, case.sizes) for case in GROUPS["limits"]}
-    assert {("layer_norm", (1, 4096)), ("rms_norm", (64, 1048576)), ("softmax", (300, 100003))} <= limits
-
-
-def test_bars_have_what_no_other_group_has() -> None:
-    others = {(case.name, case.sizes) for group in ("public", "peers", "limits") for case in GROUPS[group]}
-    bars = [(case.name, case.sizes) for case in GROUPS["bars"]]
-    assert not others & set(bars) and len(bars) < 70
-    transposed = {(case.sizes, case.dtype) for case in GROUPS["bars"] if case.name == "transposed_copy"}
-    assert transposed == {(sizes, dtype) for sizes in TALL for dtype in (torch.bfloat16, torch.float32)}
-    assert {case.dtype for case in GROUPS["bars"] if case.name != "transposed_copy"} == {torch.bfloat16}
-    assert {name for name, _ in bars if "dropout" in name} == {"bias_dropout_add", "ln_gelu_dropout_add"}
-
-
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"])
-def test_every_name_of_rows_meets_most_lengths(name: str) -> None:
-    found = {case.sizes[1] for group in ("public", "peers", "limits", "bars") for case in GROUPS[group] if case.name == name}
-    lengths = {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
-    assert len(found & lengths) >= 9
-    assert {3001, 50257, 65536, 100003, 262144, 1048576} <= found
+def test_every_name_of_rows_meets_most_lengths() -> None:
+    for name in ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"):
+        with named(name):
+            found = {
+                case.sizes[1] for group in ("public", "peers", "limits", "bars") for case in GROUPS[group] if case.name == name
+            }
+            lengths = {1024, 2048, 3072, 4096, 5120, 6144, 8192, 11008, 12288, 16384, 18432, 20480}
+            assert len(found & lengths) >= 9
+            assert {3001, 50257, 65536, 100003, 262144, 1048576} <= found
 
 
 def test_bars_are_of_what_can_be_lowered() -> None:
@@ -53,29 +31,31 @@ def test_bars_are_of_what_can_be_lowered() -> None:
         assert case.kernel.lower(**case.meta_arguments(), target="sm_90a").sources
 
 
-@pytest.mark.parametrize(("name", "moved"), [("column_sum", 1), ("transposed_copy", 2)])
-def test_a_sum_is_read_and_a_transposed_copy_is_written_too(name: str, moved: int) -> None:
-    for sizes in TALL:
-        case = next(case for case in GROUPS["bars"] if case.name == name and case.sizes == sizes)
-        whole = case.dtype.itemsize * sizes[0] * sizes[1]
-        written = whole if name == "transposed_copy" else case.dtype.itemsize * sizes[1]
-        assert moved_bytes(name, sizes, case.dtype) == moved * whole and case.bytes == whole + written
+def test_a_sum_is_read_and_a_transposed_copy_is_written_too() -> None:
+    for name, moved in (("column_sum", 1), ("transposed_copy", 2)):
+        with named((name, moved)):
+            for sizes in TALL:
+                case = next(case for case in GROUPS["bars"] if case.name == name and case.sizes == sizes)
+                whole = case.dtype.itemsize * sizes[0] * sizes[1]
+                written = whole if name == "transposed_copy" else case.dtype.itemsize * sizes[1]
+                assert moved_bytes(name, sizes, case.dtype) == moved * whole and case.bytes == whole + written
 
 
-@pytest.mark.parametrize("group", SWEEPS)
-def test_sweeps_stay_within_their_bounds(group: str) -> None:
-    cases = SWEEPS[group]
-    assert len(cases) == 40
-    for case in cases:
-        rows, length = case.sizes
-        assert 1 <= rows <= 32768 and 61 <= length <= 1048576  # 61 is the prime below 64
-        assert 64 << 10 <= moved_bytes(case.name, case.sizes, case.dtype) <= 4 << 30
-    lengths = [case.sizes[1] for case in cases]
-    assert sum(n % 64 == 0 for n in lengths) >= 10 and sum(n % 2 for n in lengths) >= 10 and any(map(is_prime, lengths))
-    dtypes = [case.dtype for case in cases]
-    assert set(dtypes) == {torch.bfloat16, torch.float16, torch.float32}
-    assert max(set(dtypes), key=dtypes.count) is torch.bfloat16
-    assert len({case.name for case in cases}) > 1
+def test_sweeps_stay_within_their_bounds() -> None:
+    for group in SWEEPS:
+        with named(group):
+            cases = SWEEPS[group]
+            assert len(cases) == 40
+            for case in cases:
+                rows, length = case.sizes
+                assert 1 <= rows <= 32768 and 61 <= length <= 1048576  # 61 is the prime below 64
+                assert 64 << 10 <= moved_bytes(case.name, case.sizes, case.dtype) <= 4 << 30
+            lengths = [case.sizes[1] for case in cases]
+            assert sum(n % 64 == 0 for n in lengths) >= 10 and sum(n % 2 for n in lengths) >= 10 and any(map(is_prime, lengths))
+            dtypes = [case.dtype for case in cases]
+            assert set(dtypes) == {torch.bfloat16, torch.float16, torch.float32}
+            assert max(set(dtypes), key=dtypes.count) is torch.bfloat16
+            assert len({case.name for case in cases}) > 1
 
 
 def test_sweeps_are_the_same_on_every_machine() -> None:
@@ -84,20 +64,18 @@ def test_sweeps_are_the_same_on_every_machine() -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cfa45cbfde7c9703"
 
 
-def test_primes() -> None:
-    assert [n for n in range(2, 30) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]
+def test_a_cpu_is_not_asked_for_too_much() -> None:
+    for case in ALL:
+        with named(case):
+            sized = case.on("cpu")
+            assert sized.bytes <= 1 << 28
+            assert sized.dtype is (case.dtype if case.group in SWEEPS else torch.float32)
+            assert sized.sizes[1:] == case.sizes[1:] or case.group == "public"
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: "-".join(case.key))
-def test_a_cpu_is_not_asked_for_too_much(case: Case) -> None:
-    sized = case.on("cpu")
-    assert sized.bytes <= 1 << 28
-    assert sized.dtype is (case.dtype if case.group in SWEEPS else torch.float32)
-    assert sized.sizes[1:] == case.sizes[1:] or case.group == "public"
-
-
-@pytest.mark.parametrize("case", [case for case in ALL if case.name in CHAINS], ids=lambda case: "-".join(case.key))
-def test_chains_know_what_they_move(case: Case) -> None:
-    rough = moved_bytes(case.name, case.sizes, case.dtype)
-    length = case.sizes[-1] * case.dtype.itemsize
-    assert rough <= case.bytes <= rough + 4 * length, "but for operands of one row"
+def test_chains_know_what_they_move() -> None:
+    for case in [case for case in ALL if case.name in CHAINS]:
+        with named(case):
+            rough = moved_bytes(case.name, case.sizes, case.dtype)
+            length = case.sizes[-1] * case.dtype.itemsize
+            assert rough <= case.bytes <= rough + 4 * length, "but for operands of one row"

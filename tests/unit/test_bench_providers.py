@@ -23,7 +23,8 @@ from fusegen.bench.run import run_case
 from fusegen.bench.values import compare, reference
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
-from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds, timer_name
+from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds
+from tests.naming import case as named
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda")
 BY_NAME = {each.name: each for each in PROVIDERS}
@@ -36,25 +37,16 @@ def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torc
 # Who is there.
 
 
-def test_the_table() -> None:
-    assert list(BY_NAME) == ["fusegen", "eager", "compile", "liger", "quack", "flashinfer", "copy"]
-    assert [each.name for each in PROVIDERS if not each.computes] == ["copy"]
-
-
 def test_all_that_are_there_take_part_and_the_others_say_why_not() -> None:
     chosen = choose(None, HOST)
     assert [each.name for each in chosen.providers] == ["fusegen", "eager", "compile", "copy"]
     assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs on a GPU alone")
 
 
-def test_those_that_are_named_come_in_the_tables_order() -> None:
-    assert [each.name for each in choose(["copy", "fusegen"], HOST).providers] == ["fusegen", "copy"]
-
-
-@pytest.mark.parametrize(("name", "part"), [("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")])
-def test_what_was_asked_for_and_is_not_there_is_an_error(name: str, part: str) -> None:
-    with pytest.raises(ArgumentError, match=part):
-        choose(["eager", name], HOST)
+def test_what_was_asked_for_and_is_not_there_is_an_error() -> None:
+    for name, part in (("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")):
+        with named((name, part)), pytest.raises(ArgumentError, match=part):
+            choose(["eager", name], HOST)
 
 
 def test_a_broken_installation_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +130,13 @@ _KNOWN = {
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize(("provider", "name"), [(provider, name) for provider, names in _KNOWN.items() for name in names])
-def test_other_libraries_compute_the_case(provider: str, name: str) -> None:
-    assert BY_NAME[provider].missing(GPU) is None
-    (found,) = run_case(_small(name), HOST, [BY_NAME[provider]], quick=True).timings
-    assert found.error is None and found.microseconds and found.what
-    assert found.difference is not None and found.difference < 2**-6
+def test_other_libraries_compute_the_case() -> None:
+    for provider, name in [(provider, name) for provider, names in _KNOWN.items() for name in names]:
+        with named((provider, name)):
+            assert BY_NAME[provider].missing(GPU) is None
+            (found,) = run_case(_small(name), HOST, [BY_NAME[provider]], quick=True).timings
+            assert found.error is None and found.microseconds and found.what
+            assert found.difference is not None and found.difference < 2**-6
 
 
 def test_other_libraries_leave_out_what_they_do_not_know() -> None:
@@ -200,10 +193,11 @@ def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
     assert 2 * target.numel() * target.element_size() == case.bytes == 2 * 1024 * 64 + 2 * 64
 
 
-@pytest.mark.parametrize(("moved", "copied"), [(1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)])
-def test_many_bytes_are_copied_in_whole_pages(moved: int, copied: int) -> None:
-    target = copying(moved, torch.device("meta"))()
-    assert target.numel() * target.element_size() == copied
+def test_many_bytes_are_copied_in_whole_pages() -> None:
+    for moved, copied in ((1 << 20, 1 << 19), ((1 << 20) + 8, (1 << 19) + 4096), (264_236_032, 132_120_576)):
+        with named((moved, copied)):
+            target = copying(moved, torch.device("meta"))()
+            assert target.numel() * target.element_size() == copied
 
 
 # What they compute.
@@ -242,11 +236,12 @@ def test_every_result_is_looked_at() -> None:
     assert compare((one.float(),), (one, one))[1] == "wrong: 3 in place of 3, 3"
 
 
-@pytest.mark.parametrize(("dtype", "off"), [(torch.bfloat16, 2**-5), (torch.float16, 2**-8), (torch.float32, 2**-15)])
-def test_the_tolerance_is_that_of_the_dtype(dtype: torch.dtype, off: float) -> None:
-    wanted = torch.ones(1024, dtype=torch.float64)
-    assert compare(((wanted * (1 - 0.9 * off)).to(dtype),), (wanted,))[1] is None
-    assert compare(((wanted * (1 - 1.2 * off)).to(dtype),), (wanted,))[1] is not None
+def test_the_tolerance_is_that_of_the_dtype() -> None:
+    for dtype, off in ((torch.bfloat16, 2**-5), (torch.float16, 2**-8), (torch.float32, 2**-15)):
+        with named((dtype, off)):
+            wanted = torch.ones(1024, dtype=torch.float64)
+            assert compare(((wanted * (1 - 0.9 * off)).to(dtype),), (wanted,))[1] is None
+            assert compare(((wanted * (1 - 1.2 * off)).to(dtype),), (wanted,))[1] is not None
 
 
 def test_subnormal_results_are_not_wrong() -> None:
@@ -283,11 +278,6 @@ def test_a_call_that_fails_does_not_end_the_others() -> None:
     assert microseconds(lambda: torch.ones(8), HOST) > 0
     with pytest.raises(ZeroDivisionError):
         microseconds(lambda: 1 / 0, HOST)
-
-
-def test_the_timer_says_what_it_is() -> None:
-    names = {timer_name(device, quick=quick) for device in (HOST, GPU) for quick in (False, True)}
-    assert len(names) == 4 and "CUDA graphs, cold L2, 5 rounds of 20" in names
 
 
 @dataclass

@@ -21,6 +21,7 @@ from fusegen.bench.table import comparison_table
 from fusegen.cli import bench
 from fusegen.cli.main import main
 from fusegen.errors import ArgumentError
+from tests.naming import case
 
 HERE = environment(torch.device("cpu"), "wall clock")
 WORDS = ["bench", "--device", "cpu", "--quick", "--providers", "fusegen,eager"]
@@ -41,9 +42,8 @@ def _record(*rows: Row, device: str = "one", **others: Any) -> Record:
 # Comparison.
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "slower"),
-    [
+def test_what_is_slower() -> None:
+    for old, new, slower in (
         (_row(), _row(microseconds=104.0), False),
         (_row(), _row(microseconds=106.0), True),
         (_row(), _row(microseconds=50.0), False),
@@ -53,11 +53,10 @@ def _record(*rows: Row, device: str = "one", **others: Any) -> Record:
         (_row(spread=0.2), _row(microseconds=110.0, spread=None), True),
         (_row(microseconds=2.0), _row(microseconds=2.4), False),
         (_row(microseconds=2.0), _row(microseconds=2.6), True),
-    ],
-)
-def test_what_is_slower(old: Row, new: Row, slower: bool) -> None:
-    found = compare(_record(old), _record(new))
-    assert bool(found.regressions) == slower and len(found.changes) == 1
+    ):
+        with case((old, new, slower)):
+            found = compare(_record(old), _record(new))
+            assert bool(found.regressions) == slower and len(found.changes) == 1
 
 
 def test_cases_of_one_record_alone_are_counted() -> None:
@@ -75,26 +74,28 @@ def test_other_devices_are_not_compared() -> None:
         compare(_record(), _record(device="two"))
 
 
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ({"timer": "wall clock, 5 rounds"}, {"timer": "CUDA graphs, 5 rounds"}, "wall clock and CUDA graphs"),
-    ({"kind": "cpu", "threads": 64}, {"kind": "cpu", "threads": 2}, "64 and 2"),
-])  # fmt: skip
-def test_other_timers_and_threads_are_not_compared(old: dict[str, Any], new: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        compare(_record(**old), _record(**new))
-    compare(_record(timer="wall clock, tuned"), _record(timer="wall clock"))
-    compare(_record(kind="cuda", threads=64), _record(kind="cuda", threads=2))
+def test_other_timers_and_threads_are_not_compared() -> None:
+    for old, new, words in (
+        ({"timer": "wall clock, 5 rounds"}, {"timer": "CUDA graphs, 5 rounds"}, "wall clock and CUDA graphs"),
+        ({"kind": "cpu", "threads": 64}, {"kind": "cpu", "threads": 2}, "64 and 2"),
+    ):
+        with case((old, new, words)):
+            with pytest.raises(ArgumentError, match=words):
+                compare(_record(**old), _record(**new))
+            compare(_record(timer="wall clock, tuned"), _record(timer="wall clock"))
+            compare(_record(kind="cuda", threads=64), _record(kind="cuda", threads=2))
 
 
 # Going on.
 
 
-@pytest.mark.parametrize("field", ["device", "driver", "cuda", "torch", "fusegen", "commit", "timer"])
-def test_a_record_of_something_else_is_refused(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "bench.json"
-    write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
-    with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
-        resumed(path, HERE)
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    for field in ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer"):
+        with case(field):
+            path = tmp_path / "bench.json"
+            write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
+            with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
+                resumed(path, HERE)
 
 
 def test_a_record_of_other_threads_is_refused_on_a_cpu(tmp_path: Path) -> None:
@@ -199,10 +200,15 @@ def test_what_was_measured_is_stored_when_a_run_is_interrupted(
     assert "another timer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--resume"], ["--resume", "--latency", "--out", "x.json"], ["--resume", "--show", "x.json"]])
-def test_there_is_something_to_go_on_with(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *words]) == 2
-    assert "--resume goes on with the record of --out" in capsys.readouterr().err
+def test_there_is_something_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--resume"],
+        ["--resume", "--latency", "--out", "x.json"],
+        ["--resume", "--show", "x.json"],
+    ):
+        with case(words):
+            assert main(["bench", *words]) == 2
+            assert "--resume goes on with the record of --out" in capsys.readouterr().err
 
 
 def _stored(path: Path, change: Callable[[dict[str, Any]], None]) -> str:

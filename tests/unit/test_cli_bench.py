@@ -20,6 +20,7 @@ from fusegen.bench.wanted import AtLeast
 from fusegen.cli import bench
 from fusegen.errors import ArgumentError
 from fusegen.runtime import tuned
+from tests.naming import case
 from tests.unit.bench_records import record, row
 from tests.unit.commands import Run
 
@@ -68,24 +69,41 @@ def test_bench_refuses_to_lose_a_record(run: Run, tmp_path: Path, words: list[st
     assert path.read_bytes() == stored.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "words", [["gelu"], ["--group", "rows"], ["--out", "x"], ["--latency"], ["--quick"], ["--tune"], ["--device", "cpu"]], ids=str
-)
-def test_bench_shows_or_times(run: Run, words: list[str]) -> None:
-    names, others = (words, []) if words == ["gelu"] else ([], words)
-    refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)
-    assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
+def test_bench_shows_or_times(run: Run) -> None:
+    for words in (
+        ["gelu"],
+        ["--group", "rows"],
+        ["--out", "x"],
+        ["--latency"],
+        ["--quick"],
+        ["--tune"],
+        ["--device", "cpu"],
+    ):
+        with case(words):
+            names, others = (words, []) if words == ["gelu"] else ([], words)
+            refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)
+            assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["gelu"], ["--group", "rows"], ["--out", "x"], ["--resume"], ["--show", "x"], ["--report", "x"], ["--compare", "x"]],
-    ids=str,
-)
-def test_bars_are_of_a_stored_record_alone(run: Run, words: list[str]) -> None:
-    names, others = (words, []) if words == ["gelu"] else ([], words)
-    refused = run("bench", *names, "--bars", str(ROOT / "docs/bench/h200.json"), *others)
-    assert refused.code == 2 and "--bars judges a stored record" in refused.err and words[0] in refused.err
+ONLY_STORED = (
+    ["gelu"], ["--group", "rows"], ["--out", "x"], ["--resume"], ["--show", "x"], ["--report", "x"], ["--compare", "x"],
+)  # fmt: skip
+
+
+def test_bars_are_of_a_stored_record_alone(run: Run) -> None:
+    for words in (
+        ["gelu"],
+        ["--group", "rows"],
+        ["--out", "x"],
+        ["--resume"],
+        ["--show", "x"],
+        ["--report", "x"],
+        ["--compare", "x"],
+    ):
+        with case(words):
+            names, others = (words, []) if words == ["gelu"] else ([], words)
+            refused = run("bench", *names, "--bars", str(ROOT / "docs/bench/h200.json"), *others)
+            assert refused.code == 2 and "--bars judges a stored record" in refused.err and words[0] in refused.err
 
 
 @pytest.mark.parametrize(("microseconds", "code", "standing"), [(100.0, 0, "pass"), (105.0, 1, "fail"), (None, 1, "not measured")])

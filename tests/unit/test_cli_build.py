@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.cli.main import main
+from tests.naming import case
+from tests.unit.commands import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = """
@@ -39,13 +39,13 @@ def user_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_spec_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_specs_for_several_architectures(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "kernels"
-    words = ["build", "softmax", "rms_norm", "--arch", "sm_90a,cpu", "--dtype", "f32,bf16", "--out", str(out)]
-    done = subprocess.run([sys.executable, "-m", "fusegen", *words], capture_output=True, text=True, cwd=ROOT, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert "building rms_norm for sm_90a, bf16" in done.stderr
-    assert "cpu, 1 kernel: x: float32[x_dim0, 4096]" in done.stdout and f"fusegen.load('{out}')" in done.stdout
+    words = ["softmax", "rms_norm", "--arch", "sm_90a,cpu", "--dtype", "f32,bf16", "--out", str(out)]
+    done = run("build", *words)
+    assert done.code == 0, done.err
+    assert "building rms_norm for sm_90a, bf16" in done.err
+    assert "cpu, 1 kernel: x: float32[x_dim0, 4096]" in done.out and f"fusegen.load('{out}')" in done.out
     kernels = fg.load(out)
     assert list(kernels) == ["softmax", "rms_norm"] and kernels.softmax.targets == ("sm_90a", "cpu")
     x = torch.randn(3, 4096)
@@ -79,28 +79,27 @@ def test_shapes_on_the_command_line(tmp_path: Path, user_file: Path) -> None:
     torch.testing.assert_close(fg.load(out).plain(x, w), F.relu(x @ w))
 
 
-@pytest.mark.parametrize(
-    ("words", "text", "code"),
-    [
-        (["softmax"], "the following arguments are required: --out", 2),
-        (["nothing", "--out", "OUT"], "no kernel is called 'nothing'", 2),
-        (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
-        (["softmax", "--arch", "", "--out", "OUT"], "unknown target ''", 2),
-        (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
-        (["softmax", "--out", "MINE"], "is there already", 1),
-        (["softmax", "--out", "nowhere/OUT"], "cannot be made", 1),
-        (["MINE:plain", "--out", "OUT"], "nothing is known of x, w of plain · try: --shape x=16384x4096", 2),
-        (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "are of one kernel", 2),
-        (["MINE:plain", "MINE:plain", "other.py:plain", "--out", "OUT"], "no file other.py", 2),
-    ],
-)
-def test_mistakes(
-    words: list[str], text: str, code: int, tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [word.replace("OUT", str(tmp_path / "out")).replace("MINE", str(user_file)) for word in words]
-    assert main(["build", *given]) == code
-    assert text in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+MISTAKES = [
+    (["softmax"], "the following arguments are required: --out", 2),
+    (["nothing", "--out", "OUT"], "no kernel is called 'nothing'", 2),
+    (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
+    (["softmax", "--arch", "", "--out", "OUT"], "unknown target ''", 2),
+    (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
+    (["softmax", "--out", "MINE"], "is there already", 1),
+    (["softmax", "--out", "nowhere/OUT"], "cannot be made", 1),
+    (["MINE:plain", "--out", "OUT"], "nothing is known of x, w of plain · try: --shape x=16384x4096", 2),
+    (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "are of one kernel", 2),
+    (["MINE:plain", "MINE:plain", "other.py:plain", "--out", "OUT"], "no file other.py", 2),
+]
+
+
+def test_mistakes(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, text, code in MISTAKES:
+        with case(words):
+            given = [word.replace("OUT", str(tmp_path / "out")).replace("MINE", str(user_file)) for word in words]
+            assert main(["build", *given]) == code
+            assert text in capsys.readouterr().err
+            assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
 
 
 def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

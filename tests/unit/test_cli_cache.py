@@ -12,11 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import fusegen as fg
 from fusegen import settings as settings_
 from fusegen.cli.main import main
 from fusegen.errors import SettingsError
-from fusegen.jit import cache
+from fusegen.jit import cache, nvrtc
+from fusegen.runtime import tuned
 
 ROOT = Path(__file__).resolve().parents[2]
 HEX = "0123456789abcdef"
@@ -118,27 +121,30 @@ def test_every_folder_of_the_package_is_known() -> None:
     assert used == {kind.name for kind in cache.KINDS}
 
 
-_MAKES = """
-import torch, fusegen as fg
-from fusegen.jit.nvrtc import compile_cubin
-from fusegen.runtime.tuned import Entry, Place, keep
-kernel = fg.kernel(lambda x: x * 3 + 1)
-assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 4.0))
-keep(Place("launch", "device", (4, 4)), Entry((4, 4), {}, ("", ()), ()))
-for source in (low := kernel.lower(torch.empty(4, device="meta"), target="sm_90a")).sources:
-    compile_cubin(source, low.target.name)
-"""
+def _makes() -> None:
+    """Compiles a kernel for the CPU and for a GPU, and keeps a measurement."""
+    kernel = fg.kernel(lambda x: x * 3 + 1)
+    assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 4.0))
+    tuned.keep(tuned.Place("launch", "device", (4, 4)), tuned.Entry((4, 4), {}, ("", ()), ()))
+    low = kernel.lower(torch.empty(4, device="meta"), target="sm_90a")
+    for source in low.sources:
+        assert nvrtc.compile_cubin(source, low.target.name).cubin[:4] == b"\x7fELF"
 
 
-def test_what_is_really_made_is_known(tmp_path: Path) -> None:
-    """A run in a folder of its own leaves nothing that `clear` would not find."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)
-    found = {each.name: each.entries for each in cache.usage(tmp_path)}
-    assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0, "emitted": 0, "tuned": 1}
-    cache.clear(tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    subprocess.run([sys.executable, "-c", _MAKES], env=environment, check=True, timeout=300)
+def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in a folder of its own leaves nothing that `clear` would not find, and works again afterwards."""
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+        settings_.settings.cache_clear()
+        nvrtc._cache.cache_clear()
+        _makes()
+        found = {each.name: each.entries for each in cache.usage(tmp_path)}
+        assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0, "emitted": 0, "tuned": 1}
+        cache.clear(tmp_path)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        _makes()
+    settings_.settings.cache_clear()
+    nvrtc._cache.cache_clear()
 
 
 _COMPILES = """
@@ -153,6 +159,7 @@ for _ in range(30):
 """
 
 
+@pytest.mark.deep
 def test_clearing_while_others_write(tmp_path: Path) -> None:
     """Whoever compiles while the cache is cleared again and again gets a result each time."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FUSEGEN_CACHE_DIR": str(tmp_path)}

@@ -19,6 +19,7 @@ from fusegen.doctor.child import ProbeError, ask
 from fusegen.doctor.finding import Probe, found
 from fusegen.doctor.probes import _ALL, _LANES, _needed
 from fusegen.settings import settings
+from tests.naming import case
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
@@ -44,6 +45,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]
     return {each["name"]: each for each in told["findings"]}
 
 
+@pytest.mark.deep
 def test_this_machine() -> None:
     done = doctor("--json")
     told = findings(done)
@@ -76,18 +78,15 @@ def test_everything_hostile_at_once(tmp_path: Path) -> None:
     assert told["C++ compiler"]["state"] == "missing" and "no-such-compiler" in told["C++ compiler"]["detail"]
     assert {told[name]["state"] for name in ("GPU", "NVRTC", "cuda.core", "fusegen", "templates")} <= {"broken", "missing"}
     assert not told["NVRTC"]["required"], "without a GPU it is no failure"
-    plain = doctor(path=str(tmp_path), **hostile)
-    assert plain.returncode == 1 and "not in order: " in plain.stdout and "Traceback" not in plain.stdout + plain.stderr
 
 
 def test_without_torch_other_commands_point_here(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch for you')")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    for words in (["list"], ["show", "gelu", "--json"]):
-        command = [sys.executable, "-m", "fusegen", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.count("\n") == 1 and "no torch for you" in done.stderr and "fusegen doctor" in done.stderr
+    command = [sys.executable, "-m", "fusegen", "show", "gelu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and "no torch for you" in done.stderr and "fusegen doctor" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -167,19 +166,17 @@ def test_a_probe_that_fails_is_a_finding() -> None:
     assert Probe("thing", "all", lambda: found("1.0")).find().version == "1.0"
 
 
-@pytest.mark.parametrize(
-    ("code", "part"),
-    [
+def test_questions_that_are_not_answered() -> None:
+    for code, part in (
         ("import os; os._exit(3)", "exit code 3"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         ("raise ValueError('no')", "ValueError: no"),
         ("print('{}')", "exit code 0"),
-    ],
-)
-def test_questions_that_are_not_answered(code: str, part: str) -> None:
-    with pytest.raises(ProbeError) as caught:
-        ask(code)
-    assert part in caught.value.what or "{}" in caught.value.what
+    ):
+        with case((code, part)):
+            with pytest.raises(ProbeError) as caught:
+                ask(code)
+            assert part in caught.value.what or "{}" in caught.value.what
 
 
 def test_a_question_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from fusegen.runtime import cuda, driver, straight
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.execute import CudaBackend, bound_call
 from fusegen.runtime.straight import Run
+from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.stub_driver import Launched, StubDriver, loaded
 
@@ -190,16 +191,20 @@ def test_launches_that_overlap(function: Callable[..., Any], rows: int, wanted: 
         assert all((one.rest[0] != 0) == bool(overlaps) for one, overlaps in zip(got, wanted, strict=True))
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_no_byte_of_an_argument_is_lost_to_an_attribute(overlaps: bool, machine: Machine) -> None:
-    site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
-    for stream in (0, (1 << 64) - 1):
-        memory, config, table = site.frame()
-        site.fill(memory, site.start, stream, *site.attributes, (1 << 64) - 3, bytes(range(128)))
-        assert site.launch(config, site.kernel, table, None) == 0
-        got = machine.driver.launched[-1]
-        assert got.read("Q128sq") == ((1 << 64) - 3, bytes(range(128)), 7) and got.stream == stream
-        assert got.rest == (*(site.attributes or (0, 0)), 0) and len(site.attributes) == 2 * overlaps
+def test_no_byte_of_an_argument_is_lost_to_an_attribute(machine: Machine) -> None:
+    for overlaps in (
+        True,
+        False,
+    ):
+        with case(overlaps):
+            site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
+            for stream in (0, (1 << 64) - 1):
+                memory, config, table = site.frame()
+                site.fill(memory, site.start, stream, *site.attributes, (1 << 64) - 3, bytes(range(128)))
+                assert site.launch(config, site.kernel, table, None) == 0
+                got = machine.driver.launched[-1]
+                assert got.read("Q128sq") == ((1 << 64) - 3, bytes(range(128)), 7) and got.stream == stream
+                assert got.rest == (*(site.attributes or (0, 0)), 0) and len(site.attributes) == 2 * overlaps
 
 
 def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +214,6 @@ def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pyte
     result = call.run((x,), {})
     (got,) = machine.driver.launched
     assert {key.data_ptr(), x.data_ptr(), result.data_ptr()} <= set(got.read(call.spelled[0]))
-
-
-def test_a_kernel_without_parameters(machine: Machine) -> None:
-    site = LaunchSite(loaded("fg_none", []), DEVICE, 3, 32, 0, [])
-    launched(site, machine)
-    (got,) = machine.driver.launched
-    assert (got.grid, got.block, got.stream, got.arguments) == ((3, 1, 1), (32, 1, 1), 0x99, b"")
 
 
 KINDS: dict[str, tuple[list[Kind | int], list[Any], str]] = {
@@ -309,17 +307,6 @@ def test_a_call_within_a_call(machine: Machine) -> None:
     outer = call.run((x,), {"factor": Interrupting()})
     first, second = (_addresses(call, one) for one in machine.driver.launched)
     assert first == (y.data_ptr(), inner[0].data_ptr(), 3.0) and second == (x.data_ptr(), outer.data_ptr(), 2.0)
-
-
-def test_frames_are_used_again(machine: Machine) -> None:
-    x, made = randn(4, 16), []
-    call = bound(lambda x: x * 2, x)
-    frame = next(name for name in call.run.__globals__ if name.startswith("frame_"))
-    make = call.run.__globals__[frame]
-    call.run.__globals__[frame] = lambda: made.append(1) or make()
-    for _ in range(3):
-        call.run((x,), {})
-    assert len(made) == 1 and len(machine.driver.launched) == 3
 
 
 # Refusals.

@@ -21,9 +21,12 @@ from fusegen.bench.report import write_report
 from tests.unit.bench_records import everything
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="no chromium or no chromedriver: apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="no chromium or no chromedriver: apt-get install chromium chromium-driver"
+    ),
+]
 
 PHONE, DESK = 360, 1280
 LEAST_CONTRAST, LEAST_PIXELS = 4.5, 12.0

@@ -12,6 +12,7 @@ import pytest
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
 from tests.gpu.planted_faults import FAULTS, planted
+from tests.naming import case
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -19,15 +20,16 @@ CLEAN = {tool: "========= ERROR SUMMARY: 0 errors" for tool in TOOLS}
 CLEAN["racecheck"] = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
 
 
-@pytest.mark.parametrize("tool", FAULTS)
-@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
-def test_planted_faults_compile(tool: str, architecture: str) -> None:
-    try:
-        ptx = nvrtc.compile_ptx(planted(tool), architecture)
-    except ToolNotFoundError:
-        pytest.skip("NVRTC is not installed")
-    assert f".entry fg_planted_{tool}(" in ptx and "st.global" in ptx and "ld.global" in ptx
-    assert ("st.shared" in ptx, "bar" in ptx.partition(".entry")[2]) == (tool == "racecheck", tool == "synccheck")
+def test_planted_faults_compile() -> None:
+    for architecture in ("sm_90a", "sm_80"):
+        for tool in FAULTS:
+            with case((architecture, tool)):
+                try:
+                    ptx = nvrtc.compile_ptx(planted(tool), architecture)
+                except ToolNotFoundError:
+                    pytest.skip("NVRTC is not installed")
+                assert f".entry fg_planted_{tool}(" in ptx and "st.global" in ptx and "ld.global" in ptx
+                assert ("st.shared" in ptx, "bar" in ptx.partition(".entry")[2]) == (tool == "racecheck", tool == "synccheck")
 
 
 def sanitized(folder: Path, clean: dict[str, str], *, blind: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -55,21 +57,20 @@ def test_tools_that_see_their_faults_and_none_of_ours(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"{tool}: {CLEAN[tool]}" for tool in TOOLS]
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_that_sees_nothing_is_not_believed(tool: str, tmp_path: Path) -> None:
-    done = sanitized(tmp_path, CLEAN, blind=tool)
-    assert done.returncode == 1 and f"{tool} does not see the fault" in done.stdout and "SUMMARY" not in done.stdout
+def test_a_tool_that_sees_nothing_is_not_believed(tmp_path: Path) -> None:
+    for tool in TOOLS:
+        with case(tool):
+            done = sanitized(tmp_path, CLEAN, blind=tool)
+            assert done.returncode == 1 and f"{tool} does not see the fault" in done.stdout and "SUMMARY" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("tool", "said", "status"),
-    [
+def test_what_a_tool_says_of_ours(tmp_path: Path) -> None:
+    for tool, said, status in (
         ("memcheck", "========= ERROR SUMMARY: 3 errors", 1),
         ("memcheck", CLEAN["memcheck"], 1),  # the program failed, say
         ("racecheck", "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", 0),
         ("initcheck", "Killed", 0),
-    ],
-)
-def test_what_a_tool_says_of_ours(tool: str, said: str, status: int, tmp_path: Path) -> None:
-    done = sanitized(tmp_path, CLEAN | {tool: said}, status=status)
-    assert done.returncode == 1 and f"{tool}: errors, see" in done.stdout
+    ):
+        with case((tool, said, status)):
+            done = sanitized(tmp_path, CLEAN | {tool: said}, status=status)
+            assert done.returncode == 1 and f"{tool}: errors, see" in done.stdout

@@ -21,9 +21,9 @@ from fusegen.errors import ArgumentError, VerificationError
 from fusegen.runtime import tuned
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.tuned import in_measured_form, untuned
-from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
+from tests.naming import case
 from tests.unit.eager import randn
 
 CPU = torch.device("cpu")
@@ -139,29 +139,6 @@ def test_sizes_nearby_take_a_plan_that_is_alike(fastest: Callable[..., None], ro
     assert found.traits == launch.plan.traits if is_near else found == first
 
 
-def test_the_nearest_of_several_sizes_counts(fastest: Callable[..., None]) -> None:
-    fastest(3)
-    (near,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
-    fastest(0)
-    fg.tune(fg.kernel(softmax), randn(40, 900))
-    with untuned():
-        first = plan_of(softmax, randn(40, 950))
-    assert plan_of(softmax, randn(40, 950)) == first
-    assert plan_of(softmax, randn(40, 520)).traits == near.plan.traits
-
-
-@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
-def test_extents_of_tensors_without_dims(target: str) -> None:
-    for function, x, wanted in (
-        (lambda x: x * 2, torch.tensor(2.0), (1, 1)),
-        (lambda x: x.sum() * 2, randn(40, 500), (1, 20000)),
-        (softmax, randn(40, 500), (40, 500)),
-        (lambda x: x * 2, randn(7), (1, 7)),
-    ):
-        low = fg.kernel(function).lower(x, target=target)
-        assert extents(low.program.launches[0], low.sizes) == wanted
-
-
 def test_another_dtype_or_chain_is_something_else(fastest: Callable[..., None]) -> None:
     fastest(3)
     fg.tune(fg.kernel(softmax), randn(40, 500))
@@ -231,10 +208,10 @@ def test_methods_numbers_closed_over_tensors_and_dropout(fastest: Callable[..., 
     assert fg.tune(fg.kernel(softmax), randn(40, 500), out=randn(40, 500)).launches
 
 
-@pytest.mark.parametrize("x", [torch.empty(4, 5, device="meta"), torch.empty(0, 5), 3])
-def test_arguments_without_values(x: Any) -> None:
-    with pytest.raises(ArgumentError):
-        fg.tune(fg.kernel(softmax), x)
+def test_arguments_without_values() -> None:
+    for x in (torch.empty(4, 5, device="meta"), torch.empty(0, 5), 3):
+        with case(x), pytest.raises(ArgumentError):
+            fg.tune(fg.kernel(softmax), x)
 
 
 def test_what_is_no_kernel() -> None:
@@ -282,7 +259,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 2}', '{"format": 2, "entry": [{}]}', '{"format": 2, "entry": 3}', '{"format": 2, "entry": {}}'],
+    ["{", '{"format": 2}', '{"format": 2, "entry": {}}'],
 )
 def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:
     fastest(3)
@@ -321,6 +298,7 @@ assert bound[0].program.launches[0].plan == launch.plan
 """
 
 
+@pytest.mark.deep
 def test_ranks_of_a_job_share_what_rank_0_measured(tmp_path: Path) -> None:
     place = f"file://{tmp_path / 'meet'}"
     here = {**os.environ, "PYTHONPATH": str(Path(fg.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusegen.verify.accuracy import ENOUGH, judge
+from tests.naming import case
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -19,56 +20,62 @@ def exact() -> Tensor:
     return torch.randn(300, 300, dtype=torch.float64, generator=generator)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_rounded_result_passes(exact: Tensor, dtype: torch.dtype) -> None:
-    rounded = exact.to(dtype)
-    verdict = judge(rounded, rounded, exact)
-    assert not verdict.failure and verdict.errors.compared == exact.numel() >= ENOUGH
-    assert verdict.errors.rms == verdict.errors.eager_rms > 0
+def test_the_rounded_result_passes(exact: Tensor) -> None:
+    for dtype in DTYPES:
+        with case(dtype):
+            rounded = exact.to(dtype)
+            verdict = judge(rounded, rounded, exact)
+            assert not verdict.failure and verdict.errors.compared == exact.numel() >= ENOUGH
+            assert verdict.errors.rms == verdict.errors.eager_rms > 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_wrong_last_element_fails(exact: Tensor, dtype: torch.dtype) -> None:
-    got = exact.to(dtype)
-    got[-1, -1] += 0.05
-    assert "more than twice eager's greatest" in judge(got, exact.to(dtype), exact).failure
+def test_a_wrong_last_element_fails(exact: Tensor) -> None:
+    for dtype in DTYPES:
+        with case(dtype):
+            got = exact.to(dtype)
+            got[-1, -1] += 0.05
+            assert "more than twice eager's greatest" in judge(got, exact.to(dtype), exact).failure
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_nan_or_an_infinity_too_many_fails(exact: Tensor, dtype: torch.dtype, value: float) -> None:
-    got = exact.to(dtype)
-    got[7, 3] = value
-    assert "at (7, 3)" in judge(got, exact.to(dtype), exact).failure
+def test_a_nan_or_an_infinity_too_many_fails(exact: Tensor) -> None:
+    for dtype in DTYPES:
+        for value in (math.nan, math.inf, -math.inf):
+            with case((dtype, value)):
+                got = exact.to(dtype)
+                got[7, 3] = value
+                assert "at (7, 3)" in judge(got, exact.to(dtype), exact).failure
 
 
-@pytest.mark.parametrize("wanted", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("given", [math.nan, math.inf, -math.inf, 0.0])
-def test_nan_and_infinities_stand_where_they_should(exact: Tensor, wanted: float, given: float) -> None:
-    exact[5] = wanted
-    got, eager = exact.half(), exact.half()
-    got[5] = given
-    verdict = judge(got, eager, exact)
-    same = wanted == given or (math.isnan(wanted) and math.isnan(given))
-    assert bool(verdict.failure) is not same
+def test_nan_and_infinities_stand_where_they_should(exact: Tensor) -> None:
+    for given in (math.nan, math.inf, -math.inf, 0.0):
+        for wanted in (math.nan, math.inf, -math.inf):
+            with case((given, wanted)):
+                exact[5] = wanted
+                got, eager = exact.half(), exact.half()
+                got[5] = given
+                verdict = judge(got, eager, exact)
+                same = wanted == given or (math.isnan(wanted) and math.isnan(given))
+                assert bool(verdict.failure) is not same
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_lost_cast_fails(exact: Tensor, dtype: torch.dtype) -> None:
+def test_a_lost_cast_fails(exact: Tensor) -> None:
     """An intermediate value is rounded to a narrower type than the arithmetic's."""
-    narrow = torch.float16 if dtype is torch.float32 else dtype
-    other = exact.flip(0)
-    got = (exact.to(narrow).double() + other).to(dtype)
-    assert judge(got, (exact + other).to(dtype), exact + other).failure
+    for dtype in DTYPES:
+        with case(dtype):
+            narrow = torch.float16 if dtype is torch.float32 else dtype
+            other = exact.flip(0)
+            got = (exact.to(narrow).double() + other).to(dtype)
+            assert judge(got, (exact + other).to(dtype), exact + other).failure
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1.3), (torch.float16, 1.15), (torch.bfloat16, 1.15)])
-def test_a_larger_mean_error_fails(exact: Tensor, dtype: torch.dtype, factor: float) -> None:
+def test_a_larger_mean_error_fails(exact: Tensor) -> None:
     """Errors of the same greatest size, but of a larger mean."""
-    error = torch.finfo(dtype).eps / 4 * torch.randn(exact.shape, dtype=torch.float64).clamp(-1, 1)
-    eager = (exact + error).to(dtype)
-    worse = (exact + factor * 1.6 * error).to(dtype)
-    assert "root mean square" in judge(worse, eager, exact).failure
+    for dtype, factor in ((torch.float32, 1.3), (torch.float16, 1.15), (torch.bfloat16, 1.15)):
+        with case((dtype, factor)):
+            error = torch.finfo(dtype).eps / 4 * torch.randn(exact.shape, dtype=torch.float64).clamp(-1, 1)
+            eager = (exact + error).to(dtype)
+            worse = (exact + factor * 1.6 * error).to(dtype)
+            assert "root mean square" in judge(worse, eager, exact).failure
 
 
 def test_few_elements_have_no_root_mean_square() -> None:
@@ -87,10 +94,11 @@ def test_what_repeats_itself_is_seen_once() -> None:
     assert "root mean square" in judge((apart * (1 + 2**-23)).float(), apart.float(), apart).failure
 
 
-@pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(3, dtype=torch.float16)])
-def test_shape_and_dtype_are_those_of_eager(other: Tensor) -> None:
-    exact = torch.zeros(3, dtype=torch.float64)
-    assert "instead of" in judge(other, torch.zeros(3), exact).failure
+def test_shape_and_dtype_are_those_of_eager() -> None:
+    for other in (torch.zeros(4), torch.zeros(3, dtype=torch.float16)):
+        with case(other):
+            exact = torch.zeros(3, dtype=torch.float64)
+            assert "instead of" in judge(other, torch.zeros(3), exact).failure
 
 
 # Eager itself overflows.

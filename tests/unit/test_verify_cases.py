@@ -15,10 +15,11 @@ from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, P
 from fusegen.schedule.program import Launch
 from fusegen.specs import SPECS, Spec, meta
 from fusegen.target import target
-from fusegen.verify.cases import CANONICAL, Case, cases, data_parameters, feature_sizes, is_meta
+from fusegen.verify.cases import CANONICAL, Case, cases, is_meta
 from fusegen.verify.layout import Layout, row_major
-from fusegen.verify.lowering import prepare, stand_ins
+from fusegen.verify.lowering import prepare
 from fusegen.verify.values import Values, draw
+from tests.naming import case as named
 
 CPU = torch.device("cpu")
 
@@ -92,6 +93,7 @@ def reached() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.deep
 def test_every_form_of_a_plan_is_reached() -> None:
     missing = sorted(WANTED - reached())
     assert not missing, f"no case reaches: {', '.join(missing)}"
@@ -105,25 +107,6 @@ def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
     assert general | {values.value for values in Values if values is not Values.ORDINARY} <= set(found)
     canonical = {name: Layout.of(v) for name, v in spec.example(spec.dtypes[-1].torch).items() if is_meta(v)}
     assert {name: found[CANONICAL].arguments[name] for name in canonical} == canonical
-
-
-@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
-def test_torch_accepts_every_case(spec: Spec) -> None:
-    """Dims that belong together are still equal, whatever the sizes."""
-    for case in cases(spec, DType.FLOAT32):
-        arguments = {name: _to_meta(value) for name, value in stand_ins(case.arguments).items()}
-        with torch.device("meta"):
-            spec.kernel.function(**arguments)
-
-
-def _to_meta(value: object) -> object:
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
-def test_what_a_size_is_follows_from_the_example() -> None:
-    assert feature_sizes(SPECS["linear_rotary"]) == ("inputs", "pairs")
-    assert data_parameters(SPECS["linear_rotary"]) == {"x", "cos", "sin"}
-    assert feature_sizes(SPECS["flash_attention_alibi"]) == ("channels",)
 
 
 def test_an_example_without_sizes_has_cases_all_the_same() -> None:
@@ -146,39 +129,31 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("layout", "strides"), LAYOUTS.values(), ids=LAYOUTS)
-def test_a_tensor_lies_as_its_layout_says(layout: Layout, strides: tuple[int, ...]) -> None:
-    tensor = layout.tensor(lambda shape: torch.arange(float(torch.Size(shape).numel())).view(shape), CPU)
-    assert (tuple(tensor.shape), tensor.stride()) == (SHAPE, strides)
-    assert Layout.of(tensor) == layout == Layout.of(layout.stand_in())
-    storage = torch.empty(0).set_(tensor.untyped_storage())
-    used = len({float(x) for x in tensor.flatten()})
-    assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
-    assert layout.stored == storage.numel()
-
-
-def test_row_major_is_what_torch_says() -> None:
-    for shape in ((), (5,), (3, 4), (2, 3, 4), (1, 1), (0, 4)):
-        assert row_major(shape) == torch.empty(shape).stride()
-
-
-def test_layouts_in_words() -> None:
-    assert str(Layout(torch.bfloat16, (5, 33), (33, 1))) == "bf16 5x33"
-    assert str(Layout(torch.float16, (5, 32), (40, 1), 1)) == "f16 5x32 strides 40x1 offset 1"
+def test_a_tensor_lies_as_its_layout_says() -> None:
+    for layout, strides in LAYOUTS.values():
+        with named((layout, strides)):
+            tensor = layout.tensor(lambda shape: torch.arange(float(torch.Size(shape).numel())).view(shape), CPU)
+            assert (tuple(tensor.shape), tensor.stride()) == (SHAPE, strides)
+            assert Layout.of(tensor) == layout == Layout.of(layout.stand_in())
+            storage = torch.empty(0).set_(tensor.untyped_storage())
+            used = len({float(x) for x in tensor.flatten()})
+            assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
+            assert layout.stored == storage.numel()
 
 
 # Values.
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("values", Values, ids=lambda values: values.value)
-def test_values_are_the_same_each_time(values: Values, dtype: torch.dtype) -> None:
-    first, second = (draw(values, (9, 40), dtype, CPU, torch.Generator().manual_seed(3)) for _ in range(2))
-    assert first.dtype is dtype and first.shape == (9, 40)
-    assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
-    assert bool(first.isinf().any()) is (values is Values.INFINITE)
-    assert bool(first.isnan().any()) is (values is Values.NAN)
-    assert bool(first[-1].isfinite().all()), "some rows are as always"
+def test_values_are_the_same_each_time() -> None:
+    for values in Values:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            with named((values, dtype)):
+                first, second = (draw(values, (9, 40), dtype, CPU, torch.Generator().manual_seed(3)) for _ in range(2))
+                assert first.dtype is dtype and first.shape == (9, 40)
+                assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
+                assert bool(first.isinf().any()) is (values is Values.INFINITE)
+                assert bool(first.isnan().any()) is (values is Values.NAN)
+                assert bool(first[-1].isfinite().all()), "some rows are as always"
 
 
 def test_hard_values_are_hard() -> None:

@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.reference import evaluate
 from fusegen.jit import nvrtc
 from fusegen.runtime import tuned
-from fusegen.specs import SPECS, Spec, meta
+from fusegen.specs import Spec, meta
 from fusegen.specs.spec import Arguments
 from fusegen.target import CPU, target
 from fusegen.verify.cases import cases
@@ -26,6 +26,7 @@ from fusegen.verify.check import Outcome, check, materialize
 from fusegen.verify.compilation import compile_all
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.run import verify
+from tests.naming import case
 
 HOST = torch.device("cpu")
 
@@ -85,9 +86,8 @@ def _raises(_: Tensor) -> Tensor:
     raise RuntimeError("an illegal memory access\nwith details")
 
 
-@pytest.mark.parametrize(
-    ("change", "failure"),
-    [
+def test_wrong_kernels_fail() -> None:
+    for change, failure in (
         (_last_is_wrong, "more than twice eager's greatest"),
         (lambda result: result.bfloat16(), "instead of torch.float32"),
         (lambda result: result.bfloat16().float(), "more than twice eager's greatest"),
@@ -95,11 +95,10 @@ def _raises(_: Tensor) -> Tensor:
         (lambda result: (result, result), "2 results instead of 1"),
         (lambda result: result / 0, "should not be"),
         (_raises, "RuntimeError: an illegal memory access"),
-    ],
-)
-def test_wrong_kernels_fail(change: Callable[[Tensor], Any], failure: str) -> None:
-    found = outcome("odd", change)
-    assert not found.passed and failure in found.failure and "\n" not in found.failure
+    ):
+        with case((change, failure)):
+            found = outcome("odd", change)
+            assert not found.passed and failure in found.failure and "\n" not in found.failure
 
 
 def test_an_empty_result_has_its_shape() -> None:
@@ -154,22 +153,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["written"] == []
 
 
-def test_the_command_checks_records(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    assert main(["verify", "gelu", "--check", "--record", str(tmp_path)]) == 1
-    assert "sm_90a gelu bf16: no record" in capsys.readouterr().out.splitlines()
-
-
 MISTAKES = (["nothing"], ["--target", "sm_90a"], ["--target", "sm_1"], ["--dtype", "f64"], ["--case", "good"])
 
 
-@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_mistakes_are_said_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", *words]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_every_spec_takes_part() -> None:
-    assert all(cases(spec, dtype) for spec in SPECS.values() for dtype in spec.dtypes)
+def test_mistakes_are_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in MISTAKES:
+        with case(words):
+            assert main(["verify", *words]) == 2
+            assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("full", [1, 9], ids=["until-it-is-emptied", "for-good"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from fusegen.verify import run as verification
 from fusegen.verify.accuracy import Errors, Verdict
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome
-from fusegen.verify.lowering import can_run, prepare
+from fusegen.verify.lowering import Prepared, can_run, prepare
 from fusegen.verify.record import (
     LIST,
     CaseRecord,
@@ -34,6 +35,7 @@ from fusegen.verify.record import (
 )
 from fusegen.verify.run import Row, store
 from fusegen.verify.status import Status, problems, status
+from tests.unit.commands import Run
 
 WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
 GELU, HOPPER = SPECS["gelu"], target("sm_90a")
@@ -48,8 +50,13 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "where", lambda device: WHERE)
 
 
+@lru_cache
+def _prepared(dtype: DType) -> tuple[Prepared, ...]:
+    return tuple(prepare(GELU, case, HOPPER) for case in cases(GELU, dtype))
+
+
 def row(dtype: DType = DType.BFLOAT16, last: Outcome = RIGHT) -> Row:
-    prepared = [prepare(GELU, case, HOPPER) for case in cases(GELU, dtype)]
+    prepared = _prepared(dtype)
     outcomes = [*[RIGHT] * (len(prepared) - 1), last]
     return Row(GELU, dtype, HOPPER, tuple(zip(prepared, outcomes, strict=True)))
 
@@ -86,12 +93,12 @@ def test_an_entry_leaves_those_of_other_element_types(tmp_path: Path) -> None:
     assert list(json.loads(path.read_text())["dtypes"]) == ["f16", "bf16", "f32"], "in one order"
 
 
-@pytest.mark.parametrize("last", [WRONG, Outcome(error="it broke"), Outcome(skipped="too little memory")])
-def test_a_case_that_did_not_pass_leaves_the_old_record(tmp_path: Path, last: Outcome) -> None:
+def test_a_case_that_did_not_pass_leaves_the_old_record(tmp_path: Path) -> None:
     (path,) = store([row(), row(DType.FLOAT32)], tmp_path, CPU)
     before = path.read_bytes()
-    assert store([row(DType.FLOAT32), row(last=last)], tmp_path, CPU) == []
-    assert path.read_bytes() == before
+    for last in (WRONG, Outcome(error="it broke"), Outcome(skipped="too little memory")):
+        assert store([row(DType.FLOAT32), row(last=last)], tmp_path, CPU) == []
+        assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["verified.json"], "nothing half-written"
 
 
@@ -102,14 +109,12 @@ def test_the_list_of_what_is_not_verified_follows(tmp_path: Path) -> None:
     assert "sm_80 gelu bf16" in lines and "sm_90a gelu f32" in lines and "sm_90a gelu bf16" not in lines
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "dtypes": {"f32": {}}}', '{"format": 1, "dtypes": 3}']
-)
-def test_what_is_no_record_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "verified.json"
-    path.write_text(text)
-    with pytest.raises(ArgumentError, match="is no verification record"):
-        read(path)
+    for text in ("", "{}", "[]", '{"format": 0}', '{"format": 1, "dtypes": {"f32": {}}}', '{"format": 1, "dtypes": 3}'):
+        path.write_text(text)
+        with pytest.raises(ArgumentError, match="is no verification record"):
+            read(path)
 
 
 # Folders.
@@ -144,45 +149,55 @@ def _changed(path: Path, old: str, new: str) -> None:
 
 
 def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
-    rows = {dtype: row(dtype) for dtype in GELU.dtypes}
-    (path,) = store([*rows.values()], tmp_path, CPU)
-    assert problems(GELU, HOPPER, tmp_path) == []
-    assert set(status(GELU, HOPPER, tmp_path).values()) == {Status.VERIFIED}
-    (digest,) = rows[DType.BFLOAT16].cases[0][0].digests
-    _changed(path, digest, "0" * len(digest))
-    assert "sm_90a gelu bf16: the case 'canonical' launches other kernels" in problems(GELU, HOPPER, tmp_path)
-    found = status(GELU, HOPPER, tmp_path)
-    assert (found[DType.BFLOAT16], found[DType.FLOAT32]) == (Status.STALE, Status.VERIFIED)
+    (path,) = store([row()], tmp_path, CPU)
+    _changed(path, read(path)["bf16"].cases["canonical"].sources[0], "0" * 32)
+    assert problems(GELU, HOPPER, tmp_path) == ["sm_90a gelu bf16: the case 'canonical' launches other kernels"]
+    assert set(status(GELU, HOPPER, tmp_path).values()) == {Status.STALE, Status.UNVERIFIED}
 
 
 def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Path) -> None:
-    rows = {dtype: row(dtype) for dtype in GELU.dtypes}
-    (path,) = store([*rows.values()], tmp_path, CPU)
-    digest = rows[DType.BFLOAT16].cases[0][0].launches
-    _changed(path, digest, "0" * len(digest))
-    assert "sm_90a gelu bf16: the case 'canonical' launches its kernels otherwise" in problems(GELU, HOPPER, tmp_path)
+    (path,) = store([row()], tmp_path, CPU)
+    _changed(path, digest := read(path)["bf16"].cases["canonical"].launches, "0" * len(digest))
+    assert problems(GELU, HOPPER, tmp_path) == ["sm_90a gelu bf16: the case 'canonical' launches its kernels otherwise"]
     _changed(path, f', "launches": "{"0" * len(digest)}"', "")
     assert problems(GELU, HOPPER, tmp_path) == [], "of a record that is older nothing is known"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
+def test_every_case_must_be_there_as_it_is_called(tmp_path: Path) -> None:
+    (path,) = store([row()], tmp_path, CPU)
+    good = path.read_text()
+    for old, new, problem in (
         ('"odd"', '"old"', "the case 'odd' is missing"),
         ('"odd"', '"old"', "there is no case 'old' any more"),
         ("67x2049", "67x2051", "the case 'odd' has other arguments"),
         ('"verdict": "passed"', '"verdict": "failed"', "has the verdict 'failed'"),
-    ],
-)
-def test_every_case_must_be_there_as_it_is_called(tmp_path: Path, old: str, new: str, problem: str) -> None:
-    (path,) = store([row(dtype) for dtype in GELU.dtypes], tmp_path, CPU)
-    _changed(path, old, new)
-    assert any(problem in line for line in problems(GELU, HOPPER, tmp_path))
+    ):
+        _changed(path, old, new)
+        assert any(problem in line for line in problems(GELU, HOPPER, tmp_path)), problem
+        path.write_text(good)
 
 
-def test_without_a_record_nothing_is_verified(tmp_path: Path) -> None:
-    assert set(status(GELU, HOPPER, tmp_path).values()) == {Status.UNVERIFIED}
-    assert problems(GELU, HOPPER, tmp_path) == [f"sm_90a gelu {dtype.short}: no record" for dtype in GELU.dtypes]
+def test_the_command_passes_what_is_listed_alone(tmp_path: Path, run: Run) -> None:
+    words = ("verify", "gelu", "--target", "sm_90a", "--check", "--record", str(tmp_path))
+    (path,) = store([row()], tmp_path, CPU)
+    passed = run(*words)
+    assert passed.code == 0 and "2 kernels have no record" in passed.out
+    document = json.loads(run(*words, "--json").out)
+    assert document["unverified"] == ["sm_90a gelu f32", "sm_90a gelu f16"] and document["problems"] == []
+    names = tmp_path / LIST
+    listed = names.read_text()
+    for text, problem in (
+        (listed.replace("sm_90a gelu f16\n", ""), "sm_90a gelu f16: no record"),
+        (listed + "sm_90a gelu bf16\n", f"sm_90a gelu bf16: verified, but {LIST} names it"),
+    ):
+        names.write_text(text)
+        failed = run(*words)
+        assert failed.code == 1 and failed.out.splitlines() == [problem]
+    names.write_text(listed)
+    _changed(path, '"odd"', '"old"')
+    assert run(*words).code == 1
+    names.unlink()
+    assert run(*words).out.splitlines()[0] == "sm_90a gelu f32: no record"
 
 
 def test_which_text_a_device_runs() -> None:

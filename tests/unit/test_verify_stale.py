@@ -103,6 +103,7 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
     assert found[0] == found[1] and len(set(found)) == 4
 
 
+@pytest.mark.deep
 def test_many_questions_are_answered_by_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [
         (SPECS[name], dtype, target(t)) for name in ("gelu", "softmax") for dtype in (F32, BF16) for t in ("sm_86", "sm_89")
