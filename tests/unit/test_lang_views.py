@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import agree, agree_each, ints, randn
 
 X, X3 = randn(6, 8), randn(4, 6, 8)
 
@@ -92,18 +92,13 @@ def test_expansion_and_reshapes_of_what_was_expanded() -> None:
 
 
 def test_reshapes_that_merge_and_that_do_not() -> None:
-    agree(
-        lambda x: (
-            x.permute(0, 2, 1).reshape(4, 48),
-            x.permute(2, 0, 1).reshape(-1, 6) + 1,
-            x.flatten(),
-            x.flatten(1),
-            x.reshape(-1, 16),
-            x.unflatten(-1, (2, 4)),
-            x.unflatten(0, (2, -1)),
-            x.transpose(0, 1).reshape(24, 8),
-            x.view(2, -1, 3, 8).sum(1),
-        ),
+    agree_each(
+        "x",
+        """
+        x.permute(0, 2, 1).reshape(4, 48) | x.permute(2, 0, 1).reshape(-1, 6) + 1 | x.flatten() | x.flatten(1)
+        x.reshape(-1, 16) | x.unflatten(-1, (2, 4)) | x.unflatten(0, (2, -1)) | x.transpose(0, 1).reshape(24, 8)
+        x.view(2, -1, 3, 8).sum(1)
+        """,
         (X3,),
     )
 
@@ -124,14 +119,12 @@ def test_dims_of_size_one() -> None:
 
 
 def test_reshapes_with_sizes_from_shapes_and_from_numbers() -> None:
-    agree(
-        lambda x: (
-            x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2),
-            x.view(2, -1),
-            x.reshape(x.shape[:-1] + (2, -1)),  # noqa: RUF005 - as users write it
-            x.reshape((*x.shape[:-1], -1, 2)),
-            x.reshape(x.numel()),
-        ),
+    agree_each(
+        "x",
+        """
+        x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2) | x.view(2, -1) | x.reshape(x.shape[:-1] + (2, -1))
+        x.reshape((*x.shape[:-1], -1, 2)) | x.reshape(x.numel())
+        """,
         *[(randn(n, m),) for n in (4, 6) for m in (4, 6)],
     )
     agree(lambda x: x.reshape(-1, x.shape[-1]).softmax(-1), (randn(2, 3, 4),), (randn(3, 3, 5),))
@@ -373,30 +366,23 @@ def test_a_size_that_is_kept_is_no_number_of_torch_s() -> None:
 
 
 def test_reductions_of_slices_without_elements() -> None:
-    agree(
-        lambda x: (
-            x[:, 3:3].sum(-1),
-            x[:, :0].mean(-1),
-            x[:, 3:3].softmax(-1),
-            x[:0].sum(0) + x,
-            x[:, :0].logsumexp(-1),
-            torch.cat([x[:, :0], x], -1).softmax(-1),
-            x[:, :0] @ x[:0],
-        ),
+    agree_each(
+        "x",
+        """
+        x[:, 3:3].sum(-1) | x[:, :0].mean(-1) | x[:, 3:3].softmax(-1) | x[:0].sum(0) + x | x[:, :0].logsumexp(-1)
+        torch.cat([x[:, :0], x], -1).softmax(-1) | x[:, :0] @ x[:0]
+        """,
         (X,),
     )
 
 
 def test_repetitions() -> None:
-    agree(
-        lambda x: (
-            x.repeat(2, 1, 3),
-            x.repeat(3, 1, 1, 1),
-            x.tile((2,)),
-            x.repeat_interleave(2, 0),
-            x.repeat_interleave(3, -1),
-            x.repeat_interleave(2),
-        ),
+    agree_each(
+        "x",
+        """
+        x.repeat(2, 1, 3) | x.repeat(3, 1, 1, 1) | x.tile((2,)) | x.repeat_interleave(2, 0) | x.repeat_interleave(3, -1)
+        x.repeat_interleave(2)
+        """,
         (X3,),
         (randn(3, 2, 5),),
     )
@@ -412,14 +398,12 @@ def test_rolled_tensors() -> None:
 
 
 def test_padding() -> None:
-    agree(
-        lambda x: (
-            F.pad(x, (1, 2)),
-            F.pad(x, (-1, 2, 1, 0)),
-            F.pad(x, (0, 0, 1, -1), value=-1.5),
-            F.pad(x, (2, 0)).softmax(-1),
-            F.pad(x > 0, (1, 1)),
-        ),
+    agree_each(
+        "x",
+        """
+        F.pad(x, (1, 2)) | F.pad(x, (-1, 2, 1, 0)) | F.pad(x, (0, 0, 1, -1), value=-1.5) | F.pad(x, (2, 0)).softmax(-1)
+        F.pad(x > 0, (1, 1))
+        """,
         (X,),
         (randn(5, 8),),
     )

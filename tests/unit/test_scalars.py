@@ -22,7 +22,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import FusegenError
 from fusegen.runtime import dispatch
-from tests.unit.eager import agree, randn, same
+from tests.unit.eager import agree, agree_each, randn, same
 
 X = randn(6, 8)
 
@@ -82,17 +82,14 @@ def test_numbers_have_64_bits_until_they_meet_a_tensor(t: float) -> None:
 
 
 def test_tensors_that_are_made_of_numbers() -> None:
-    agree(
-        lambda x, s: (
-            torch.tensor(s) + 0 * x[0, 0],
-            x.double() * torch.tensor(s),
-            x.double() * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.bfloat16),
-            torch.full((3,), s),
-            x.double().new_full((2,), s),
-            torch.full_like(x, s),
-            torch.where(x > 0, s, 1.0),
-            torch.where(x > 0, s, 0) + torch.zeros(8, dtype=torch.float64),
-        ),
+    agree_each(
+        "x, s",
+        """
+        torch.tensor(s) + 0 * x[0, 0] | x.double() * torch.tensor(s)
+        x.double() * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.bfloat16) | torch.full((3,), s)
+        x.double().new_full((2,), s) | torch.full_like(x, s) | torch.where(x > 0, s, 1.0)
+        torch.where(x > 0, s, 0) + torch.zeros(8, dtype=torch.float64)
+        """,
         *[(X, s) for s in (0.1, 3, True, np.float64(0.1), np.float32(0.1), np.int64(3))],
     )
 
