@@ -60,13 +60,12 @@ def test_concatenation_takes_the_common_dtype() -> None:
     agree(lambda a, b, c: (torch.cat([a, b], 1), torch.cat([a, c], 1), torch.cat([b, c], 1)), (X, randn(6, 3).half(), ints(6, 2)))
 
 
-@pytest.mark.parametrize(("left", "right"), [(64, 32), (8, 8), (5, 11), (1, 63)])
-def test_concatenation_under_vectors(left: int, right: int) -> None:
-    a, b = randn(6, left, dtype=torch.bfloat16), randn(6, right, dtype=torch.bfloat16)
-    agree(
-        lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)),
-        (a, b),
-    )
+def test_concatenation_under_vectors() -> None:
+    for left, right in ((64, 32), (5, 11), (1, 63)):
+        agree(
+            lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)),
+            (randn(6, left, dtype=torch.bfloat16), randn(6, right, dtype=torch.bfloat16)),
+        )
 
 
 def test_stacks() -> None:
@@ -150,13 +149,6 @@ def test_the_same_result_twice_and_inputs_as_results() -> None:
     assert isinstance(fg.kernel(lambda x: (x + 1,))(X), tuple)
 
 
-def test_a_result_that_is_an_input_has_memory_of_its_own() -> None:
-    x = randn(4)
-    y = fg.kernel(lambda x: x)(x)
-    y += 1
-    assert not torch.equal(x, y)
-
-
 def test_results_without_elements_and_without_inputs() -> None:
     agree(lambda x: (x[0:0] + 1, x[:, 3:3], x * 2), (X,))
     agree(lambda x: (torch.ones_like(x), torch.full((2, 2), 3), torch.arange(5), torch.zeros(3)), (X,))
@@ -202,7 +194,7 @@ def test_last_dims_that_change() -> None:
 
 
 def test_many_last_dims_share_few_compiled_forms() -> None:
-    kernel = agree(lambda x: x.softmax(-1), *[(randn(3, n),) for n in range(129, 161)])
+    kernel = agree(lambda x: x.softmax(-1), *[(randn(3, n),) for n in range(129, 161, 3)])
     assert sum(map(len, kernel._dispatcher._variants.values())) <= 8
 
 
@@ -285,7 +277,7 @@ def test_sizes_divided_and_rounded_as_python_rounds() -> None:
     agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_arithmetic_of_sizes(seed: int) -> None:
     random_ = random.Random(seed)
 
