@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -30,6 +32,41 @@ def agree(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any
         wanted = kernel.function(*arguments, **settings)
         same(kernel(*arguments, **settings), wanted, f"call {number}")
     return kernel
+
+
+def expressions(table: str) -> list[str]:
+    """The expressions of a table, which stand between ` | `."""
+    return [text.strip() for line in table.strip().splitlines() for text in line.split(" | ") if text.strip()]
+
+
+def function_of(text: str, parameters: str, **scope: Any) -> Callable[..., Any]:
+    """An expression as a function."""
+    function: Callable[..., Any] = eval(f"lambda {parameters}: {text}", {"torch": torch, "F": F, "math": math, **scope})
+    return function
+
+
+def agree_each(parameters: str, table: str, *calls: tuple[Any, ...], at_once: int = 12) -> None:
+    """One kernel returns a few expressions of a table; an error names the expression that is wrong."""
+    texts = expressions(table)
+    for start in range(0, len(texts), at_once):
+        few = texts[start : start + at_once]
+        function = function_of(f"[{', '.join(few)}]", parameters)
+        kernel = fg.kernel(function)
+        for number, arguments in enumerate(calls):
+            for text, ours, theirs in zip(few, kernel(*arguments), function(*arguments), strict=True):
+                same(ours, theirs, f"call {number}, {text}")
+
+
+def agree_over(function: Callable[..., Any], cases: Mapping[str, tuple[Tensor, ...]], at_once: int = 4) -> None:
+    """One kernel applies the function to the arguments of a few cases; an error names the case that is wrong."""
+    for start in range(0, len(cases), at_once):
+        few = list(cases)[start : start + at_once]
+        names = [[f"x{number}_{place}" for place in range(len(cases[name]))] for number, name in enumerate(few)]
+        parts = [f"function({', '.join(part)})" for part in names]
+        together = function_of(f"[{', '.join(parts)}]", ", ".join(name for part in names for name in part), function=function)
+        given = [a for name in few for a in cases[name]]
+        for name, ours, theirs in zip(few, fg.kernel(together)(*given), together(*given), strict=True):
+            same(ours, theirs, name)
 
 
 def same(got: Any, wanted: Any, place: str = "") -> None:

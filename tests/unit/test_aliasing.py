@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.passes.fuse import GroupKind
+from tests.naming import case
 from tests.unit.eager import randn, same
 
 W = randn(6, 8)
@@ -62,16 +63,23 @@ def apart(function: Callable[..., Any], *args: Tensor, others: tuple[Tensor, ...
     return kernel
 
 
-@pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_results_in_memory_of_their_own(name: str) -> None:
-    apart(FUNCTIONS[name], randn(6, 8), others=(W,))
+def test_results_in_memory_of_their_own() -> None:
+    for name, function in FUNCTIONS.items():
+        with case(name):
+            apart(function, randn(6, 8), others=(W,))
 
 
-@pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("shape", [(0, 8), (6, 0)])
-def test_results_of_an_empty_argument(shape: tuple[int, int]) -> None:
-    apart(lambda x, y: (y, y, y.view(-1), x, W, x.sum()), randn(*shape), randn(3), others=(W,))
+@pytest.mark.usefixtures("emulated")
+def test_results_in_memory_of_their_own_on_a_gpu() -> None:
+    for name in ("argument-as-a-view", "closed-over", "read-later"):
+        with case(name):
+            apart(FUNCTIONS[name], randn(6, 8), others=(W,))
+
+
+def test_results_of_an_empty_argument() -> None:
+    for shape in ((0, 8), (6, 0)):
+        with case(shape):
+            apart(lambda x, y: (y, y, y.view(-1), x, W, x.sum()), randn(*shape), randn(3), others=(W,))
 
 
 def test_an_argument_is_not_written_to_where_another_one_is_empty() -> None:
@@ -99,14 +107,18 @@ GROUPS: dict[GroupKind, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...
 }
 
 
-@pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("kind", GROUPS, ids=lambda kind: kind.name.lower())
-def test_equal_results_of_each_kind_of_group(kind: GroupKind) -> None:
-    function, make = GROUPS[kind]
-    args = make()
-    kernel = apart(function, *args)
-    target = "sm_80" if kind is GroupKind.ROW_COLUMN else "sm_90a"  # where few rows are two kernels
-    assert kind in [group.kind for group in kernel.lower(*args, target=target).groups]
+@pytest.mark.parametrize("emulates", [False, True], ids=["cpu", "emulator"])
+def test_equal_results_of_each_kind_of_group(emulates: bool, request: pytest.FixtureRequest) -> None:
+    if emulates:
+        request.getfixturevalue("emulated")
+    for kind, (function, make) in GROUPS.items():
+        if emulates and kind is GroupKind.LIBRARY:
+            continue
+        with case(kind):
+            args = make()
+            kernel = apart(function, *args)
+            target = "sm_80" if kind is GroupKind.ROW_COLUMN else "sm_90a"  # where few rows are two kernels
+            assert kind in [group.kind for group in kernel.lower(*args, target=target).groups]
 
 
 def test_a_second_copy_is_explained() -> None:

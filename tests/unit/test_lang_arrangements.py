@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError, ShapeError, TraceError, UnsupportedError
-from tests.unit.eager import agree, randn, refused, same
+from tests.naming import case
+from tests.unit.eager import agree, agree_each, randn, refused, same
 
 ARGUMENTS = (randn(4, 6), randn(4, 6), randn(5), randn(3), randn(2, 8, 4, 6), randn(2, 3, 4))
 CASES = """
@@ -46,16 +48,21 @@ CASES = """
 """
 
 
-def texts() -> list[str]:
-    """The cases one by one."""
-    return [text.strip() for line in CASES.splitlines() for text in line.split("|") if text.strip()]
+EMULATED = """
+    x.flip(1) @ y.T | x.flip(0).softmax(1) | torch.rot90(x) | x.diagonal(-2) | torch.diag_embed(x, 1) | F.pixel_shuffle(c, 2)
+    F.pad(c, (1, 2, 3, 0), mode="reflect") | F.pad(x[None], (2, 6), mode="circular") | x.unfold(1, 2, 3) + 1
+    F.max_pool2d(c, 3, 2, 1) | torch.kron(x, t[0]) | torch.cdist(x, y)
+"""
 
 
-@pytest.mark.usefixtures("either")
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
-@pytest.mark.parametrize("text", texts())
-def test_is_what_torch_gives(text: str) -> None:
-    agree(eval(f"lambda x, y, v, w, c, t: {text}", {"torch": torch, "F": F}), ARGUMENTS)
+def test_is_what_torch_gives() -> None:
+    agree_each("x, y, v, w, c, t", CASES, ARGUMENTS)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_is_what_torch_gives_on_a_gpu() -> None:
+    agree_each("x, y, v, w, c, t", EMULATED, ARGUMENTS)
 
 
 def test_what_is_turned_round_has_memory_of_its_own() -> None:
@@ -97,13 +104,13 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("function", [diagonal_cleared, flat_doubled, cut_before, at_least_two])
-def test_what_shares_memory_does_so_however_that_is_arranged(function: Callable[[Tensor], Any], layout: str) -> None:
-    ours, torchs = LAYOUTS[layout](), LAYOUTS[layout]()
-    kernel = fg.kernel(mutates=("x",))(function)
-    same(kernel(ours), function(torchs))
-    assert torch.equal(ours, torchs)
+def test_what_shares_memory_does_so_however_that_is_arranged() -> None:
+    functions: list[Callable[[Tensor], Any]] = [diagonal_cleared, flat_doubled, cut_before, at_least_two]
+    for function, layout in itertools.product(functions, LAYOUTS):
+        with case((function.__name__, layout)):
+            ours, torchs = LAYOUTS[layout](), LAYOUTS[layout]()
+            same(fg.kernel(mutates=("x",))(function)(ours), function(torchs))
+            assert torch.equal(ours, torchs)
 
 
 def test_windows_are_views() -> None:
@@ -143,9 +150,9 @@ def test_one_chunk_is_the_whole() -> None:
     agree(lambda x: (*x.chunk(1), *x.chunk(1, 1)), (randn(3, 4),), (randn(5, 4),))
 
 
-@pytest.mark.parametrize("text", ["x.flip(0)", "x.diagonal()", "x.diagonal(-1) + 1", "x.diff(dim=0)", "torch.rot90(x)"])
-def test_sizes_of_run_time(text: str) -> None:
-    agree(eval(f"lambda x: {text}", {"torch": torch}), *[(randn(n, 4),) for n in (3, 5, 7, 4)])
+def test_sizes_of_run_time() -> None:
+    table = "x.flip(0) | x.diagonal() | x.diagonal(-1) + 1 | x.diff(dim=0) | torch.rot90(x)"
+    agree_each("x", table, *[(randn(n, 4),) for n in (3, 5, 7, 4)])
 
 
 def test_borders_of_run_time_sizes() -> None:
@@ -175,12 +182,13 @@ WRONG: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:Using torch.cross without")
-@pytest.mark.parametrize(("function", "error", "says"), WRONG, ids=[w[2] for w in WRONG])
-def test_what_torch_refuses(function: Callable[..., Any], error: type[FusegenError], says: str) -> None:
-    x = randn(4, 6)
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
-        function(x[None] if "more" in says else x)
-    refused(function, x[None] if "more" in says else x, error=error, says=says)
+def test_what_torch_refuses() -> None:
+    for function, error, says in WRONG:
+        x = randn(1, 4, 6) if "more" in says else randn(4, 6)
+        with case(says):
+            with pytest.raises((RuntimeError, IndexError, ValueError)):
+                function(x)
+            refused(function, x, error=error, says=says)
 
 
 NOT_YET: list[tuple[Callable[..., Any], str]] = [
@@ -191,6 +199,7 @@ NOT_YET: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), NOT_YET, ids=[w[1] for w in NOT_YET])
-def test_what_is_not_supported(function: Callable[..., Any], says: str) -> None:
-    refused(function, randn(4, 6), error=TraceError, says=says)
+def test_what_is_not_supported() -> None:
+    for function, says in NOT_YET:
+        with case(says):
+            refused(function, randn(4, 6), error=TraceError, says=says)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, ShapeError, TraceError, UnsupportedError
-from tests.unit.eager import agree, ints, randn, refused
+from tests.unit.eager import agree, agree_each, ints, randn, refused
 
 X, Y = randn(5, 6), randn(5, 6)
 MASK = torch.rand(5, 6) > 0.5
@@ -231,15 +231,13 @@ def test_results_that_are_no_tensors(function: Callable[[Tensor], Any]) -> None:
 
 
 def test_lists_of_numbers_are_constants() -> None:
-    agree(
-        lambda x: (
-            x * torch.tensor([1.0, 2, 3, 4, 5, 6]),
-            x + torch.tensor([[1], [2], [3], [4], [5]]),
-            torch.tensor([True, False, True, True, False, True]) & (x > 0),
-            x + torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.float64),
-            torch.as_tensor([1.5, 2.5])[0] * x,
-            torch.tensor([]),
-        ),
+    agree_each(
+        "x",
+        """
+        x * torch.tensor([1.0, 2, 3, 4, 5, 6]) | x + torch.tensor([[1], [2], [3], [4], [5]])
+        torch.tensor([True, False, True, True, False, True]) & (x > 0)
+        x + torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.float64) | torch.as_tensor([1.5, 2.5])[0] * x | torch.tensor([])
+        """,
         (X,),
     )
     agree(lambda x: x * torch.tensor([x.shape[0], 1]), *[(randn(n, 2),) for n in (3, 5, 7)])

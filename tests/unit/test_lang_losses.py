@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError, IndexRangeError, ShapeError, TraceError
+from tests.naming import case
 from tests.unit.eager import agree, randn, refused
 
 REDUCTIONS = ["none", "mean", "sum"]
@@ -27,40 +28,35 @@ def classes(shape: tuple[int, ...], *, ignored: bool = True) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
-def test_cross_entropy(shape: tuple[int, ...], reduction: str, smoothing: float) -> None:
-    def plain(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(x, y, reduction=reduction, label_smoothing=smoothing)
+def test_cross_entropy(shape: tuple[int, ...]) -> None:
+    """By classes and by probabilities, with weights and without, smoothed and not."""
 
-    def weighed(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        return F.cross_entropy(x, y, w, reduction=reduction, label_smoothing=smoothing)
+    def losses(x: Tensor, y: Tensor, w: Tensor) -> list[Tensor]:
+        return [
+            F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=smoothing)
+            for reduction in REDUCTIONS
+            for smoothing, weight in ((0.0, w), (0.1, w), (0.1, None))
+        ]
 
-    x, y, w = 3 * randn(*shape), classes(shape), torch.rand(7)
-    shares = torch.softmax(randn(*shape), min(1, len(shape) - 1))
-    agree(plain, (x, y), (x, shares))
-    agree(weighed, (x, y, w), (x, shares, w))
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
-def test_negative_logarithms(shape: tuple[int, ...], reduction: str) -> None:
-    def losses(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        return (
-            F.nll_loss(x, y, reduction=reduction),
-            F.nll_loss(x, y, w, reduction=reduction),
-            F.nll_loss(x, z, w, reduction=reduction, ignore_index=2),
-        )
-
-    agree(losses, (randn(*shape), classes(shape), classes(shape, ignored=False), torch.rand(7)))
+    x, w = 3 * randn(*shape), torch.rand(7)
+    agree(losses, (x, classes(shape), w), (x, torch.softmax(randn(*shape), min(1, len(shape) - 1)), w))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_cross_entropy_of_other_dtypes(dtype: torch.dtype) -> None:
-    x, y, w = randn(6, 7, dtype=dtype), torch.randint(0, 7, (6,)), torch.rand(7).to(dtype)
-    agree(lambda x, y: F.cross_entropy(x, y), (x, y))
-    agree(lambda x, y, w: F.cross_entropy(x, y, w, label_smoothing=0.2), (x, y, w))
+def test_negative_logarithms() -> None:
+    def losses(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> list[Tensor]:
+        by_class = [F.nll_loss(x, y, weight, reduction=reduction) for reduction in REDUCTIONS for weight in (None, w)]
+        return by_class + [F.nll_loss(x, z, w, reduction=reduction, ignore_index=2) for reduction in REDUCTIONS]
+
+    for shape in SHAPES:
+        with case(shape):
+            agree(losses, (randn(*shape), classes(shape), classes(shape, ignored=False), torch.rand(7)))
+
+
+def test_cross_entropy_of_other_dtypes() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        x, y, w = randn(6, 7, dtype=dtype), torch.randint(0, 7, (6,)), torch.rand(7).to(dtype)
+        agree(lambda x, y, w: (F.cross_entropy(x, y), F.cross_entropy(x, y, w, label_smoothing=0.2)), (x, y, w))
 
 
 def test_a_mean_of_nothing_is_nan() -> None:
@@ -89,8 +85,9 @@ def test_cross_entropy_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_of_pairs(reduction: str, dtype: torch.dtype) -> None:
+def test_losses_of_pairs(reduction: str) -> None:
+    dtype = torch.bfloat16 if reduction == "none" else torch.float32
+
     def losses(x: Tensor, y: Tensor, z: Tensor, p: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         return (
             F.binary_cross_entropy(p, (s + 1) / 2, reduction=reduction),
@@ -112,13 +109,15 @@ def test_losses_of_pairs(reduction: str, dtype: torch.dtype) -> None:
     agree(losses, (x, y, z, torch.rand(4, 6).to(dtype), noise.sign()))
 
 
-@pytest.mark.parametrize("old", [{"size_average": False}, {"reduce": False}, {"size_average": True, "reduce": True}])
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
-def test_old_words_for_the_reduction(old: dict[str, bool]) -> None:
-    agree(
-        lambda x, y: (F.mse_loss(x, y, **old), F.soft_margin_loss(x, y, **old), F.l1_loss(x, y, **old)), (randn(4, 6), randn(4, 6))
-    )
-    agree(lambda x, y: F.cross_entropy(x, y, **old), (randn(4, 6), torch.randint(0, 6, (4,))))
+def test_old_words_for_the_reduction() -> None:
+    words: list[dict[str, bool]] = [{"size_average": False}, {"reduce": False}, {"size_average": True, "reduce": True}]
+
+    def losses(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        pairs = [loss(x, y, **old) for old in words for loss in (F.mse_loss, F.soft_margin_loss, F.l1_loss)]
+        return pairs + [F.cross_entropy(x, z, **old) for old in words]
+
+    agree(losses, (randn(4, 6), randn(4, 6), torch.randint(0, 6, (4,))))
 
 
 def test_a_mean_by_the_batch() -> None:
@@ -148,10 +147,9 @@ WRONG: list[tuple[Callable[..., Any], tuple[Tensor, ...], type[FusegenError], st
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "arguments", "error", "says"), WRONG, ids=[w[3] for w in WRONG])
-def test_what_torch_refuses(
-    function: Callable[..., Any], arguments: tuple[Tensor, ...], error: type[FusegenError], says: str
-) -> None:
-    with pytest.raises((RuntimeError, ValueError, IndexError)):
-        function(*arguments)
-    refused(function, *arguments, error=error, says=says)
+def test_what_torch_refuses() -> None:
+    for function, arguments, error, says in WRONG:
+        with case(says):
+            with pytest.raises((RuntimeError, ValueError, IndexError)):
+                function(*arguments)
+            refused(function, *arguments, error=error, says=says)

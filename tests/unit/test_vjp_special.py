@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from tests.unit.test_autodiff import derived, expressions, function_of, gradients, traced
+from tests.naming import case
+from tests.unit.eager import expressions, function_of
+from tests.unit.test_autodiff import derived, gradients, traced
 
 INF, NAN = math.inf, math.nan
 POINTS = (
@@ -75,20 +78,23 @@ def compared(text: str, parameters: str, *arguments: Tensor) -> None:
         assert close.all(), f"by {name} at {at}: {one[~close][:5].tolist()}, and torch has {other[~close][:5].tolist()}"
 
 
-@pytest.mark.parametrize("text", expressions(UNARY))
-def test_of_one_operand(text: str) -> None:
-    compared(text, "x", torch.tensor(POINTS, dtype=torch.float64))
+def compare_each(table: str, parameters: str, *arguments: Tensor) -> None:
+    for text in expressions(table):
+        with case(text):
+            compared(text, parameters, *arguments)
 
 
-@pytest.mark.parametrize("text", expressions(BINARY))
-def test_of_two_operands(text: str) -> None:
+def test_of_one_operand() -> None:
+    compare_each(UNARY, "x", torch.tensor(POINTS, dtype=torch.float64))
+
+
+def test_of_two_operands() -> None:
     x, y = (part.reshape(-1) for part in torch.meshgrid(*[torch.tensor(FEW, dtype=torch.float64)] * 2, indexing="ij"))
-    compared(text, "x, y", x.contiguous(), y.contiguous())
+    compare_each(BINARY, "x, y", x.contiguous(), y.contiguous())
 
 
-@pytest.mark.parametrize("text", expressions(OVER_DIMS))
-def test_over_dims(text: str) -> None:
-    compared(text, "x", torch.tensor(ROWS, dtype=torch.float64))
+def test_over_dims() -> None:
+    compare_each(OVER_DIMS, "x", torch.tensor(ROWS, dtype=torch.float64))
 
 
 def together(texts: list[str]) -> Callable[..., tuple[Tensor, ...]]:
@@ -100,10 +106,10 @@ def together(texts: list[str]) -> Callable[..., tuple[Tensor, ...]]:
 
 
 @pytest.mark.parametrize("table", [UNARY, OVER_DIMS], ids=["unary", "over-dims"])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(7))
 def test_compiled_in_float32(table: str, number: int) -> None:
     """Numbers where torch's are, in the precision in which exponentials and cubes overflow soon."""
-    texts = expressions(table)[number::3]
+    texts = expressions(table)[number::7]
     points = torch.tensor([p for p in POINTS if abs(p) != 1e300] if table is UNARY else ROWS)
     function = together(texts)
     leaves = [points.clone().requires_grad_() for _ in texts]
@@ -118,10 +124,9 @@ def test_compiled_in_float32(table: str, number: int) -> None:
         assert not found, f"{text}: {found[:5]}"
 
 
-@pytest.mark.parametrize("count", [7, 96, 1000])
-def test_the_deviation_of_equal_elements(count: int) -> None:
+def test_the_deviation_of_equal_elements() -> None:
     """Nothing, though the mean of what has no short binary fraction is rounded."""
-    for value in (0.1, 3.3, 1e4):
+    for count, value in itertools.product((7, 96, 1000), (0.1, 3.3, 1e4)):
         x = torch.full((3, count), value)
         passes = fg.vjp(fg.kernel(lambda x: x.std(-1)), x)
         y, saved = passes.forward(x)
