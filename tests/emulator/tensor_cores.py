@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -25,21 +25,39 @@ Call: TypeAlias = Callable[[], Any]
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
+ONCE = (Timing.LATE | Timing.BACKWARDS,)
+"""For what differs in what is computed, and not in who waits for whom."""
 
 
 def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
     """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
+    return next(results(function, arguments, target, processors, (timing,)))
+
+
+def results(
+    function: Callable[..., Any], arguments: Sequence[Any], target: str, processors: int, timings: Sequence[Timing]
+) -> Iterator[Any]:
+    """As `run`, in several timings of one kernel."""
     lowered_for = replace(targets.target(target), processors=processors)
-    call = bound(function, arguments, lowered_for, torch.device("cpu"), emulated_machine(lowered_for, timing))
-    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
-    try:
-        return call()
-    finally:
-        torch.use_deterministic_algorithms(False)
+    on = lowered(function, arguments, lowered_for, torch.device("cpu"))
+    for timing in timings:
+        call = on(emulated_machine(lowered_for, timing))
+        torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+        try:
+            yield call()
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device, machine: Machine) -> Call:
     """A call of a kernel that is lowered for a target, whatever the machine; its program is launches alone."""
+    return lowered(function, arguments, target, device)(machine)
+
+
+def lowered(
+    function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device
+) -> Callable[[Machine], Call]:
+    """As `bound`, for several machines."""
     kernel = fg.kernel(function)
     values = kernel._dispatcher.bind(arguments, {})
     variant, hidden = kernel._dispatcher.variant(values, target, device)
@@ -47,11 +65,16 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
     forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
     variant = replace(variant, forms=forms).at(sizes)
     assert len(variant.program.launches) == len(variant.program.steps)
-    scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
-    program = machine.bound(variant, sizes, device)
-    named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
+    names = kernel._dispatcher.parameters.names
+    scalars = scalars_of(variant.program.call.scalars, sizes, names)
+    named = dict(zip(names, values, strict=True))
     inputs = [named[name] for _, name in variant.program.call.inputs]
-    return lambda: program(inputs, scalars(values) if scalars else {})
+
+    def on(machine: Machine) -> Call:
+        program = machine.bound(variant, sizes, device)
+        return lambda: program(inputs, scalars(values) if scalars else {})
+
+    return on
 
 
 def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
@@ -74,9 +97,8 @@ def check(
         unit: relative error that may be tripled; by default the result type's.
     """
     wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
-    wanted = function(*wide)
-    for timing in timings:
-        got = run(function, *arguments, target=target, processors=processors, timing=timing)
-        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
+    wanted, dtype = function(*wide), function(*arguments).dtype
+    for timing, got in zip(timings, results(function, arguments, target, processors, timings), strict=True):
+        assert got.dtype is dtype and got.shape == wanted.shape
         error = (got.double() - wanted).abs().max().item()
         assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"
