@@ -31,11 +31,15 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_EMULATED", SMALL)
 
 
-@pytest.fixture(params=["32-bit", "64-bit"])
+@pytest.fixture
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indices of either width."""
     if request.param == "64-bit":
         monkeypatch.setattr(dispatch, "WIDE", 0)
+
+
+both_widths = pytest.mark.parametrize("width", ["32-bit", "64-bit"], indirect=True)
+each_width = pytest.mark.parametrize("width", ["32-bit", pytest.param("64-bit", marks=pytest.mark.deep)], indirect=True)
 
 
 def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SMALL) -> RowPlan:
@@ -49,13 +53,13 @@ def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SM
 # Pointwise.
 
 
-@pytest.mark.usefixtures("width")
-def test_several_blocks_and_a_rest() -> None:
+@both_widths
+def test_several_blocks_and_a_rest(width: None) -> None:  # noqa: ARG001
     agree(lambda x, y: x * 2 + y, *((randn(count), randn(count)) for count in (2047, 2048, 2049, 4100, 6151)))
 
 
-@pytest.mark.usefixtures("width")
-def test_several_blocks_over_several_axes() -> None:
+@each_width
+def test_several_blocks_over_several_axes(width: None) -> None:  # noqa: ARG001
     agree(lambda x, y, b: (x.mT * 2 + y, x.mT[1:] * b), (randn(5, 67, 33), randn(5, 33, 67), randn(67)))
     agree(lambda x, y: torch.cat([x, y], -1) * x[:, :1], (randn(61, 40), randn(61, 37)))
 
@@ -67,8 +71,8 @@ def softmax_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.softmax(-1) * x.shape[-1], (x * x).mean(-1)
 
 
-@pytest.mark.usefixtures("width")
-def test_rows_in_registers() -> None:
+@both_widths
+def test_rows_in_registers(width: None) -> None:  # noqa: ARG001
     agree(softmax_and_norm, *((randn(*shape),) for shape in ((9, 64), (17, 40), (3, 1000), (3, 1024))))
 
 
@@ -79,8 +83,8 @@ def standardized(x: Tensor) -> Tensor:
 STAGED = {"whole": (5, 24576, BF16), "with-a-tail": (5, 24592, BF16), "wide-values": (4, 17408, F32)}
 
 
-@pytest.mark.usefixtures("width")
-def test_a_block_works_on_several_staged_rows() -> None:
+@each_width
+def test_a_block_works_on_several_staged_rows(width: None) -> None:  # noqa: ARG001
     """Slots are used in turn, the next rows are under way, and more rows come than there are slots."""
     for name, (rows, columns, dtype) in STAGED.items():
         with case(name):
@@ -104,16 +108,16 @@ def test_rows_that_are_staged_until_the_first_phase_only() -> None:
     agree(lambda x: (x.amax(-1, keepdim=True), x.float().sum(-1)), (randn(5, 24576, dtype=BF16),))
 
 
-@pytest.mark.usefixtures("width")
-def test_a_row_that_is_looped_over_with_column_sums_beside_it() -> None:
+@each_width
+def test_a_row_that_is_looped_over_with_column_sums_beside_it(width: None) -> None:  # noqa: ARG001
     agree(lambda x: (standardized(x), x.amax(-1)), (randn(2, 70_001),))
 
 
 # Column sums.
 
 
-@pytest.mark.usefixtures("width")
-def test_blocks_sum_columns_over_many_rows() -> None:
+@each_width
+def test_blocks_sum_columns_over_many_rows(width: None) -> None:  # noqa: ARG001
     agree(lambda x: (x.sum(0), x.amax(0)), *((randn(*shape),) for shape in ((1, 5), (70, 40), (3, 1024), (37, 300), (100, 33))))
 
 
@@ -122,8 +126,8 @@ def normalized_sums(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return normalized * dy, (dy * normalized).sum(0), dy.sum(0)
 
 
-@pytest.mark.usefixtures("width")
-def test_rows_and_columns_share_a_block() -> None:
+@each_width
+def test_rows_and_columns_share_a_block(width: None) -> None:  # noqa: ARG001
     """Many rows a block: the scratch of a reduction is used again, in turn."""
     agree(normalized_sums, *((randn(*shape), randn(*shape)) for shape in ((40, 64), (33, 40), (30, 1024), (9, 2000))))
 
