@@ -22,6 +22,7 @@ from tests.fuzz.program import Program
 QUICK = ("-std=c++17", "-O0", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions")
 """The host compiler's flags of most batches: six times as quick as those that ship, which the first of ten batches has."""
 _OTHER_TARGETS = ("sm_90a", "sm_80")
+_LOOKED_AT = 4  # one of as many programs is lowered again, and for other targets
 _DRAWS = 3  # examples a program: hypothesis draws about half of its programs twice
 
 
@@ -98,7 +99,7 @@ class Judge:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = prepare(*program.build(self.device))
-                if isinstance(found, Prepared):
+                if isinstance(found, Prepared) and len(self.verdicts) % _LOOKED_AT == 0:
                     _look_at_text(found)
         except Exception as error:  # whatever is not a proper error is a defect
             self.verdicts[program] = _report(program, self.device, error)
