@@ -3,9 +3,7 @@ order, operands that the copy engine could not read, and every epilogue that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -83,13 +81,47 @@ def test_heads_of_96_in_lines_longer_than_they_are(b_major: str) -> None:
     check(function, randn(2, 70, 72), w, randn(70, 96), randn(70, 96), target=OLD, timings=EVERY_TIMING[1:3])
 
 
-@pytest.mark.parametrize("function", epilogues.CASES, ids=lambda f: f.__name__)
-def test_epilogues(function: Callable[..., Any]) -> None:
-    arguments = epilogues.CASES[function]
-    assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
-    wanted = function(*map(epilogues.wide, arguments))
-    for got in results(function, arguments, OLD, 108, ONCE):
-        epilogues.compare(got, wanted)
+def test_operands_at_an_offset_with_gaps_between_their_rows() -> None:
+    """However narrow the copies are that their addresses allow."""
+    for left, right in ((8, 16), (4, 12), (2, 6), (1, 3), (8, 1)):
+        with case((left, right)):
+            a, b, r = randn(140, 208), randn(100, 160 + left), randn(130, 72)
+            check(residual, a[3:133, left : left + 100], b[10:82, right : right + 100], r, target=OLD, timings=EVERY_TIMING[1:3])
+
+
+def test_operands_that_share_memory_and_a_depth_of_none() -> None:
+    check(lambda x: F.linear(x, x).relu() + x, randn(72, 72), target=OLD)
+    check(bias_relu, randn(1, 64).expand(70, -1), randn(40, 64), randn(40), target=OLD)
+    check(lambda x, w, b: F.linear(x[:, :0], w[:, :0]) + b, randn(70, 8), randn(40, 8), randn(40), target=OLD)
+
+
+def test_an_epilogue_that_mixes_two_columns() -> None:
+    def rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        even, odd = y[..., 0::2], y[..., 1::2]
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+    check(rotary, randn(2, 70, 64), randn(72, 64), randn(70, 36), randn(70, 36), target=OLD)
+    check(rotary, randn(2, 70, 64), randn(74, 64), randn(70, 37), randn(70, 37), target=OLD)
+
+
+def test_a_float32_result_of_an_odd_number_of_columns() -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, w)
+        return (y * 0.5 + b).float(), y
+
+    x, w, b = randn(70, 64), epilogues.weight(39, 64), randn(39)
+    for _, got in results({function: (x, w, b)}, OLD, 1, EVERY_TIMING):
+        epilogues.compare(got, function(*(t.double() for t in (x, w, b))))
+
+
+@pytest.mark.parametrize("part", epilogues.PARTS)
+def test_epilogues(part: str) -> None:
+    cases = epilogues.PARTS[part]
+    for function, arguments in cases.items():
+        assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
+    for function, got in results(cases, OLD, 108, ONCE):
+        epilogues.compare(got, function(*map(epilogues.wide, cases[function])))
 
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_120"])
