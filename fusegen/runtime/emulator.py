@@ -29,7 +29,7 @@ _FLAGS = (
 )  # fmt: skip
 # Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in kernel.hpp.
 _KERNEL_FLAGS = (*_FLAGS, "-O1", "-fsanitize=bounds")
-_RUNTIME_FLAGS = (*_FLAGS, "-O2")
+_RUNTIME_FLAGS = (*_FLAGS, "-O2", "-fno-semantic-interposition", "-ftls-model=initial-exec")
 _BOTH = ("builtins", "interface")
 _RUNTIME = ("fiber", "shadow", "machine", "threads", "memory", "tensor", "matrices", "launch")
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from fusegen import tuning
 from fusegen.runtime import backends, forms
 from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
 from fusegen.schedule.heuristics import rows
+from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
 
 Launch = Callable[..., None]
@@ -57,6 +58,21 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+
+
+@pytest.fixture(params=["forms", pytest.param("all", marks=pytest.mark.deep)])
+def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside `made_up_times`: only plans of different forms are compared with the first one; in the deep suite all plans."""
+    if request.param != "all":
+        in_order = tuning._in_order
+        monkeypatch.setattr(tuning, "_in_order", lambda launch: list({_form(p): p for p in in_order(launch)[::-1]}.values())[::-1])
+
+
+def _form(plan: LanePlan) -> tuple[object, ...]:
+    """What a plan's text depends on beside its numbers: of most of these, whether they are 0, 1 or more."""
+    given = {each.name: getattr(plan, each.name) for each in fields(plan)}
+    numbers = [value if name == "lanes" or type(value) is not int else min(value, 2) for name, value in given.items()]
+    return type(plan), *numbers, (plan.threads > 32) - (plan.threads < 32), getattr(plan, "finishes", False)
 
 
 @pytest.fixture

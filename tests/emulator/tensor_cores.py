@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,44 +14,93 @@ from fusegen import target as targets
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import Machine, emulated_machine
-from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.emulator import EARLY, EmulatedSource, Timing, load_emulated
 from fusegen.runtime.forms import Forms
 from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import Expected
+from fusegen.source import Source
 from fusegen.target import Target
+from tests.naming import case
 
 Call: TypeAlias = Callable[[], Any]
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
+ONCE = (Timing.LATE | Timing.BACKWARDS,)
+"""For what differs in what is computed, and not in who waits for whom."""
 
 
-def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
-    """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
-    lowered_for = replace(targets.target(target), processors=processors)
-    call = bound(function, arguments, lowered_for, torch.device("cpu"), emulated_machine(lowered_for, timing))
-    torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
-    try:
-        return call()
-    finally:
-        torch.use_deterministic_algorithms(False)
+@dataclass(frozen=True)
+class Ready:
+    """A function that is lowered for a target and for arguments; its program is launches alone."""
+
+    variant: Variant
+    values: Sequence[Any]
+    sizes: Mapping[str, int]
+    names: Sequence[str]
+    device: torch.device
+
+    def on(self, machine: Machine) -> Call:
+        """A call on a machine."""
+        call = self.variant.program.call
+        scalars = scalars_of(call.scalars, self.sizes, self.names)
+        program = machine.bound(self.variant, self.sizes, self.device)
+        named = dict(zip(self.names, self.values, strict=True))
+        inputs = [named[name] for _, name in call.inputs]
+        return lambda: program(inputs, scalars(self.values) if scalars else {})
+
+    def results(self, target: Target, timings: Sequence[Timing]) -> Iterator[Any]:
+        """What it gives in the emulator, in each timing."""
+        for timing in timings:
+            call = self.on(emulated_machine(target, timing))
+            torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+            try:
+                yield call()
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+
+def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device) -> Ready:
+    """A function that is lowered, whatever the machine."""
+    dispatcher = fg.kernel(function)._dispatcher
+    values = dispatcher.bind(arguments, {})
+    variant, hidden = dispatcher.variant(values, target, device)
+    sizes = dispatcher.sizes(variant, values, hidden)
+    forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
+    variant = replace(variant, forms=forms).at(sizes)
+    assert len(variant.program.launches) == len(variant.program.steps)
+    return Ready(variant, values, sizes, dispatcher.parameters.names, device)
 
 
 def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device, machine: Machine) -> Call:
     """A call of a kernel that is lowered for a target, whatever the machine; its program is launches alone."""
-    kernel = fg.kernel(function)
-    values = kernel._dispatcher.bind(arguments, {})
-    variant, hidden = kernel._dispatcher.variant(values, target, device)
-    sizes = kernel._dispatcher.sizes(variant, values, hidden)
-    forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
-    variant = replace(variant, forms=forms).at(sizes)
-    assert len(variant.program.launches) == len(variant.program.steps)
-    scalars = scalars_of(variant.program.call.scalars, sizes, kernel._dispatcher.parameters.names)
-    program = machine.bound(variant, sizes, device)
-    named = dict(zip(kernel._dispatcher.parameters.names, values, strict=True))
-    inputs = [named[name] for _, name in variant.program.call.inputs]
-    return lambda: program(inputs, scalars(values) if scalars else {})
+    return lowered(function, arguments, target, device).on(machine)
+
+
+def results(
+    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, processors: int, timings: Sequence[Timing]
+) -> Iterator[tuple[Callable[..., Any], Any]]:
+    """Each of some functions, whose kernels are compiled as one unit, and what it gives in each timing on a machine of some
+    multiprocessors."""
+    lowered_for = replace(targets.target(target), processors=processors)
+    ready = {function: lowered(function, arguments, lowered_for, torch.device("cpu")) for function, arguments in cases.items()}
+    load_together(source for each in ready.values() for source in each.variant.sources)
+    for function, each in ready.items():
+        with case(function.__name__):
+            yield from ((function, got) for got in each.results(lowered_for, timings))
+
+
+def load_together(sources: Iterable[Source]) -> None:
+    """Compiles kernels as one unit."""
+    load_emulated([EmulatedSource(source.kernel_text, source.entry) for source in sources])
+
+
+def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
+    """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
+    ((_, got),) = results({function: arguments}, target, processors, (timing,))
+    return got
 
 
 def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
@@ -74,9 +123,8 @@ def check(
         unit: relative error that may be tripled; by default the result type's.
     """
     wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
-    wanted = function(*wide)
-    for timing in timings:
-        got = run(function, *arguments, target=target, processors=processors, timing=timing)
-        assert got.dtype is function(*arguments).dtype and got.shape == wanted.shape
+    wanted, dtype = function(*wide), function(*arguments).dtype
+    for timing, (_, got) in zip(timings, results({function: arguments}, target, processors, timings), strict=True):
+        assert got.dtype is dtype and got.shape == wanted.shape
         error = (got.double() - wanted).abs().max().item()
         assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"

@@ -12,6 +12,8 @@ from torch import Tensor
 from fusegen.errors import CompileError, EmulationError, ToolNotFoundError
 from fusegen.jit.host import compile_shared, find_compiler
 from fusegen.runtime import emulator
+from fusegen.runtime.emulator import EmulatedSource, load_emulated
+from tests.naming import case
 
 Launch = Callable[..., None]
 
@@ -75,11 +77,115 @@ def expect(launch: Launch, message: str, body: str, *, x: Tensor | None = None, 
         launch(kernel(body), {"x": x, "out": out}, **shape)
 
 
-@pytest.mark.parametrize("n", [1, 4, 127, 128, 129, 1003])
-def test_vector_add_with_tail(launch: Launch, n: int) -> None:
-    x, y, out = torch.randn(n), torch.randn(n), torch.full((n,), torch.nan)
-    launch(ADD, {"x": x, "y": y, "out": out, "n": n}, grid=(n + 127) // 128)
-    assert torch.equal(out, x + y)
+COPIED = "copy_async<4>(p, thread_id() * 4, x, thread_id() * 4); copy_async_commit();"
+EARLY_ACCESS = r"4 bytes of global memory with no wait_for_previous before"
+BIG = "char big[300 * 1024]; for (i32 k = 0; k < 300 * 1024; k += 64) *(volatile char*)&big[k] = 1; block_sync();"
+SHARED, CLUSTER = {"shared_bytes": 64}, {"grid": 2, "cluster": 2}
+
+FAULTS: dict[str, tuple[str, str, dict[str, int]]] = {
+    "a store before the wait": (
+        "store(out, thread_id(), 1.0f); wait_for_previous();", f"writes {EARLY_ACCESS}", {"overlaps": True},
+    ),
+    "a load before the wait": (
+        "float a = load(x, 0); wait_for_previous(); store(out, thread_id(), a);", f"reads {EARLY_ACCESS}", {"overlaps": True},
+    ),
+    "a wait of one thread": (
+        "if (thread_id() == 0) wait_for_previous(); block_sync(); store(out, thread_id(), 1.0f);", f"writes {EARLY_ACCESS}",
+        {"overlaps": True},
+    ),
+    "a block's barrier orders no remote reads": (
+        "shared_store(p, thread_id(), 1.0f); cluster_sync(); cluster_load(p, 0, 1); block_sync();"
+        "shared_store(p, thread_id(), 2.0f); cluster_sync();",
+        "race: writes byte 0 .* read with no cluster_sync between", {**CLUSTER, "shared_bytes": 128},
+    ),
+    "outside of all buffers": ("load(x + 1000, 0);", "lies in no buffer", {}),
+    "a misaligned load": (
+        "float v[4]; load_vec(v, x, thread_id() + 1);", r"misaligned: reads 16 bytes at byte 4 of x .* alignment of 16", {},
+    ),
+    "a misaligned store": (
+        "float v[2] = {}; store_vec(out, thread_id() * 2 + 1, v);", "misaligned: writes 8 bytes at byte 4 of out", {},
+    ),
+    "an input": (
+        "store(const_cast<float*>(x), thread_id(), 1.0f);", "writes 4 bytes at byte 0 of x, which is read-only", {},
+    ),
+    "uninitialised": ("shared_load(p, 2);", "uninitialised: reads byte 8 of the shared memory of block 0", SHARED),
+    "fresh in each block": (
+        "if (block_id() == 0) shared_store(p, thread_id(), 1.0f); else shared_load(p, thread_id());", "uninitialised",
+        {"grid": 2, "shared_bytes": 128},
+    ),
+    "behind shared memory": ("shared_store(p, thread_id(), 1.0f);", "out of bounds: .* of shared memory, which has 64", SHARED),
+    "before shared memory": ("shared_load(p, -1);", "out of bounds: .* of shared memory, which has 64", SHARED),
+    "two threads, one place": ("shared_store(p, 0, 1.0f);", "race: writes byte 0 of shared memory, .* wrote", SHARED),
+    "two threads, one place of out": (
+        "store(out, 0, 1.0f);", "race: writes byte 0 of out, which thread 0 of block 0 wrote", {},
+    ),
+    "two blocks, one place": ("store(out, thread_id(), 1.0f);", "wrote and the blocks of a launch have no order", {"grid": 2}),
+    "a block reads what another wrote": (
+        "if (block_id() == 0) store(out, thread_id(), 1.0f); else load(out, thread_id());",
+        "race: reads byte 0 of out, which thread 0 of block 0 wrote", {"grid": 2},
+    ),
+    "a block writes what another read": (
+        "if (block_id() == 1) store(out, thread_id(), 1.0f); else load(out, thread_id());",
+        "race: writes byte 0 of out, which thread 0 of block 0 read", {"grid": 2},
+    ),
+    "a reader of another warp": (
+        "if (thread_id() == 0) shared_store(p, 0, 1.0f); block_sync(); shared_load(p, 0); warp_sync();"
+        "if (thread_id() == 63) shared_store(p, 0, 2.0f);",
+        "race: writes byte 0 .* thread 0 of block 0 read with no block_sync", {"block": 64, "shared_bytes": 4},
+    ),
+    "a shuffle orders nothing": (
+        "shared_store(p, thread_id(), 1.0f); shuffle_xor(0.0f, 1); shared_load(p, thread_id() ^ 1);",
+        "no warp_sync or block_sync between", {"shared_bytes": 128},
+    ),
+    "half a block at a barrier": (
+        "if (thread_id() < 16) block_sync();", "at block_sync: 16 of 32 threads came; thread 16 of block 0 has ended", CLUSTER,
+    ),
+    "half a block at a shuffle": (
+        "if (thread_id() < 16) block_sync(); else shuffle_xor(1.0f, 1);",
+        "16 of 32 threads came; thread 16 .* at shuffle_xor", CLUSTER,
+    ),
+    "all but a lane": (
+        "if (lane_id() != 3) shuffle_xor(1.0f, 1);", "waits for ever at shuffle_xor: 31 of 32 threads came", CLUSTER,
+    ),
+    "a thread of a cluster": (
+        "if (block_id() + thread_id() == 0) block_sync(); else cluster_sync();", "at block_sync: 1 of 32 threads came", CLUSTER,
+    ),
+    "all but a thread of a cluster": (
+        "if (block_id() * 32 + thread_id() == 63) block_sync(); cluster_sync();", "at cluster_sync: 63 of 64 threads came", CLUSTER,
+    ),
+    "a lane that is not there": ("shuffle_xor(1.0f, 16);", "shuffle_xor reads lane 16 of a warp of 16", {"block": 16}),
+    "a stack": (BIG, "of stack", {}),
+    "a copy of a misaligned place": ("copy_async<4>(p, 0, x, 1);", "misaligned: reads 16 bytes", SHARED),
+    "a copy to a misaligned place": ("copy_async<4>(p, 1, x, 0);", "misaligned: copies 16 bytes", SHARED),
+    "a copy that nobody waited for": (
+        COPIED + "shared_load(p, thread_id() * 4);",
+        "reads byte 0 of shared memory, which an asynchronous copy is still bringing", {"shared_bytes": 1024},
+    ),
+    "a copy of the last group": (
+        COPIED + "copy_async_wait<1>(); shared_load(p, thread_id() * 4);",
+        "reads byte 0 of shared memory, which an asynchronous copy is still bringing", {"shared_bytes": 1024},
+    ),
+    "over a copy": (
+        COPIED + "shared_store(p, thread_id() * 4, 1.0f);", "writes byte 0 .* still bringing", {"shared_bytes": 1024},
+    ),
+}  # fmt: skip
+"""What a kernel does, what is said of it, and how it is launched."""
+
+
+def test_faults_are_named(launch: Launch) -> None:
+    load_emulated([EmulatedSource(kernel(body), "fg_k") for body, _, _ in FAULTS.values()])
+    for name, (body, message, shape) in FAULTS.items():
+        with case(name):
+            expect(launch, message, body, x=torch.zeros(256), **shape)
+            if "overlaps" in shape:
+                launch(kernel(body), {"x": torch.zeros(64), "out": torch.zeros(64)})
+
+
+def test_vector_add_with_tail(launch: Launch) -> None:
+    for n in (1, 4, 127, 128, 129, 1003):
+        x, y, out = torch.randn(n), torch.randn(n), torch.full((n,), torch.nan)
+        launch(ADD, {"x": x, "y": y, "out": out, "n": n}, grid=(n + 127) // 128)
+        assert torch.equal(out, x + y)
 
 
 def test_in_place(launch: Launch) -> None:
@@ -109,20 +215,6 @@ def test_a_launch_that_overlaps_waits_first(launch: Launch) -> None:
     launch(text, add)  # it returns at once where there is nothing to wait for
 
 
-@pytest.mark.parametrize(
-    ("body", "doing"),
-    [
-        ("store(out, thread_id(), 1.0f); wait_for_previous();", "stores|writes"),
-        ("float a = load(x, 0); wait_for_previous(); store(out, thread_id(), a);", "reads"),
-        ("if (thread_id() == 0) wait_for_previous(); block_sync(); store(out, thread_id(), 1.0f);", "writes"),
-    ],
-)
-def test_an_access_before_the_wait(body: str, doing: str, launch: Launch) -> None:
-    message = f"({doing}) 4 bytes of global memory with no wait_for_previous before"
-    expect(launch, message, body, overlaps=True)
-    launch(kernel(body), {"x": torch.zeros(64), "out": torch.zeros(64)})
-
-
 def test_missing_barrier_after_the_writes(launch: Launch) -> None:
     text = BLOCK_SUM.replace("block_sync();  // after the writes", "")
     with pytest.raises(EmulationError, match=r"(thread \d+ of block 0 wrote with no block_sync|uninitialised)"):
@@ -147,12 +239,6 @@ def test_missing_cluster_barrier_before_the_exit(launch: Launch) -> None:
         launch(text, {"x": torch.ones(128).double(), "out": torch.empty(4).double()}, grid=4, cluster=4, shared_bytes=72)
 
 
-def test_a_block_barrier_does_not_order_remote_reads(launch: Launch) -> None:
-    body = """shared_store(p, thread_id(), 1.0f); cluster_sync(); cluster_load(p, 0, 1); block_sync();
-              shared_store(p, thread_id(), 2.0f); cluster_sync();"""
-    expect(launch, "race: writes byte 0 .* read with no cluster_sync between", body, grid=2, cluster=2, shared_bytes=128)
-
-
 def test_out_of_bounds_tail(launch: Launch) -> None:
     message = r"fg_add: block 0, thread 31: out of bounds: reads 16 bytes at byte 496 of x, which has 508 bytes"
     with pytest.raises(EmulationError, match=message):
@@ -162,57 +248,6 @@ def test_out_of_bounds_tail(launch: Launch) -> None:
 def test_running_from_one_buffer_into_the_next(launch: Launch) -> None:
     both = torch.zeros(64)
     expect(launch, "out of bounds: reads 4 bytes at byte 128 of x", "load(x, thread_id() + 1);", x=both[:32], out=both[32:])
-
-
-def test_pointer_outside_of_all_buffers(launch: Launch) -> None:
-    expect(launch, "lies in no buffer", "load(x + 1000, 0);")
-
-
-def test_misaligned_vector(launch: Launch) -> None:
-    message = r"misaligned: reads 16 bytes at byte 4 of x .* alignment of 16"
-    expect(launch, message, "float v[4]; load_vec(v, x, thread_id() + 1);")
-    expect(
-        launch,
-        "misaligned: writes 8 bytes at byte 4 of out",
-        "float v[2] = {}; store_vec(out, thread_id() * 2 + 1, v);",
-    )
-
-
-def test_write_to_an_input(launch: Launch) -> None:
-    expect(launch, "writes 4 bytes at byte 0 of x, which is read-only", "store(const_cast<float*>(x), thread_id(), 1.0f);")
-
-
-def test_uninitialised_shared_memory(launch: Launch) -> None:
-    expect(launch, "uninitialised: reads byte 8 of the shared memory of block 0", "shared_load(p, 2);", shared_bytes=64)
-
-
-def test_shared_memory_starts_fresh_in_each_block(launch: Launch) -> None:
-    body = "if (block_id() == 0) shared_store(p, thread_id(), 1.0f); else shared_load(p, thread_id());"
-    expect(launch, "uninitialised", body, grid=2, shared_bytes=128)
-
-
-@pytest.mark.parametrize("body", ["shared_store(p, thread_id(), 1.0f);", "shared_load(p, -1);"])
-def test_shared_memory_out_of_bounds(launch: Launch, body: str) -> None:
-    expect(launch, r"out of bounds: .* of shared memory, which has 64 bytes", body, shared_bytes=64)
-
-
-def test_two_threads_write_one_place(launch: Launch) -> None:
-    expect(launch, "race: writes byte 0 of shared memory, .* wrote", "shared_store(p, 0, 1.0f);", shared_bytes=64)
-    expect(launch, "race: writes byte 0 of out, which thread 0 of block 0 wrote", "store(out, 0, 1.0f);")
-
-
-def test_two_blocks_write_one_place(launch: Launch) -> None:
-    expect(launch, "wrote and the blocks of a launch have no order", "store(out, thread_id(), 1.0f);", grid=2)
-
-
-def test_a_block_reads_what_another_wrote(launch: Launch) -> None:
-    body = "if (block_id() == 0) store(out, thread_id(), 1.0f); else load(out, thread_id());"
-    expect(launch, "race: reads byte 0 of out, which thread 0 of block 0 wrote", body, grid=2)
-
-
-def test_a_block_writes_what_another_read(launch: Launch) -> None:
-    body = "if (block_id() == 1) store(out, thread_id(), 1.0f); else load(out, thread_id());"
-    expect(launch, "race: writes byte 0 of out, which thread 0 of block 0 read", body, grid=2)
 
 
 def test_a_block_barrier_orders_global_memory_within_the_block(launch: Launch) -> None:
@@ -231,42 +266,8 @@ def test_a_warp_barrier_orders_the_warp_alone(launch: Launch) -> None:
     expect(launch, "(no block_sync between|uninitialised)", exchange.format(32), block=64, shared_bytes=256)
 
 
-def test_a_reader_of_another_warp_is_not_forgotten(launch: Launch) -> None:
-    body = """if (thread_id() == 0) shared_store(p, 0, 1.0f); block_sync(); shared_load(p, 0); warp_sync();
-              if (thread_id() == 63) shared_store(p, 0, 2.0f);"""
-    expect(launch, "race: writes byte 0 .* thread 0 of block 0 read with no block_sync", body, block=64, shared_bytes=4)
-
-
-def test_a_shuffle_orders_nothing(launch: Launch) -> None:
-    body = "shared_store(p, thread_id(), 1.0f); shuffle_xor(0.0f, 1); shared_load(p, thread_id() ^ 1);"
-    expect(launch, "no warp_sync or block_sync between", body, shared_bytes=128)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("if (thread_id() < 16) block_sync();", "at block_sync: 16 of 32 threads came; thread 16 of block 0 has ended"),
-        ("if (thread_id() < 16) block_sync(); else shuffle_xor(1.0f, 1);", "16 of 32 threads came; thread 16 .* at shuffle_xor"),
-        ("if (lane_id() != 3) shuffle_xor(1.0f, 1);", "waits for ever at shuffle_xor: 31 of 32 threads came"),
-        ("if (block_id() + thread_id() == 0) block_sync(); else cluster_sync();", "at block_sync: 1 of 32 threads came"),
-        ("if (block_id() * 32 + thread_id() == 63) block_sync(); cluster_sync();", "at cluster_sync: 63 of 64 threads came"),
-    ],
-)  # fmt: skip
-def test_divergent_barrier(launch: Launch, body: str, message: str) -> None:
-    expect(launch, message, body, grid=2, cluster=2)
-
-
 def test_a_thread_that_ended_counts_as_arrived_at_cluster_barriers(launch: Launch) -> None:
     launch(kernel("if (block_id() == 1) cluster_sync();"), {"x": torch.ones(1), "out": torch.ones(1)}, grid=2, cluster=2)
-
-
-def test_shuffle_in_a_warp_that_is_not_full(launch: Launch) -> None:
-    expect(launch, "shuffle_xor reads lane 16 of a warp of 16", "shuffle_xor(1.0f, 16);", block=16)
-
-
-def test_too_large_a_stack_is_reported(launch: Launch) -> None:
-    body = "char big[300 * 1024]; for (i32 k = 0; k < 300 * 1024; k += 64) *(volatile char*)&big[k] = 1; block_sync();"
-    expect(launch, "of stack", body)
 
 
 def test_arguments_must_fit_the_kernel(launch: Launch) -> None:
@@ -313,17 +314,6 @@ def test_a_primitive_without_a_host_version_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(emulator, "_primitive_names", lambda: frozenset({"types", "no_such_primitive"}))
     with pytest.raises(EmulationError, match="the primitive no_such_primitive has no host version"):
         emulator.host_text([emulator.EmulatedSource("no_such_primitive(1);", "fg_none")])
-
-
-COPIED = "copy_async<4>(p, thread_id() * 4, x, thread_id() * 4); copy_async_commit();"
-
-
-def test_a_copy_that_nobody_waited_for_has_not_arrived(launch: Launch) -> None:
-    x = torch.arange(256.0)
-    message = "reads byte 0 of shared memory, which an asynchronous copy is still bringing"
-    expect(launch, message, COPIED + "shared_load(p, thread_id() * 4);", x=x, shared_bytes=1024)
-    expect(launch, message, COPIED + "copy_async_wait<1>(); shared_load(p, thread_id() * 4);", x=x, shared_bytes=1024)
-    expect(launch, "writes byte 0 .* still bringing", COPIED + "shared_store(p, thread_id() * 4, 1.0f);", x=x, shared_bytes=1024)
 
 
 def test_others_see_a_copy_after_a_barrier_that_follows_the_wait(launch: Launch) -> None:
@@ -395,11 +385,6 @@ def test_copies_arrive_group_by_group(launch: Launch) -> None:
                   "copy_async_wait<0>(); store(out, 32 + thread_id(), shared_load(p, 128 + thread_id() * 4));")  # fmt: skip
     launch(text, {"x": x, "out": out}, shared_bytes=1024)
     assert torch.equal(out, x[::4])
-
-
-def test_a_copy_is_aligned_to_its_size(launch: Launch) -> None:
-    expect(launch, "misaligned: reads 16 bytes", "copy_async<4>(p, 0, x, 1);", shared_bytes=64)
-    expect(launch, "misaligned: copies 16 bytes", "copy_async<4>(p, 1, x, 0);", shared_bytes=64)
 
 
 def test_an_index_outside_of_a_thread_s_own_array(launch: Launch) -> None:

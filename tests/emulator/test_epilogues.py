@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from tests.emulator.tensor_cores import load_together
+from tests.naming import case
 
 BF16 = torch.bfloat16
 
@@ -220,15 +222,20 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
 }
 
 
+PARTS = {f"part {n}": {function: CASES[function] for function in list(CASES)[n::5]} for n in range(5)}
+"""Such as are compiled together."""
+
+
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
-def test_one_launch_gives_what_the_function_gives(function: Callable[..., Any]) -> None:
-    arguments = CASES[function]
-    kernel = fg.kernel(function)
-    low = kernel.lower(*arguments)
-    assert low.target.name == "sm_90a"
-    assert len(low.program.steps) == len(low.program.launches) == 1
-    compare(kernel(*arguments), function(*map(wide, arguments)))
+@pytest.mark.parametrize("part", PARTS)
+def test_one_launch_gives_what_the_function_gives(part: str) -> None:
+    kernels = {fg.kernel(function): arguments for function, arguments in PARTS[part].items()}
+    lows = [kernel.lower(*arguments) for kernel, arguments in kernels.items()]
+    load_together(source for low in lows for source in low.sources)
+    for low, (kernel, arguments) in zip(lows, kernels.items(), strict=True):
+        with case(kernel.function.__name__):
+            assert low.target.name == "sm_90a" and len(low.program.steps) == len(low.program.launches) == 1
+            compare(kernel(*arguments), kernel.function(*map(wide, arguments)))
 
 
 @pytest.mark.usefixtures("emulated")
@@ -260,11 +267,12 @@ def attention_in_two_orders(x: Tensor, own_first: bool) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("own_first", [True, False])
 @pytest.mark.parametrize("function", [product_in_two_orders, results_in_two_orders, attention_in_two_orders])
-def test_a_value_that_is_wanted_in_two_orders(function: Callable[..., Any], own_first: bool) -> None:
+def test_a_value_that_is_wanted_in_two_orders(function: Callable[..., Any]) -> None:
     inputs = [tensor(2, 33, 128)] + [weight(64, 128).mT.contiguous()] * (function is not attention_in_two_orders)
-    compare(fg.kernel(function)(*inputs, own_first), function(*(x.double() for x in inputs), own_first))
+    for own_first in (True, False):
+        with case(own_first):
+            compare(fg.kernel(function)(*inputs, own_first), function(*(x.double() for x in inputs), own_first))
 
 
 def compare(found: Tensor | tuple[Tensor, ...], wanted: Tensor | tuple[Tensor, ...]) -> None:

@@ -3,8 +3,7 @@ order, operands that the copy engine could not read, and every epilogue that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 
 import fusegen as fg
 from tests.emulator import test_epilogues as epilogues
-from tests.emulator.tensor_cores import EVERY_TIMING, check, run
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, check, results
+from tests.naming import case
 
 BF16, F16 = torch.bfloat16, torch.float16
 OLD = "sm_80"
@@ -31,37 +31,43 @@ def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     return F.linear(x, w) - r
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(130, 72, 64), (200, 264, 200), (64, 136, 704), (3, 8, 8), (129, 129, 33), (65, 37, 51), (2, 3, 1)],
-    ids=["few-stages", "tails-of-all-three", "more-stages-than-the-ring", "less-than-a-tile", "one-too-many", "odd", "tiny"],
-)
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_products_with_a_bias(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+PRODUCTS = {
+    "few-stages": (130, 72, 64, BF16),
+    "tails-of-all-three": (200, 264, 200, F16),
+    "more-stages-than-the-ring": (64, 136, 704, BF16),
+    "less-than-a-tile": (3, 8, 8, F16),
+    "one-too-many": (129, 129, 33, F16),
+    "odd": (65, 37, 51, BF16),
+    "tiny": (2, 3, 1, BF16),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_a_bias(name: str) -> None:
+    rows, columns, depth, dtype = PRODUCTS[name]
     inputs = randn(rows, depth, dtype=dtype), randn(columns, depth, dtype=dtype), randn(columns, dtype=dtype)
     check(bias_relu, *inputs, target=OLD)
 
 
-@pytest.mark.parametrize("processors", [1, 108])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1300, 264), (300, 520)], ids=["more-rows-of-tiles-than-are-walked-together", "wide"]
+    ("rows", "columns", "processors"), [(1300, 264, 1), (300, 520, 108)], ids=["more-rows-than-are-walked-together", "wide"]
 )
 def test_blocks_cover_all_tiles(rows: int, columns: int, processors: int) -> None:
     inputs = randn(rows, 40), randn(columns, 40), randn(rows, columns)
-    check(residual, *inputs, target=OLD, processors=processors, timings=EVERY_TIMING[1:2])
+    check(residual, *inputs, target=OLD, processors=processors, timings=ONCE)
 
 
-@pytest.mark.parametrize("a_major", ["k", "m"])
-@pytest.mark.parametrize("b_major", ["k", "n"])
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(136, 152, 144), (70, 37, 45)], ids=["eights", "odd"])
-def test_operands_contiguous_along_either_dim(a_major: str, b_major: str, rows: int, columns: int, depth: int) -> None:
-    a = randn(rows, depth) if a_major == "k" else randn(depth, rows)
-    b = randn(columns, depth) if b_major == "k" else randn(depth, columns)
+def test_operands_contiguous_along_either_dim(rows: int, columns: int, depth: int) -> None:
 
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return torch.tanh((x if a_major == "k" else x.mT) @ (w.mT if b_major == "k" else w) * 0.1)
+    def function(x: Tensor, w: Tensor, x_turned: bool, w_turned: bool) -> Tensor:
+        return torch.tanh((x.mT if x_turned else x) @ (w.mT if w_turned else w) * 0.1)
 
-    check(function, a, b, target=OLD, processors=16, timings=EVERY_TIMING[1:3])
+    for turned in product((False, True), repeat=2):
+        with case(turned):
+            a = randn(depth, rows) if turned[0] else randn(rows, depth)
+            b = randn(columns, depth) if turned[1] else randn(depth, columns)
+            check(function, a, b, *turned, target=OLD, processors=16, timings=EVERY_TIMING[1:3])
 
 
 @pytest.mark.parametrize("b_major", ["k", "n"])
@@ -71,25 +77,21 @@ def test_heads_of_96_in_lines_longer_than_they_are(b_major: str) -> None:
         return epilogues.rotated(y, cos, sin)
 
     w = epilogues.weight(192, 72)
-    check(function, randn(2, 70, 72), w if b_major == "k" else w.mT.contiguous(), randn(70, 96), randn(70, 96), target=OLD)
+    w = w if b_major == "k" else w.mT.contiguous()
+    check(function, randn(2, 70, 72), w, randn(70, 96), randn(70, 96), target=OLD, timings=EVERY_TIMING[1:3])
 
 
-@pytest.mark.parametrize(("left", "right"), [(8, 16), (4, 12), (2, 6), (1, 3), (8, 1)], ids=str)
-def test_operands_at_an_offset_with_gaps_between_their_rows(left: int, right: int) -> None:
+def test_operands_at_an_offset_with_gaps_between_their_rows() -> None:
     """However narrow the copies are that their addresses allow."""
-    a, b, r = randn(140, 208), randn(100, 160 + left), randn(130, 72)
-    check(residual, a[3:133, left : left + 100], b[10:82, right : right + 100], r, target=OLD, timings=EVERY_TIMING[1:3])
+    for left, right in ((8, 16), (4, 12), (2, 6), (1, 3), (8, 1)):
+        with case((left, right)):
+            a, b, r = randn(140, 208), randn(100, 160 + left), randn(130, 72)
+            check(residual, a[3:133, left : left + 100], b[10:82, right : right + 100], r, target=OLD, timings=EVERY_TIMING[1:3])
 
 
-def test_rows_of_a_matrix_that_is_its_own_weight_and_its_own_residual() -> None:
+def test_operands_that_share_memory_and_a_depth_of_none() -> None:
     check(lambda x: F.linear(x, x).relu() + x, randn(72, 72), target=OLD)
-
-
-def test_rows_that_are_repeated() -> None:
     check(bias_relu, randn(1, 64).expand(70, -1), randn(40, 64), randn(40), target=OLD)
-
-
-def test_a_depth_of_none() -> None:
     check(lambda x, w, b: F.linear(x[:, :0], w[:, :0]) + b, randn(70, 8), randn(40, 8), randn(40), target=OLD)
 
 
@@ -109,19 +111,19 @@ def test_a_float32_result_of_an_odd_number_of_columns() -> None:
         return (y * 0.5 + b).float(), y
 
     x, w, b = randn(70, 64), epilogues.weight(39, 64), randn(39)
-    for timing in EVERY_TIMING:
-        epilogues.compare(run(function, x, w, b, target=OLD, timing=timing), function(*(t.double() for t in (x, w, b))))
+    for _, got in results({function: (x, w, b)}, OLD, 1, EVERY_TIMING):
+        epilogues.compare(got, function(*(t.double() for t in (x, w, b))))
 
 
-@pytest.mark.parametrize("function", epilogues.CASES, ids=lambda f: f.__name__)
-def test_epilogues(function: Callable[..., Any]) -> None:
-    arguments = epilogues.CASES[function]
-    assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
-    wanted = function(*map(epilogues.wide, arguments))
-    for timing in EVERY_TIMING[1:3]:
-        epilogues.compare(run(function, *arguments, target=OLD, processors=108, timing=timing), wanted)
+@pytest.mark.parametrize("part", epilogues.PARTS)
+def test_epilogues(part: str) -> None:
+    cases = epilogues.PARTS[part]
+    for function, arguments in cases.items():
+        assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
+    for function, got in results(cases, OLD, 108, ONCE):
+        epilogues.compare(got, function(*map(epilogues.wide, cases[function])))
 
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_120"])
 def test_machines_of_less_shared_memory(target: str) -> None:
-    check(bias_relu, randn(300, 200), randn(264, 200), randn(264), target=target, timings=EVERY_TIMING[1:2])
+    check(bias_relu, randn(300, 200), randn(264, 200), randn(264), target=target, timings=ONCE)

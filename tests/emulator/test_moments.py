@@ -17,6 +17,7 @@ from fusegen.passes import moments
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
+from tests.naming import case
 from tests.unit.eager import agree, randn
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -112,20 +113,20 @@ LONG_PLANS: dict[str, tuple[int, Way]] = {
 
 
 @pytest.mark.usefixtures("all_rows")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_torch_gives(name: str) -> None:
-    function, tensors = FUNCTIONS[name]
-    assert "moments" in fg.kernel(function).lower(*tensors, target="sm_90a").sources[0].text
-    agree(function, tensors)
+def test_what_torch_gives() -> None:
+    for name, (function, tensors) in FUNCTIONS.items():
+        with case(name):
+            assert "moments" in fg.kernel(function).lower(*tensors, target="sm_90a").sources[0].text
+            agree(function, tensors)
 
 
 @pytest.mark.usefixtures("all_rows")
-@pytest.mark.parametrize("name", PLANS)
-def test_plans(name: str, take: Callable[[Way], list[RowPlan]]) -> None:
-    columns, way = PLANS[name]
-    taken = take(way)
-    agree(norm, inputs(5, columns))
-    assert taken
+def test_plans(take: Callable[[Way], list[RowPlan]]) -> None:
+    for name, (columns, way) in PLANS.items():
+        with case(name):
+            taken = take(way)
+            agree(norm, inputs(5, columns))
+            assert taken
 
 
 @pytest.mark.usefixtures("all_rows", "small_clusters", "no_room")
@@ -158,14 +159,16 @@ VALUES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 @pytest.mark.usefixtures("all_rows")
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("columns", [40, 4096])
-def test_they_are_about_as_accurate_as_torchs(values: str, columns: int) -> None:
-    made, times = VALUES[values]
-    x = made(torch.randn(16, columns)).bfloat16()
-    exact = torch.rsqrt(x.double().var(-1, correction=0, keepdim=True))
-    ours, torchs = ((got.double() / exact - 1).square().mean().sqrt().item() for got in (fg.kernel(upcast)(x)[0], upcast(x)[0]))
-    assert ours <= times * torchs + 3e-8
+def test_they_are_about_as_accurate_as_torchs() -> None:
+    kernel = fg.kernel(upcast)
+    for columns in (40, 4096):
+        for values, (made, times) in VALUES.items():
+            with case((values, columns)):
+                x = made(torch.randn(16, columns)).bfloat16()
+                exact = torch.rsqrt(x.double().var(-1, correction=0, keepdim=True))
+                got = kernel(x)[0], upcast(x)[0]
+                ours, torchs = ((each.double() / exact - 1).square().mean().sqrt().item() for each in got)
+                assert ours <= times * torchs + 3e-8
 
 
 @pytest.mark.usefixtures("all_rows")
@@ -218,21 +221,18 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def test_long_rows_take_them() -> None:
+def test_long_rows_of_16_bits_take_them() -> None:
     assert list(operations(by_hand, meta(64, 40000))) == [Op.MOMENTS]
     assert list(operations(upcast, meta(64, 40000))) == [Op.MOMENTS]
     assert list(operations(by_hand, meta(64, 4096))) == [Op.SUM]
-
-
-def test_rows_of_32_bits_keep_two_sums() -> None:
     assert list(operations(by_hand, meta(64, 40000, dtype=torch.float32))) == [Op.SUM]
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def test_states_of_32_bits_are_combined_one_by_one(dtype: torch.dtype) -> None:
+def test_states_of_32_bits_are_combined_one_by_one() -> None:
     """Of rows that no kernel holds a variance has moments in every dtype; sums about a pivot cost 32 bits the last of them."""
-    text = fg.kernel(lambda x: x.var(-1)).lower(meta(64, 40000, dtype=dtype), target="sm_90a").sources[0].text
-    assert "moments_f32" in text and ("_gather" in text) == (dtype is BF16)
+    for dtype in (BF16, torch.float32):
+        text = fg.kernel(lambda x: x.var(-1)).lower(meta(64, 40000, dtype=dtype), target="sm_90a").sources[0].text
+        assert "moments_f32" in text and ("_gather" in text) == (dtype is BF16)
 
 
 def test_an_outlier_first_costs_rows_of_32_bits_nothing() -> None:

@@ -75,7 +75,7 @@ def dropped(x: Tensor) -> Tensor:
     return F.dropout(F.softmax(x, -1), 0.3, training=True)
 
 
-ROWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a norm": (
         norm_gelu_add,
         (randn(5, 331, dtype=BF16), randn(331, dtype=BF16), randn(331, dtype=BF16), randn(5, 331, dtype=BF16)),
@@ -95,43 +95,30 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "integers": (lambda x: (x - x.amax(-1, keepdim=True), x.sum(-1)), (ints(3, 333, dtype=torch.int64),)),
     "doubles": (lambda x: F.layer_norm(x, x.shape[-1:]), (randn(3, 333, dtype=torch.float64),)),
     "bytes": (lambda x: x == x.amin(-1, keepdim=True), (ints(3, 515, dtype=torch.int8),)),
-}
-
-POINTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a bias": (lambda x, b: F.gelu(x + b), (randn(9, 333, dtype=BF16), randn(333, dtype=BF16))),
     "a number a row": (lambda x, s, b: x * s + b, (randn(40, 13), randn(40, 1), randn(13))),
     "both of other types": (lambda x, s, b: x * s + b, (randn(4, 5, 111, dtype=BF16), randn(5, 1), randn(4, 1, 111, dtype=F16))),
     "a part": (lambda x, y: x[:, 1:] + y, (randn(7, 102), randn(101))),
     "rows shorter than a group": (lambda x, b: x * b, (randn(100, 3, dtype=BF16), randn(3, dtype=BF16))),
-    "a mask of positions": (lambda x: x.tril(2), (randn(31, 37, dtype=BF16),)),
+    "points under a mask of positions": (lambda x: x.tril(2), (randn(31, 37, dtype=BF16),)),
     "columns": (lambda x, y: x + y.T, (randn(37, 31), randn(31, 37))),
     "padding": (lambda x, b: F.pad(x, (1, 2)) + b, (randn(20, 50), randn(53))),
     "one row and a bit": (lambda x, b: x + b, (randn(2, 5), randn(5))),
-    "bytes": (lambda x, b: x & b, (ints(30, 17, dtype=torch.int8), ints(17, dtype=torch.int8))),
+    "points of bytes": (lambda x, b: x & b, (ints(30, 17, dtype=torch.int8), ints(17, dtype=torch.int8))),
 }
 
 
-def every_plan_agrees(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Any]:
-    agree(function, inputs)
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("name", CASES)
+def test_every_plan(name: str, request: pytest.FixtureRequest) -> None:
+    """With all others the first, and with torch this one and the first at aligned places."""
+    function, inputs = CASES[name]
     (launch,) = fg.tune(fg.kernel(function), *inputs).launches
     assert not any(each.error for each in launch.candidates)
-    return [each.plan for each in launch.candidates]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_every_plan_of_a_row(name: str) -> None:
-    assert any(plan.shifted for plan in every_plan_agrees(*ROWS[name]))
-
-
-@pytest.mark.parametrize("name", POINTS)
-def test_every_plan_of_points(name: str) -> None:
-    assert any(plan.wraps for plan in every_plan_agrees(*POINTS[name]))
-
-
-@pytest.mark.parametrize("name", [*ROWS, *POINTS])
-def test_what_torch_gives(name: str, at_aligned_places: list[Any]) -> None:
-    agree(*{**ROWS, **POINTS}[name])
-    assert at_aligned_places
+    agree(function, inputs)
+    taken = request.getfixturevalue("at_aligned_places")
+    agree(function, inputs)
+    assert taken and taken[-1] in [each.plan for each in launch.candidates]
 
 
 def test_in_place(at_aligned_places: list[Any]) -> None:
@@ -185,15 +172,12 @@ def plans(low: Lowered) -> tuple[Any, ...]:
     return step.candidates
 
 
-@pytest.mark.parametrize("columns", [3001, 50257, 100003])
-def test_odd_rows_can_be_read_as_even_ones(columns: int) -> None:
-    odd, even = (plans(fg.kernel(several).lower(meta(64, n), target="sm_90a")) for n in (columns, columns + 8 - columns % 8))
-    first = next(plan for plan in odd if plan.shifted)
-    assert (first.lanes, first.persistence, first.threads) == (even[0].lanes, even[0].persistence, even[0].threads)
-    assert not any(plan.shifted for plan in even)
-
-
-def test_short_rows_are_not_shifted() -> None:
+def test_odd_rows_can_be_read_as_even_ones() -> None:
+    for columns in (3001, 50257, 100003):
+        odd, even = (plans(fg.kernel(several).lower(meta(64, n), target="sm_90a")) for n in (columns, columns + 8 - columns % 8))
+        first = next(plan for plan in odd if plan.shifted)
+        assert (first.lanes, first.persistence, first.threads) == (even[0].lanes, even[0].persistence, even[0].threads)
+        assert not any(plan.shifted for plan in even)
     assert not any(plan.shifted for plan in plans(fg.kernel(several).lower(meta(64, 99), target="sm_90a")))
 
 

@@ -17,6 +17,7 @@ from fusegen.runtime import backends, dispatch
 from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.target import Target
+from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -30,11 +31,15 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_EMULATED", SMALL)
 
 
-@pytest.fixture(params=["32-bit", "64-bit"])
+@pytest.fixture
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indices of either width."""
     if request.param == "64-bit":
         monkeypatch.setattr(dispatch, "WIDE", 0)
+
+
+both_widths = pytest.mark.parametrize("width", ["32-bit", "64-bit"], indirect=True)
+each_width = pytest.mark.parametrize("width", ["32-bit", pytest.param("64-bit", marks=pytest.mark.deep)], indirect=True)
 
 
 def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SMALL) -> RowPlan:
@@ -48,14 +53,13 @@ def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SM
 # Pointwise.
 
 
-@pytest.mark.usefixtures("width")
-@pytest.mark.parametrize("count", [2047, 2048, 2049, 4100, 6151])
-def test_several_blocks_and_a_rest(count: int) -> None:
-    agree(lambda x, y: x * 2 + y, (randn(count), randn(count)))
+@both_widths
+def test_several_blocks_and_a_rest(width: None) -> None:  # noqa: ARG001
+    agree(lambda x, y: x * 2 + y, *((randn(count), randn(count)) for count in (2047, 2048, 2049, 4100, 6151)))
 
 
-@pytest.mark.usefixtures("width")
-def test_several_blocks_over_several_axes() -> None:
+@each_width
+def test_several_blocks_over_several_axes(width: None) -> None:  # noqa: ARG001
     agree(lambda x, y, b: (x.mT * 2 + y, x.mT[1:] * b), (randn(5, 67, 33), randn(5, 33, 67), randn(67)))
     agree(lambda x, y: torch.cat([x, y], -1) * x[:, :1], (randn(61, 40), randn(61, 37)))
 
@@ -67,10 +71,9 @@ def softmax_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.softmax(-1) * x.shape[-1], (x * x).mean(-1)
 
 
-@pytest.mark.usefixtures("width")
-@pytest.mark.parametrize(("rows", "columns"), [(9, 64), (17, 40), (3, 1000), (3, 1024)])
-def test_rows_in_registers(rows: int, columns: int) -> None:
-    agree(softmax_and_norm, (randn(rows, columns),))
+@both_widths
+def test_rows_in_registers(width: None) -> None:  # noqa: ARG001
+    agree(softmax_and_norm, *((randn(*shape),) for shape in ((9, 64), (17, 40), (3, 1000), (3, 1024))))
 
 
 def standardized(x: Tensor) -> Tensor:
@@ -80,15 +83,15 @@ def standardized(x: Tensor) -> Tensor:
 STAGED = {"whole": (5, 24576, BF16), "with-a-tail": (5, 24592, BF16), "wide-values": (4, 17408, F32)}
 
 
-@pytest.mark.usefixtures("width")
-@pytest.mark.parametrize("name", STAGED)
-def test_a_block_works_on_several_staged_rows(name: str) -> None:
+@each_width
+def test_a_block_works_on_several_staged_rows(width: None) -> None:  # noqa: ARG001
     """Slots are used in turn, the next rows are under way, and more rows come than there are slots."""
-    rows, columns, dtype = STAGED[name]
-    x = randn(rows, columns, dtype=dtype)
-    plan = row_plan(standardized, x)
-    assert plan.persistence is Persistence.STAGED and plan.resident == 1 and plan.exact is (name == "whole")
-    agree(standardized, (x,))
+    for name, (rows, columns, dtype) in STAGED.items():
+        with case(name):
+            x = randn(rows, columns, dtype=dtype)
+            plan = row_plan(standardized, x)
+            assert plan.persistence is Persistence.STAGED and plan.resident == 1 and plan.exact is (name == "whole")
+            agree(standardized, (x,))
 
 
 def test_staged_rows_of_two_inputs_and_a_weight() -> None:
@@ -105,18 +108,17 @@ def test_rows_that_are_staged_until_the_first_phase_only() -> None:
     agree(lambda x: (x.amax(-1, keepdim=True), x.float().sum(-1)), (randn(5, 24576, dtype=BF16),))
 
 
-@pytest.mark.usefixtures("width")
-def test_a_row_that_is_looped_over_with_column_sums_beside_it() -> None:
+@each_width
+def test_a_row_that_is_looped_over_with_column_sums_beside_it(width: None) -> None:  # noqa: ARG001
     agree(lambda x: (standardized(x), x.amax(-1)), (randn(2, 70_001),))
 
 
 # Column sums.
 
 
-@pytest.mark.usefixtures("width")
-@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (70, 40), (3, 1024), (37, 300), (100, 33)])
-def test_blocks_sum_columns_over_many_rows(rows: int, columns: int) -> None:
-    agree(lambda x: (x.sum(0), x.amax(0)), (randn(rows, columns),))
+@each_width
+def test_blocks_sum_columns_over_many_rows(width: None) -> None:  # noqa: ARG001
+    agree(lambda x: (x.sum(0), x.amax(0)), *((randn(*shape),) for shape in ((1, 5), (70, 40), (3, 1024), (37, 300), (100, 33))))
 
 
 def normalized_sums(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,11 +126,10 @@ def normalized_sums(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return normalized * dy, (dy * normalized).sum(0), dy.sum(0)
 
 
-@pytest.mark.usefixtures("width")
-@pytest.mark.parametrize(("rows", "columns"), [(40, 64), (33, 40), (30, 1024), (9, 2000)])
-def test_rows_and_columns_share_a_block(rows: int, columns: int) -> None:
+@each_width
+def test_rows_and_columns_share_a_block(width: None) -> None:  # noqa: ARG001
     """Many rows a block: the scratch of a reduction is used again, in turn."""
-    agree(normalized_sums, (randn(rows, columns), randn(rows, columns)))
+    agree(normalized_sums, *((randn(*shape), randn(*shape)) for shape in ((40, 64), (33, 40), (30, 1024), (9, 2000))))
 
 
 def test_columns_of_several_dims_and_integers() -> None:
@@ -151,18 +152,17 @@ def test_rows_that_are_not_aligned_are_another_kernel() -> None:
     agree(kernel, *((base.as_strided((3, 64), (stride, 1)),) for stride in (64, 72, 68, 66, 65, 72)))
 
 
-@pytest.mark.parametrize("columns", [64, 3000])
-def test_one_reduction_a_row_uses_its_scratch_in_turn(columns: int) -> None:
+def test_one_reduction_a_row_uses_its_scratch_in_turn() -> None:
     """No other barrier lies between a row's partial results and the next row's."""
-    agree(lambda x: (x.sum(-1), x.sum(0)), (randn(30, columns),))
+    agree(lambda x: (x.sum(-1), x.sum(0)), (randn(30, 64),), (randn(30, 3000),))
 
 
-@pytest.mark.parametrize("shared", [90_000, 100_000, 120_000])
-def test_room_for_a_part_of_the_next_staged_row(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_a_part_of_the_next_staged_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some groups of the next row are under way while this one is worked on, and some have to wait for its slots."""
-    machine = replace(SMALL, shared_bytes=shared, cluster=1)  # whose blocks share no row
-    monkeypatch.setattr(backends, "_EMULATED", machine)
     x = randn(6, 24576, dtype=BF16)
-    plan = row_plan(standardized, x, machine=machine)
-    assert plan.persistence is Persistence.STAGED and plan.chunks < plan.slots < 2 * plan.chunks + (shared == 120_000)
-    agree(standardized, (x,))
+    for shared in (90_000, 100_000, 120_000):
+        machine = replace(SMALL, shared_bytes=shared, cluster=1)  # whose blocks share no row
+        monkeypatch.setattr(backends, "_EMULATED", machine)
+        plan = row_plan(standardized, x, machine=machine)
+        assert plan.persistence is Persistence.STAGED and plan.chunks < plan.slots < 2 * plan.chunks + (shared == 120_000)
+        agree(standardized, (x,))

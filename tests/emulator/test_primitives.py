@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from fusegen.emit.primitives import body, closure, names
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.emulator import EmulatedSource, host_text
+from fusegen.runtime.emulator import EmulatedSource, host_text, load_emulated
+from tests.naming import case
 
 Launch = Callable[..., None]
 
@@ -96,254 +99,205 @@ USES = {
     "i8 c[2]; load_vec(c, bytes, 0); i64 q[2]; widen_vec(c, q); store_vec(integers, 0, q);",
 }  # fmt: skip
 USE = """
-extern "C" __global__ void fg_use(i64* integers, float* floats, double* doubles, bf16* brains, f16* halves, i8* bytes,
-                                  bool* flags) {
+extern "C" __global__ void fg_use_%s(i64* integers, float* floats, double* doubles, bf16* brains, f16* halves, i8* bytes,
+                                     bool* flags) {
   %s
 }
 """
-SPECIAL = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.1,
-    2.5,
-    -2.5,
-    7.0,
-    -7.0,
-    3.0,
-    -3.0,
-    1e-40,
-    1e30,
-    float("inf"),
-    -float("inf"),
-    float("nan"),
-]
 
 
-@pytest.mark.parametrize("name", sorted(USES))
-def test_has_a_file_and_compiles_for_the_host(name: str, tmp_path: Path) -> None:
-    assert (DEVICE / f"{name}.cuh").exists()
-    assert compile_shared(host_text([EmulatedSource(USE % USES[name], "fg_use")]), ("-std=c++17", "-O0", "-w"), tmp_path).exists()
+def test_each_has_a_file_and_compiles_for_the_host(tmp_path: Path) -> None:
+    assert [name for name in USES if not (DEVICE / f"{name}.cuh").exists()] == []
+    sources = [EmulatedSource(USE % (name, use), f"fg_use_{name}") for name, use in USES.items()]
+    assert compile_shared(host_text(sources), ("-std=c++17", "-O0", "-w"), tmp_path).exists()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("name", sorted(USES))
-def test_compiles_for_the_device(name: str, arch: str) -> None:
-    if "cluster" in name and arch == "sm_80":
-        pytest.skip("clusters begin with sm_90")
+def test_each_compiles_for_the_device(arch: str) -> None:
     core = pytest.importorskip("cuda.core")
-    text = USE % USES[name]
+    uses = [USE % (name, use) for name, use in USES.items() if arch != "sm_80" or "cluster" not in name]  # which begin with sm_90
+    text = "".join(uses)
     bodies = closure(text, names("cuda"), lambda used: body("cuda", used))
     options = core.ProgramOptions(arch=arch, std="c++17")
     assert core.Program("".join(bodies.values()) + text, "c++", options).compile("cubin").code
 
 
-def run_map(launch: Launch, text: str, out: Tensor, *inputs: Tensor) -> Tensor:
-    """Runs ``text`` with ``i`` as each element's index."""
-    names = {torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bfloat16: "bf16", torch.float16: "f16",
-             torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32"}  # fmt: skip
-    parameters = "".join(f"const {names[each.dtype]}* x{i}, " for i, each in enumerate(inputs))
-    kernel = f"""
-extern "C" __global__ void fg_map({parameters}{names[out.dtype]}* out, i64 n) {{
-  for (i64 i = thread_id(); i < n; i += 32) {{ {text} }}
-}}
-"""
-    launch(kernel, {f"x{i}": each for i, each in enumerate(inputs)} | {"out": out, "n": out.numel()})
-    return out
+# What they compute.
+
+TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32",
+}  # fmt: skip
+HALVES = (torch.bfloat16, torch.float16)
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, 2.5, -2.5, 7.0, -7.0, 3.0, -3.0, 1e-40, 1e30, math.inf, -math.inf, math.nan]
 
 
-def assert_same_bits(got: Tensor, want: Tensor) -> None:
-    """Equal to the last bit and the sign of zero; any NaN equals any other."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
-    differ = (got.view(integer) != want.view(integer)) & ~(got.isnan() & want.isnan())
-    assert not differ.any(), (got[differ][:5], want[differ][:5])
+@dataclass(frozen=True)
+class Map:
+    """What a text with ``i`` as each element's index stores in ``out``.
+
+    Attributes:
+        near: a relative and an absolute error; where None, all bits are the same, but that any NaN is any other.
+    """
+
+    text: str
+    inputs: tuple[Tensor, ...]
+    wanted: Tensor
+    near: tuple[float, float] | None = None
+
+    @property
+    def source(self) -> str:
+        parameters = "".join(f"const {TYPES[each.dtype]}* x{i}, " for i, each in enumerate(self.inputs))
+        return (
+            f'extern "C" __global__ void fg_map({parameters}{TYPES[self.wanted.dtype]}* out, i64 n) {{\n'
+            f"  for (i64 i = thread_id(); i < n; i += 32) {{ {self.text} }}\n}}\n"
+        )
+
+    def check(self, launch: Launch) -> None:
+        got = torch.zeros_like(self.wanted)
+        launch(self.source, {f"x{i}": each for i, each in enumerate(self.inputs)} | {"out": got, "n": got.numel()})
+        if self.near is not None:
+            rtol, atol = self.near
+            torch.testing.assert_close(got.double(), self.wanted.double(), rtol=rtol, atol=atol, equal_nan=True)
+            return
+        integer = {1: got.dtype, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+        differ = (got.view(integer) != self.wanted.view(integer)) & ~(got.isnan() & self.wanted.isnan())
+        assert not differ.any(), (got[differ][:5], self.wanted[differ][:5])
 
 
 def around_16_bit_values(dtype: torch.dtype) -> Tensor:
-    """Every value of a 16-bit type, the midpoints to its neighbours, and the floats beside each."""
-    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    """Every value of a 16-bit type, the midpoints to its neighbours, and the floats beside these."""
+    values = every_value(dtype).float()
     inner = values[values.isfinite()].sort().values
     midpoints = (inner[1:] + inner[:-1]) / 2
-    centres = torch.cat([values, midpoints, torch.tensor([65519.996, 65520.0, 3.4e38, -3.4e38, 1e-45, -1e-45])])
+    centres = torch.cat([midpoints, torch.tensor([65519.996, 65520.0, 3.4e38, -3.4e38, 1e-45, -1e-45])])
     up, down = torch.tensor(torch.inf), torch.tensor(-torch.inf)
-    return torch.cat([centres, centres.nextafter(up), centres.nextafter(down)])
+    return torch.cat([values, centres, centres.nextafter(up), centres.nextafter(down)])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_rounds_as_torch_does(launch: Launch, dtype: torch.dtype) -> None:
-    x = around_16_bit_values(dtype)
-    name = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
-    got = run_map(launch, f"{name} r; narrow(load(x0, i), r); store(out, i, r);", torch.empty(x.shape, dtype=dtype), x)
-    assert_same_bits(got, x.to(dtype))
+def every_value(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_from_double_rounds_twice_as_torch_does(launch: Launch, dtype: torch.dtype) -> None:
-    x = torch.tensor([1.0 + 2.0**-9 + 2.0**-30, 1.0 + 2.0**-12 + 2.0**-40, -1e300, float("nan")], dtype=torch.float64)
-    name = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
-    got = run_map(launch, f"{name} r; narrow(load(x0, i), r); store(out, i, r);", torch.empty(x.shape, dtype=dtype), x)
-    assert_same_bits(got, x.to(dtype))
+def pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    found = torch.cartesian_prod(first, second)
+    return found[:, 0].contiguous(), found[:, 1].contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_widen_is_exact_for_every_16_bit_value(launch: Launch, dtype: torch.dtype) -> None:
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    assert_same_bits(run_map(launch, "store(out, i, widen(load(x0, i)));", torch.empty(x.shape), x), x.float())
+def narrowed(x: Tensor, dtype: torch.dtype) -> Map:
+    return Map(f"{TYPES[dtype]} r; narrow(load(x0, i), r); store(out, i, r);", (x,), x.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_integers_wrap(launch: Launch, dtype: torch.dtype) -> None:
-    x = torch.tensor([0, 1, -1, 127, 128, 255, 256, 2**31, -(2**31) - 1, 2**63 - 1])
-    name = {torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}[dtype]
-    got = run_map(launch, f"{name} r; narrow(load(x0, i), r); store(out, i, r);", torch.empty(x.shape, dtype=dtype), x)
-    assert torch.equal(got, x.to(dtype))
+def of_one(name: str, x: Tensor, wanted: Tensor, near: tuple[float, float] | None = None) -> Map:
+    return Map(f"store(out, i, {name}(load(x0, i)));", (x,), wanted, near)
 
 
-def test_floor_semantics_of_floats(launch: Launch) -> None:
-    """Without quotients beyond 2^63, where torch's vectorised fmod gives NaN."""
-    values = [value for value in SPECIAL if value not in (1e-40, 1e30)]
-    for dtype in (torch.float32, torch.float64):
-        pairs = torch.cartesian_prod(*[torch.tensor(values, dtype=dtype)] * 2)
-        a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-        for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
-            got = run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b)
-            assert_same_bits(got, want)
+def of_two(name: str, ab: tuple[Tensor, Tensor], wanted: Tensor, near: tuple[float, float] | None = None) -> Map:
+    return Map(f"store(out, i, {name}(load(x0, i), load(x1, i)));", ab, wanted, near)
 
 
-def test_floor_semantics_of_integers(launch: Launch) -> None:
-    values = torch.tensor([1, -1, 2, -2, 3, -3, 7, -7, 10**12, -(10**12), 2**63 - 1])
-    pairs = torch.cartesian_prod(values, values)
-    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-    for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
-        assert torch.equal(run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want)
+def conversions() -> Iterator[Map]:
+    """To and from 16 bits: rounding as torch does, from doubles twice; integers wrap."""
+    doubles = torch.tensor([1.0 + 2.0**-9 + 2.0**-30, 1.0 + 2.0**-12 + 2.0**-40, -1e300, math.nan], dtype=torch.float64)
+    numbers = torch.cat([torch.randn(500) * 100, torch.tensor(SPECIAL)])
+    for dtype in HALVES:
+        yield narrowed(around_16_bit_values(dtype), dtype)
+        yield narrowed(doubles, dtype)
+        yield of_one("widen", every_value(dtype), every_value(dtype).float())
+        yield of_one(f"round_{TYPES[dtype]}", numbers, numbers.to(dtype).float())
+    integers = torch.tensor([0, 1, -1, 127, 128, 255, 256, 2**31, -(2**31) - 1, 2**63 - 1])
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        yield narrowed(integers, dtype)
 
 
-def test_integer_division_never_traps(launch: Launch) -> None:
-    """Masked lanes divide whatever their registers hold: the host must give what the device gives, not a signal."""
+def quotients() -> Iterator[Map]:
+    """As torch has them: floats without quotients beyond 2^63, where its vectorised fmod gives NaN."""
+    floats = torch.tensor([value for value in SPECIAL if value not in (1e-40, 1e30)])
+    integers = torch.tensor([1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6, 7, -7, 10**12, -(10**12), 2**63 - 1])
+    for x in (floats, floats.double(), integers):
+        a, b = pairs(x, x)
+        yield of_two("remainder_floor", (a, b), torch.remainder(a, b))
+        yield of_two("floor_divide", (a, b), torch.floor_divide(a, b))
+    bases = torch.tensor([0, 1, -1, 2, -2, 3, 10, 2**31, -(2**62)])
+    a, b = pairs(bases, torch.tensor([-3, -2, -1, 0, 1, 2, 5, 63, 64, 65]))
+    yield of_two("integer_power", (a, b), torch.pow(a, b))
+    # Masked lanes divide whatever their registers hold: the host must give what the device gives, not a signal.
     a, b = torch.tensor([5, -5, -(2**63)]), torch.tensor([0, 0, -1])
     text = "store(out, i, floor_divide(load(x0, i), load(x1, i)) * 1000 + remainder_floor(load(x0, i), load(x1, i)));"
-    assert run_map(launch, text, torch.empty_like(a), a, b).tolist() == [-995, -1005, 0]
+    yield Map(text, (a, b), torch.tensor([-995, -1005, 0]))
 
 
-@pytest.mark.parametrize(("name", "want"), [("maximum", torch.maximum), ("minimum", torch.minimum)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_extrema_propagate_nan(launch: Launch, name: str, want: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
-    values = torch.tensor(SPECIAL if dtype.is_floating_point else [0, 1, -1, 2**62], dtype=dtype)
-    pairs = torch.cartesian_prod(values, values)
-    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-    got = run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b)
-    torch.testing.assert_close(got, want(a, b), rtol=0, atol=0, equal_nan=True)
+def extrema() -> Iterator[Map]:
+    """NaN is kept."""
+    for x in (torch.tensor(SPECIAL), torch.tensor(SPECIAL).double(), torch.tensor([0, 1, -1, 2**62])):
+        a, b = pairs(x, x)
+        yield of_two("maximum", (a, b), torch.maximum(a, b), (0.0, 0.0))
+        yield of_two("minimum", (a, b), torch.minimum(a, b), (0.0, 0.0))
+        yield of_one("sign_of", x, x.sign(), (0.0, 0.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sign_is_torchs(launch: Launch, dtype: torch.dtype) -> None:
-    x = torch.tensor(SPECIAL, dtype=dtype)
-    assert torch.equal(run_map(launch, "store(out, i, sign_of(load(x0, i)));", torch.empty_like(x), x), x.sign())
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("round_bf16", torch.bfloat16), ("round_f16", torch.float16)])
-def test_rounding_through_a_type(launch: Launch, name: str, dtype: torch.dtype) -> None:
-    x = torch.cat([torch.randn(500) * 100, torch.tensor(SPECIAL)])
-    assert_same_bits(run_map(launch, f"store(out, i, {name}(load(x0, i)));", torch.empty_like(x), x), x.to(dtype).float())
-
-
-@pytest.mark.parametrize(
-    ("name", "want"),
-    [
-        ("exp", torch.exp),
-        ("reciprocal", torch.reciprocal),
-        ("rsqrt", torch.rsqrt),
-    ],
-)
-def test_fast_functions_are_close(launch: Launch, name: str, want: Callable[[Tensor], Tensor]) -> None:
+def fast_functions() -> Iterator[Map]:
+    """To some units in the last place; what is subnormal becomes zero."""
     x = torch.linspace(0.01, 20.0, 1000)
-    got = run_map(launch, f"store(out, i, fast_{name}(load(x0, i)));", torch.empty_like(x), x)
-    torch.testing.assert_close(got, want(x), rtol=1e-5, atol=1e-6)
-
-
-def test_the_error_function_does_not_cancel(launch: Launch) -> None:
+    functions = {"exp": (torch.exp, -88.0), "reciprocal": (torch.reciprocal, 2.0**127), "rsqrt": (torch.rsqrt, None)}
+    for name, (function, where) in functions.items():
+        yield of_one(f"fast_{name}", x, function(x), (1e-5, 1e-6))
+        if where is not None:
+            yield of_one(f"fast_{name}", torch.tensor([where]), torch.zeros(1))
     x = torch.cat((torch.linspace(-9.0, 9.0, 4001), torch.tensor([-0.0, 1e-30, torch.inf, -torch.inf, torch.nan])))
-    got = run_map(launch, "store(out, i, fast_one_plus_erf(load(x0, i)));", torch.empty_like(x), x)
-    torch.testing.assert_close(got.double(), torch.special.erfc(-x.double()), rtol=2.0**-17, atol=0.0, equal_nan=True)
-
-
-def test_weights_beside_a_peak(launch: Launch) -> None:
-    """To three units in the last place of the peak's own weight, which is 1."""
+    yield of_one("fast_one_plus_erf", x, torch.special.erfc(-x.double()).float(), (2.0**-17, 0.0))
+    # Weights beside a peak: to three units in the last place of the peak's own, which is 1.
     x, peak = torch.linspace(-100.0, 3.0, 4001), torch.full((4001,), 3.0)
     x = torch.cat((x, torch.tensor([-torch.inf, -torch.inf, torch.inf, 1.0, torch.nan])))
     peak = torch.cat((peak, torch.tensor([-torch.inf, 0.0, torch.inf, torch.inf, torch.nan])))
-    got = run_map(launch, "store(out, i, exp_below(load(x0, i), load(x1, i)));", torch.empty_like(x), x, peak)
-    wanted = torch.where(x == peak, 1.0, (x.double() - peak.double()).exp())
-    torch.testing.assert_close(got.double(), wanted, rtol=0.0, atol=3 * 2.0**-24, equal_nan=True)
+    wanted = torch.where(x == peak, 1.0, (x.double() - peak.double()).exp()).float()
+    yield of_two("exp_below", (x, peak), wanted, (0.0, 3 * 2.0**-24 + 2.0**-25))
 
 
-@pytest.mark.parametrize(("name", "where"), [("exp", -88.0), ("reciprocal", 2.0**127)])
-def test_what_is_subnormal_becomes_zero(launch: Launch, name: str, where: float) -> None:
-    got = run_map(launch, f"store(out, i, fast_{name}(load(x0, i)));", torch.empty(1), torch.tensor([where]))
-    assert got.item() == 0.0
-
-
-def test_vectors_of_any_length(launch: Launch) -> None:
-    """Pairs and a rest: the paths of widen_vec, narrow_vec, load_vec and store_vec."""
+def vectors() -> Iterator[Map]:
+    """Of pairs and a rest: the paths of widen_vec, narrow_vec, load_vec and store_vec."""
     for n in (1, 2, 3, 4, 8):
         x = torch.randn(n * 32).bfloat16()
-        out = torch.empty(n * 32, dtype=torch.bfloat16)
         text = f"""
-extern "C" __global__ void fg_double(const bf16* x, bf16* out) {{
-  bf16 stored[{n}];
-  float wide[{n}];
-  load_vec(stored, x, thread_id() * {n});
-  widen_vec(stored, wide);
-  for (i32 k = 0; k < {n}; ++k) wide[k] *= 2.0f;
-  narrow_vec(wide, stored);
-  store_vec(out, thread_id() * {n}, stored);
-}}
-"""
-        launch(text, {"x": x, "out": out})
-        assert torch.equal(out, x * 2)
+          if (i >= 32) return;
+          bf16 stored[{n}];
+          float wide[{n}];
+          load_vec(stored, x0, i * {n});
+          widen_vec(stored, wide);
+          for (i32 k = 0; k < {n}; ++k) wide[k] *= 2.0f;
+          narrow_vec(wide, stored);
+          store_vec(out, i * {n}, stored);
+        """
+        yield Map(text, (x,), x * 2)
 
 
-def test_integer_powers(launch: Launch) -> None:
-    bases = torch.tensor([0, 1, -1, 2, -2, 3, 10, 2**31, -(2**62)])
-    pairs = torch.cartesian_prod(bases, torch.tensor([-3, -2, -1, 0, 1, 2, 5, 63, 64, 65]))
-    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-    got = run_map(launch, "store(out, i, integer_power(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b)
-    assert torch.equal(got, torch.pow(a, b))
+WINDOWS = (
+    (torch.int8, 8), (torch.int8, 4), (torch.int16, 8), (torch.int16, 2), (torch.int32, 4), (torch.int32, 8), (torch.int64, 2),
+)  # fmt: skip
 
 
-def test_integer_remainders_of_every_sign(launch: Launch) -> None:
-    values = torch.arange(-6, 7)
-    pairs = torch.cartesian_prod(values, values[values != 0])
-    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-    for name, want in [("remainder_floor", torch.remainder(a, b)), ("floor_divide", torch.floor_divide(a, b))]:
-        assert torch.equal(run_map(launch, f"store(out, i, {name}(load(x0, i), load(x1, i)));", torch.empty_like(a), a, b), want)
-
-
-WINDOWS = [
-    (torch.int8, 8),
-    (torch.int8, 4),
-    (torch.int16, 8),
-    (torch.int16, 2),
-    (torch.int32, 4),
-    (torch.int32, 8),
-    (torch.int64, 2),
-]
-
-
-@pytest.mark.parametrize(("dtype", "lanes"), WINDOWS)
-def test_a_window_from_any_place_on(launch: Launch, dtype: torch.dtype, lanes: int) -> None:
-    """Of a row in the middle of a buffer, on any of whose elements a window may start; no more is read than the row has."""
+def windows() -> Iterator[Map]:
+    """Of a row in the middle of a buffer, on any of whose elements one may start; no more is read than the row has."""
     start, length = 3, 41
-    x = torch.randint(-128, 127, (start + length,)).to(dtype)
-    name = {torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}[dtype]
-    text = f"""
-        {name} window[{lanes}];
-        const i64 begin = -i, end = {length} - i;
-        load_window<{lanes}>(window, x0, {start} + i, begin, end);
-        for (i32 v = 0; v < {lanes}; ++v) if (v < end) store(out, i + v * {length}, window[v]);
-    """
-    got = torch.zeros(lanes, length, dtype=dtype)
-    run_map(launch, f"if (i < {length}) {{ {text} }}", got, x)
-    for lane in range(lanes):
-        assert torch.equal(got[lane, : length - lane], x[start + lane :][: length - lane])
+    for dtype, lanes in WINDOWS:
+        x = torch.randint(-128, 127, (start + length,)).to(dtype)
+        wanted = torch.zeros(lanes, length, dtype=dtype)
+        for lane in range(lanes):
+            wanted[lane, : length - lane] = x[start + lane :][: length - lane]
+        text = f"""
+          if (i >= {length}) return;
+          {TYPES[dtype]} window[{lanes}];
+          const i64 begin = -i, end = {length} - i;
+          load_window<{lanes}>(window, x0, {start} + i, begin, end);
+          for (i32 v = 0; v < {lanes}; ++v) if (v < end) store(out, i + v * {length}, window[v]);
+        """
+        yield Map(text, (x,), wanted)
+
+
+@pytest.mark.parametrize("maps", [conversions, quotients, extrema, fast_functions, vectors, windows], ids=lambda f: f.__name__)
+def test_values(maps: Callable[[], Iterator[Map]], launch: Launch) -> None:
+    found = list(maps())
+    load_emulated([EmulatedSource(each.source, "fg_map") for each in found])
+    for each in found:
+        with case(each.source):
+            each.check(launch)

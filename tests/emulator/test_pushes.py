@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
 from fusegen.errors import EmulationError
-from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.runtime.emulator import EARLY, EmulatedSource, Timing, load_emulated
+from tests.naming import case
 
 Launch = Callable[..., None]
 TIMINGS = [EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS]
@@ -43,12 +45,6 @@ def run(launch: Launch, text: str, timing: Timing = EARLY) -> tuple[Tensor, Tens
     return out, x.sum(1).repeat_interleave(4)
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_a_sum(launch: Launch, timing: Timing) -> None:
-    got, wanted = run(launch, SUM, timing)
-    assert torch.equal(got, wanted)
-
-
 EMPTIED = "if (thread_id() < 4) shared_store(parts, thread_id(), 0.0);"
 
 MISTAKES = {
@@ -64,27 +60,27 @@ MISTAKES = {
     "told to no barrier": ("lane_id(), arrived", "lane_id(), &*shared_array<u64>(24)", "whose barrier at byte 24"),
     "a wait that sees the block alone": ("mbarrier_wait_cluster", "mbarrier_wait", "with no mbarrier_wait_cluster between"),
     "read too early": ("mbarrier_wait_cluster(arrived, 0);", "", "no mbarrier_wait_cluster|still bringing|nobody has written"),
+    "the block ends before all has come": (
+        "mbarrier_wait_cluster(arrived, 0);",
+        "return;",
+        "may still send to its shared memory|which has ended",
+    ),
     "over what was written behind the arrival": ("cluster_wait();", f"{EMPTIED} cluster_wait();", "no cluster_sync|still bringing"),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_reported(launch: Launch, name: str) -> None:
-    old, new, message = MISTAKES[name]
-    assert old in SUM
-    for timing in TIMINGS:
-        with pytest.raises(EmulationError, match=message):
-            run(launch, SUM.replace(old, new), timing)
+def test_mistakes_are_reported(launch: Launch) -> None:
+    assert all(old in SUM for old, _, _ in MISTAKES.values())
+    texts = {name: SUM.replace(old, new) for name, (old, new, _) in MISTAKES.items()}
+    load_emulated([EmulatedSource(text, "fg_sum") for text in texts.values()])
+    for name, timing in product(MISTAKES, TIMINGS):
+        with case((name, timing)), pytest.raises(EmulationError, match=MISTAKES[name][2]):
+            run(launch, texts[name], timing)
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_over_what_was_written_before_the_arrival(launch: Launch, timing: Timing) -> None:
-    got, wanted = run(launch, SUM.replace("cluster_arrive();", f"{EMPTIED} cluster_arrive();"), timing)
-    assert torch.equal(got, wanted)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_a_block_must_not_end_before_all_has_come(launch: Launch, timing: Timing) -> None:
-    text = SUM.replace("mbarrier_wait_cluster(arrived, 0);", "return;")
-    with pytest.raises(EmulationError, match=r"may still send to its shared memory|which has ended"):
-        run(launch, text, timing)
+def test_a_sum(launch: Launch) -> None:
+    """Also over what was written before the arrival."""
+    for text, timing in product((SUM, SUM.replace("cluster_arrive();", f"{EMPTIED} cluster_arrive();")), TIMINGS):
+        with case(timing):
+            got, wanted = run(launch, text, timing)
+            assert torch.equal(got, wanted)

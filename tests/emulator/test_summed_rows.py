@@ -13,6 +13,7 @@ from fusegen import target as targets
 from fusegen.runtime import backends, forms
 from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
 from fusegen.schedule.program import Launch
+from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -61,46 +62,46 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 FORMS = {"whole": (1024, F32), "ragged": (1100, F32), "ragged, 16 bits": (1992, BF16)}
 
 
-@pytest.mark.parametrize("rows", [2, 3, 11])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_staged_rows(choose: Choose, blocks: int, form: str, rows: int) -> None:
+def test_staged_rows(choose: Choose, blocks: int, form: str) -> None:
     """Blocks that share a multiprocessor; fewer rows than they are or have room for, and many."""
     columns, dtype = FORMS[form]
     plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.blocks_per_sm == blocks)
-    agree(gradients, inputs(rows, columns, dtype))
+    agree(gradients, *(inputs(rows, columns, dtype) for rows in (2, 3, 11)))
     assert plans and all(plan.resident == blocks and plan.exact is (form == "whole") for plan in plans)
 
 
-@pytest.mark.parametrize("chunks", [2, 4])
-def test_a_thread_holds_sums_of_several_groups(choose: Choose, chunks: int) -> None:
-    plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == chunks)
-    agree(gradients, inputs(7, 2048, F32))
-    assert plans
+def test_a_thread_holds_sums_of_several_groups(choose: Choose) -> None:
+    for chunks in (2, 4):
+        with case(chunks):
+            plans = choose(lambda plan, chunks=chunks: plan.persistence is Persistence.STAGED and plan.chunks == chunks)
+            agree(gradients, inputs(7, 2048, F32))
+            assert plans
 
 
-@pytest.mark.parametrize(("room", "slots"), [(1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)])
-def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch, room: float, slots: int) -> None:
+def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no two rows have room, groups of a row are brought while the groups before are still in use; else rows are whole."""
-    shared = 2 * (4096 + int(room * 2048 * 2 * 4))
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1, shared_bytes=shared))
-    plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
-    agree(gradients, inputs(6, 2048, F32))
-    assert {plan.slots for plan in plans} == {slots}
+    for room, slots in ((1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)):
+        with case(room):
+            shared = 2 * (4096 + int(room * 2048 * 2 * 4))
+            machine = replace(targets.target("sm_90a"), wgmma=False, processors=1, shared_bytes=shared)
+            monkeypatch.setattr(backends, "_EMULATED", machine)
+            plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
+            agree(gradients, inputs(6, 2048, F32))
+            assert {plan.slots for plan in plans} == {slots}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_rows_in_registers(choose: Choose, rows: int) -> None:
+def test_rows_in_registers(choose: Choose) -> None:
     plans = choose(lambda plan: plan.persistence is Persistence.REGISTERS)
-    agree(gradients, inputs(rows, 1100, F32))
+    agree(gradients, *(inputs(rows, 1100, F32) for rows in (1, 2, 5)))
     assert plans
 
 
-@pytest.mark.parametrize("rows", [3, 70])
-def test_several_rows_of_a_warp_each(choose: Choose, rows: int) -> None:
+def test_several_rows_of_a_warp_each(choose: Choose) -> None:
     """The row groups of a block add up what they have summed, and blocks that have rows leave a part."""
     plans = choose(lambda plan: plan.rows > 1)
-    agree(gradients, inputs(rows, 40, F32))
+    agree(gradients, *(inputs(rows, 40, F32) for rows in (3, 70)))
     assert plans and all(plan.threads == 32 and plan.rows * plan.resident < 70 for plan in plans)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -18,22 +20,29 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.runtime.emulated_maps import encode
+from fusegen.runtime.emulator import Timing
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.heuristics.attention import _PLANS
 from fusegen.schedule.heuristics.contraction import candidates, shape_of
 from fusegen.target import Target
 from tests.emulator import tensor_cores
-from tests.emulator.tensor_cores import EVERY_TIMING, UNIT, check, run
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run
+from tests.naming import case
 from tests.unit.test_heads import ATTENTION
 from tests.unit.test_sinks import HEADS, WAYS
 from tests.unit.test_visible import SEEN
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+BF16, F16 = torch.bfloat16, torch.float16
 
 
 def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape).to(dtype)
+
+
+def in_one_launch(function: Callable[..., Any], *arguments: Any, timings: tuple[Timing, ...] = EVERY_TIMING[1:3]) -> None:
+    assert len(fg.kernel(function).lower(*arguments, target="sm_90a").program.steps) == 1
+    check(function, *arguments, timings=timings)
 
 
 # Products.
@@ -47,16 +56,20 @@ def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     return F.linear(x, w) - r
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(130, 72, 64), (200, 264, 200), (300, 264, 704), (3, 8, 8)],
-    ids=["one-stage", "tails-of-all-three", "more-stages-than-the-ring", "less-than-a-tile"],
-)
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_products_with_a_bias(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
-    check(
-        bias_relu, randn(rows, depth, dtype=dtype), randn(columns, depth, dtype=dtype), randn(columns, dtype=dtype), processors=16
-    )
+PRODUCTS = {
+    "one-stage": (130, 72, 64, BF16),
+    "tails-of-all-three": (200, 264, 200, BF16),
+    "more-stages-than-the-ring": (150, 136, 704, BF16),
+    "less-than-a-tile": (3, 8, 8, BF16),
+    "halves": (200, 264, 72, F16),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_a_bias(name: str) -> None:
+    rows, columns, depth, dtype = PRODUCTS[name]
+    inputs = (randn(*shape, dtype=dtype) for shape in ((rows, depth), (columns, depth), (columns,)))
+    check(bias_relu, *inputs, processors=16)
 
 
 def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
@@ -64,10 +77,9 @@ def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
     check(residual, randn(64, 128), randn(64, 128), randn(64, 64))
 
 
-@pytest.mark.parametrize("processors", [1, 3])
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(1300, 512, 64), (1300, 72, 64), (300, 520, 128)],
+    ("rows", "columns", "depth", "processors"),
+    [(1300, 512, 16, 1), (1300, 72, 64, 3), (300, 520, 128, 3)],
     ids=["more-rows-of-tiles-than-are-walked-together", "one-chunk-a-tile", "rows-and-columns-of-tiles"],
 )
 def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, processors: int) -> None:
@@ -93,16 +105,17 @@ def test_a_float32_result_leaves_in_chunks_of_32_columns() -> None:
     check(function, randn(150, 192), randn(200, 192), randn(200))
 
 
-@pytest.mark.parametrize("a_major", ["k", "m"])
-@pytest.mark.parametrize("b_major", ["k", "n"])
-def test_operands_contiguous_along_either_dim(a_major: str, b_major: str) -> None:
-    a = randn(136, 144) if a_major == "k" else randn(144, 136)
-    b = randn(152, 144) if b_major == "k" else randn(144, 152)
+def test_operands_contiguous_along_either_dim() -> None:
+    rows, columns, depth = 136, 152, 144
 
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return torch.tanh((x if a_major == "k" else x.mT) @ (w.mT if b_major == "k" else w) * 0.1)
+    def function(x: Tensor, w: Tensor, x_turned: bool, w_turned: bool) -> Tensor:
+        return torch.tanh((x.mT if x_turned else x) @ (w.mT if w_turned else w) * 0.1)
 
-    check(function, a, b, processors=16)
+    for turned in product((False, True), repeat=2):
+        with case(turned):
+            a = randn(depth, rows) if turned[0] else randn(rows, depth)
+            b = randn(columns, depth) if turned[1] else randn(depth, columns)
+            check(function, a, b, *turned, processors=16, timings=EVERY_TIMING[1:3])
 
 
 def test_operands_at_an_offset_with_gaps_between_their_rows() -> None:
@@ -133,12 +146,20 @@ def qkv(queries: int, keys: int, width: int = 64, dtype: torch.dtype = BF16) -> 
     return q * 3, k * 2, v
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys"), [(128, 128), (150, 300), (3, 77), (1, 1), (260, 640)],
-    ids=["one-tile", "tails-of-both", "less-than-a-tile", "a-single-one", "more-tiles-than-the-ring"],
-)  # fmt: skip
-@pytest.mark.parametrize("width", sorted(_PLANS))
-def test_plain_attention(queries: int, keys: int, width: int) -> None:
+LENGTHS = {
+    "one-tile": (128, 128, 64),
+    "tails-of-both": (150, 300, 64),
+    "less-than-a-tile": (3, 77, 64),
+    "a-single-one": (1, 1, 64),
+    "more-tiles-than-the-ring": (130, 640, 64),
+    "wide heads": (130, 300, 128),
+    "wider heads": (130, 150, 256),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_plain_attention(name: str) -> None:
+    queries, keys, width = LENGTHS[name]
     check(plain, *qkv(queries, keys, width), timings=EVERY_TIMING[1:3] if keys > 300 or width > 64 else EVERY_TIMING)
 
 
@@ -154,11 +175,12 @@ AROUND_TILES = {
     "plain": (1, 2, TILE - 1, TILE, TILE + 1, 2 * TILE - 1, 2 * TILE, 2 * TILE + 1),
     "causal": (TILE - 1, TILE, 2 * TILE - 1, 2 * TILE + 1),
     "masked": (TILE - 1, TILE + 1, 2 * TILE - 1),
+    "wide": (_PLANS[128].tile_k - 1, _PLANS[128].tile_k + 1),
 }
 
 
-@pytest.mark.parametrize(("kind", "keys"), [(kind, keys) for kind, lengths in AROUND_TILES.items() for keys in lengths])
-def test_the_last_tile_ends_where_the_keys_do(kind: str, keys: int) -> None:
+@pytest.mark.parametrize("kind", AROUND_TILES)
+def test_the_last_tile_ends_where_the_keys_do(kind: str) -> None:
     """One key more or less than a tile holds; what is not there would outweigh scores far below zero."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -168,15 +190,11 @@ def test_the_last_tile_ends_where_the_keys_do(kind: str, keys: int) -> None:
             scores = torch.where(key <= query[:, None] * 40 + 100, scores, -math.inf)
         return torch.softmax(scores + mask if kind == "masked" else scores, -1) @ v
 
-    q, k, v = qkv(6, keys, dtype=F16)
-    mask = torch.randn(2, 1, 1, keys).half()
-    check(attention, q.abs(), -k.abs() * 2, v, mask, timings=EVERY_TIMING[1:2])
-
-
-@pytest.mark.parametrize("keys", [_PLANS[128].tile_k - 1, _PLANS[128].tile_k + 1])
-def test_the_last_tile_of_wide_heads(keys: int) -> None:
-    q, k, v = qkv(6, keys, 128, dtype=F16)
-    check(plain, q.abs(), -k.abs() * 2, v, timings=EVERY_TIMING[2:3])
+    for keys in AROUND_TILES[kind]:
+        with case(keys):
+            q, k, v = qkv(6, keys, 128 if kind == "wide" else 64, dtype=F16)
+            mask = torch.randn(2, 1, 1, keys).half()
+            check(attention, q.abs(), -k.abs() * 2, v, mask, timings=ONCE)
 
 
 WIDTHS = ((8, 8), (24, 40), (32, 32), (72, 80), (80, 72), (96, 96), (64, 128), (128, 64), (192, 128), (160, 160), (256, 256))
@@ -195,39 +213,39 @@ def test_channels_of_a_head(width: int, channels: int) -> None:
         q, k, v = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in (q, k, v))
         return plain(q, k, v).transpose(1, 2).flatten(-2)
 
-    values = values_of(width, channels)
-    assert len(fg.kernel(attention).lower(*values, target="sm_90a").program.steps) == 1
-    check(attention, *values, timings=EVERY_TIMING[1:3])
+    in_one_launch(attention, *values_of(width, channels), timings=ONCE)
 
 
-@pytest.mark.parametrize("function", ATTENTION, ids=lambda f: f.__name__)
-def test_other_dims(function: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("third", range(3))
+def test_other_dims(third: int) -> None:
     """Ways to write attention, of more queries and keys than a tile, neither a multiple of one."""
 
     def longer(tensor: Tensor) -> Tensor:
         return randn(*({5: 70, 7: 140}.get(extent, extent) for extent in tensor.shape))
 
-    values = tuple(map(longer, ATTENTION[function]))
-    assert len(fg.kernel(function).lower(*values, target="sm_90a").program.steps) == 1
-    check(function, *values, timings=EVERY_TIMING[1:2])
+    for function in list(ATTENTION)[third::3]:
+        with case(function.__name__):
+            in_one_launch(function, *map(longer, ATTENTION[function]), timings=ONCE)
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 1, 2)], ids=str)
-def test_any_dims_in_front(leading: tuple[int, ...]) -> None:
-    check(plain, *(randn(*leading, length, 64) for length in (70, 140, 140)), timings=EVERY_TIMING[1:2])
+def test_any_dims_in_front() -> None:
+    for leading in ((), (3,), (2, 1, 2)):
+        with case(leading):
+            check(plain, *(randn(*leading, length, 64) for length in (70, 140, 140)), timings=ONCE)
 
 
 @pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("level", [-3.0, 3.0, 60.0])
-def test_a_sink(function: Callable[..., Tensor], level: float) -> None:
-    values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + level)
-    check(function, *values, timings=EVERY_TIMING[1:2])
+def test_a_sink(function: Callable[..., Tensor]) -> None:
+    for level in (-3.0, 3.0, 60.0) if function is WAYS[0] else (3.0,):
+        with case(level):
+            values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + level)
+            check(function, *values, timings=ONCE)
 
 
 def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
     """Its weight relative to the others' peak is beyond what a float holds."""
     values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + 300)
-    assert not run(WAYS[0], *values, timing=EVERY_TIMING[1]).any()
+    assert not run(WAYS[0], *values, timing=Timing.LATE).any()
 
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
@@ -235,48 +253,23 @@ def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
         wide = torch.float32 if q.dtype is BF16 else q.dtype
         return (plain(q, k, v).to(wide) + bias) * gate
 
-    check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=EVERY_TIMING[1:2], unit=UNIT[BF16])
-
-
-def test_attention_in_half_precision() -> None:
-    check(plain, *qkv(150, 200, dtype=F16))
-
-
-def test_several_blocks_share_the_work() -> None:
-    check(plain, *qkv(140, 130), processors=3, timings=EVERY_TIMING[1:2])
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(140, 140), (200, 333)])
-def test_causal_attention(queries: int, keys: int) -> None:
-    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT * 0.125
-        query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
-        return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
-
-    def wanted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
-        return torch.softmax((q @ k.mT * 0.125).masked_fill(hidden, -math.inf), -1) @ v
-
-    values = qkv(queries, keys)
-    right = wanted(*(t.double() for t in values))
-    for timing in EVERY_TIMING:
-        error = (run(causal, *values, timing=timing).double() - right).abs().max().item()
-        assert error <= 3 * UNIT[BF16] * right.abs().max().item(), f"{timing}: {error}"
+    check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=ONCE, unit=UNIT[BF16])
 
 
 @pytest.mark.parametrize("name", ["causal", "at an end", "a window", "one after the other"])
-@pytest.mark.parametrize(("queries", "keys"), [(200, 333), (300, 130), (1, 200), (129, 128)])
-def test_keys_that_no_query_of_a_tile_sees(name: str, queries: int, keys: int) -> None:
+def test_keys_that_no_query_of_a_tile_sees(name: str) -> None:
     mask, _ = SEEN[name]
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(mask(q @ k.mT * 0.125), -1) @ v
 
-    q, k, v = qkv(queries, keys)
-    if name == "a window":
-        k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
-        q = q[..., : k.shape[-2], :]
-    check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=EVERY_TIMING[1:3])
+    for queries, keys in ((200, 333), (300, 130), (1, 200), (129, 128)):
+        with case((queries, keys)):
+            q, k, v = (x[:1] for x in qkv(queries, keys))
+            if name == "a window":
+                k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
+                q = q[..., : k.shape[-2], :]
+            check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=EVERY_TIMING[1:3])
 
 
 @pytest.mark.parametrize("keys", [130, 77])
@@ -324,47 +317,38 @@ def repeated_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return plain(q, k, v)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("function", [shared_heads, repeated_heads])
-def test_queries_share_heads_of_keys_that_nobody_copies(function: Callable[..., Tensor], heads: int) -> None:
-    q, k, v = randn(2, 4, 70, 64), randn(2, heads, 130, 64), randn(2, heads, 130, 64)
-    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
-    check(function, q * 3, k * 2, v)
+def of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Which the products broadcast."""
+    return plain(*(x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (q, k, v)))
 
 
-def test_scores_that_are_asked_for_in_float32() -> None:
+def of_one_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return plain(q, *(x.expand(2, -1, -1, -1) for x in (k, v)))
+
+
+def of_wide_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As in GPT-J: what is multiplied has 16 bits all the same."""
-
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        wide = torch.float64 if q.dtype is torch.float64 else torch.float32
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / 8
-        return torch.softmax(scores, -1).to(v.dtype) @ v
-
-    values = qkv(70, 130)
-    assert len(fg.kernel(function).lower(*values, target="sm_90a").program.steps) == 1
-    check(function, *values)
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / 8
+    return torch.softmax(scores, -1).to(v.dtype) @ v
 
 
-def test_one_head_of_keys_that_the_products_broadcast() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(*(x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (q, k, v)))
-
-    q, k, v = randn(2, 70, 256), randn(2, 130, 64), randn(2, 130, 64)
-    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
-    check(function, q * 3, k * 2, v)
-
-
-def test_a_batch_that_shares_keys() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))
-
-    q, k, v = randn(2, 4, 70, 64), randn(1, 4, 130, 64), randn(1, 4, 130, 64)
-    assert len(fg.kernel(function).lower(q, k, v, target="sm_90a").program.steps) == 1
-    check(function, q * 3, k * 2, v)
+KEYS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "shared heads": (shared_heads, (2, 4, 70, 64), (2, 2, 130, 64)),
+    "one shared head": (shared_heads, (2, 4, 70, 64), (2, 1, 130, 64)),
+    "repeated heads": (repeated_heads, (2, 4, 70, 64), (2, 2, 130, 64)),
+    "one repeated head": (repeated_heads, (2, 4, 70, 64), (2, 1, 130, 64)),
+    "one head": (of_one_head, (2, 70, 256), (2, 130, 64)),
+    "one batch": (of_one_batch, (2, 4, 70, 64), (1, 4, 130, 64)),
+    "wide scores": (of_wide_scores, (2, 2, 70, 64), (2, 2, 130, 64)),
+}
+"""Ways to read keys, and the shapes of queries and keys."""
 
 
-def test_a_float32_result_of_attention() -> None:
-    check(lambda q, k, v: plain(q, k, v).to(F32 if q.dtype is BF16 else q.dtype), *qkv(70, 90), unit=UNIT[BF16])
+@pytest.mark.parametrize("name", KEYS)
+def test_queries_share_keys_that_nobody_copies(name: str) -> None:
+    function, queries, keys = KEYS[name]
+    in_one_launch(function, randn(*queries) * 3, randn(*keys) * 2, randn(*keys))
 
 
 @pytest.mark.usefixtures("emulated")

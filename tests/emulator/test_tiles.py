@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime import backends, dispatch
 from fusegen.schedule.plan import TilePlan
+from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -44,16 +45,17 @@ def of(dtype: torch.dtype, *shape: int) -> Tensor:
     return randn(*shape, dtype=dtype) if dtype.is_floating_point else ints(*shape, low=0, high=2, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64, I8, U8, I64, BOOL], ids=str)
-@pytest.mark.parametrize("columns", [64, 67])
-def test_elements_of_every_size(dtype: torch.dtype, columns: int) -> None:
+@pytest.mark.parametrize("dtypes", [(BF16, F16, F32, F64), (I8, U8, I64, BOOL)], ids=["floats", "integers"])
+def test_elements_of_every_size(dtypes: Sequence[torch.dtype]) -> None:
     """One kernel for rows that are aligned in the result, and for those that are not."""
-    in_tiles(transposed, (of(dtype, 72, columns),), (of(dtype, 67, columns),))
+    for dtype in dtypes:
+        with case(dtype):
+            in_tiles(transposed, *((of(dtype, rows, columns),) for rows in (40, 35) for columns in (32, 35)))
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (33, 200), (130, 70), (2, 64), (64, 129)], ids=str)
-def test_edges_of_tiles(shape: tuple[int, int]) -> None:
-    in_tiles(transposed, (randn(*shape),), (randn(*shape, dtype=BF16),))
+def test_edges_of_tiles() -> None:
+    shapes = (32, 32), (33, 200), (130, 70), (2, 64), (64, 129)
+    in_tiles(transposed, *((randn(*shape, dtype=dtype),) for shape in shapes for dtype in (F32, BF16)))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:

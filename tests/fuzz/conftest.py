@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-PER_BATCH = 100
-EMULATED, PER_EMULATED = 120, 20
+PER_BATCH = 25
+EMULATED, PER_EMULATED = 60, 20
 """Programs in the emulator, at least; they are a tenth of all. And those of a batch."""
 PER_SCENARIO = 100
 """Programs for which ten scenarios run."""

@@ -15,8 +15,8 @@ import linecache
 import math
 import operator
 import random
+import sys
 import threading
-import time
 import types
 import warnings
 import weakref
@@ -36,7 +36,7 @@ from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceErro
 REFUSALS = (TraceError, ArgumentError, GradientError)
 """Errors that refuse a program; the others are defects."""
 
-_SLOWEST = 0.08  # seconds of a call whose kernel is there, whatever it has to look at
+_MOST_STEPS = 10_000  # functions that a call whose kernel is there calls, whatever it has to look at
 
 
 def ramp(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,16 +53,27 @@ def quick(call: Callable[[], Any]) -> Any:
     """The result of a call, which is made three times.
 
     Raises:
-        TimeoutError: each of them takes longer than looking at some state may.
+        TimeoutError: each of them calls more functions than looking at some state may.
     """
-    times = []
+    steps = []
     for _ in range(3):
-        start = time.perf_counter()
-        found = call()
-        times.append(time.perf_counter() - start)
-    if min(times) > _SLOWEST:
-        raise TimeoutError(f"a call of a kernel that is there takes {min(times):.3f} s")
+        found, count = counted(call)
+        steps.append(count)
+    if min(steps) > _MOST_STEPS:
+        raise TimeoutError(f"a call of a kernel that is there calls {min(steps)} functions")
     return found
+
+
+def counted(call: Callable[[], Any]) -> tuple[Any, int]:
+    """The result of a call, and how many functions are called and left for it."""
+    events = itertools.count()
+    before = sys.getprofile()
+    sys.setprofile(lambda *_: next(events) and None)
+    try:
+        found = call()
+    finally:
+        sys.setprofile(before)
+    return found, next(events)
 
 
 COMMON: dict[str, Any] = {

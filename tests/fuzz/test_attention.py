@@ -24,7 +24,7 @@ def test_attention(scenarios: int, first_seed: int, on_device: str) -> None:
 
     @seed(first_seed + scenarios)
     @settings(
-        max_examples=20,
+        max_examples=7 if on_device == "cpu" else 20,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -44,7 +44,7 @@ def test_attention_in_the_emulator(scenarios: int, first_seed: int, on_device: s
         pytest.skip("hardware runs the programs")
 
     @seed(first_seed + 500_000 + scenarios)
-    @settings(max_examples=2, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(max_examples=1, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
     @given(attentions(lengths=_RAGGED))
     def each(attention: Attention) -> None:
         inputs = _inputs(attention, torch.bfloat16, "cpu")

@@ -44,13 +44,13 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_wrong_tail_element_is_seen(dtype: torch.dtype) -> None:
-    x = randn(3, 37, dtype=dtype)
-    good = F.gelu(x * 0.5)
-    stale = good.clone()
-    stale[-1, -1] = stale[-1, -2]
-    wrong(lambda x: F.gelu(x * 0.5), x, stale=stale, unwritten=torch.zeros_like(good))
+def test_a_wrong_tail_element_is_seen() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        x = randn(3, 37, dtype=dtype)
+        good = F.gelu(x * 0.5)
+        stale = good.clone()
+        stale[-1, -1] = stale[-1, -2]
+        wrong(lambda x: F.gelu(x * 0.5), x, stale=stale, unwritten=torch.zeros_like(good))
 
 
 def test_a_row_that_misses_its_last_element_is_seen() -> None:

@@ -39,7 +39,7 @@ def test_kind(kind: str) -> None:
     right(tour(kind))
 
 
-@pytest.mark.parametrize("kind", ["attribute", "tensor"])
+@pytest.mark.parametrize("kind", ["attribute", pytest.param("tensor", marks=pytest.mark.deep)])
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "function"])
 def test_place(place: str, kind: str) -> None:
     right(tour(kind, place))

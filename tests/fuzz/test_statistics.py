@@ -20,7 +20,7 @@ def test_statistics(scenarios: int, first_seed: int, on_device: str, target: str
 
     @seed(first_seed + 700_000 + scenarios)
     @settings(
-        max_examples=3 if on_device == "cpu" else 20,
+        max_examples=1 if on_device == "cpu" else 20,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -303,7 +303,7 @@ template <typename Element>
 inline float operand(u64 descriptor, bool transposed, i64 line, i64 depth) {
   Block& block = *machine->current->block;
   i64 offset = operand_byte(descriptor, transposed, line, depth);
-  check_shared("multiplies", offset, 2);
+  if (offset < 0 || offset + 2 > machine->launch.shared_bytes || offset % 2) check_shared("multiplies", offset, 2);
   if (block.in_flight[offset]) fail("multiplies byte %lld of shared memory, which a copy is still bringing", offset);
   if (block.shadow[offset].writer.thread == 0) fail("uninitialised: multiplies byte %lld of shared memory", offset);
   Element element;
@@ -311,29 +311,31 @@ inline float operand(u64 descriptor, bool transposed, i64 line, i64 depth) {
   return wide(element);
 }
 
+// One of the two rows of a thread. In registers, 2k + h of a lane holds columns 8k + 2 (lane % 4) and the next one: the row's others
+// are in the quad's lanes.
+template <typename Element>
+inline void row_of(const Product& p, i32 lane, i32 line, i32 h, float* row) {
+  for (i32 k = 0; k < 16; ++k) {
+    if (!p.a_in_registers) {
+      row[k] = operand<Element>(p.a, p.a_transposed, line + 8 * h, k);
+      continue;
+    }
+    const u32* registers = machine->threads[p.first_thread + (lane & ~3) + k % 8 / 2].shown[p.number % 64];
+    row[k] = wide(Element{static_cast<u16>(registers[k / 8 * 2 + h] >> (k % 2 * 16))});
+  }
+}
+
 template <typename Element>
 inline void multiply(const Product& p) {
   i32 thread = machine->current->index % 128, warp = thread / 32, lane = thread % 32;
-  for (i32 h = 0; h < 2; ++h) {
-    float a[16];
-    for (i32 k = 0; k < 16; ++k) {
-      i32 row = 16 * warp + lane / 4 + 8 * h;
-      if (!p.a_in_registers) a[k] = operand<Element>(p.a, p.a_transposed, row, k);
-    }
-    if (p.a_in_registers) {
-      // Register 2k + h of a lane holds columns 8k + 2 (lane % 4) and the next one: the row's others are in the quad's lanes.
-      for (i32 k = 0; k < 16; ++k) {
-        const u32* registers = machine->threads[p.first_thread + (lane & ~3) + k % 8 / 2].shown[p.number % 64];
-        u16 bits = static_cast<u16>(registers[k / 8 * 2 + h] >> (k % 2 * 16));
-        Element element;
-        memcpy(&element, &bits, 2);
-        a[k] = wide(element);
-      }
-    }
-    for (i32 i = 0; i < p.count / 4; ++i) {
-      for (i32 j = 0; j < 2; ++j) {
+  float rows[2][16], column[16];
+  for (i32 h = 0; h < 2; ++h) row_of<Element>(p, lane, 16 * warp + lane / 4, h, rows[h]);
+  for (i32 i = 0; i < p.count / 4; ++i) {
+    for (i32 j = 0; j < 2; ++j) {
+      for (i32 k = 0; k < 16; ++k) column[k] = operand<Element>(p.b, p.b_transposed, 8 * i + 2 * (lane % 4) + j, k);
+      for (i32 h = 0; h < 2; ++h) {
         float sum = 0.0f;
-        for (i32 k = 0; k < 16; ++k) sum += a[k] * operand<Element>(p.b, p.b_transposed, 8 * i + 2 * (lane % 4) + j, k);
+        for (i32 k = 0; k < 16; ++k) sum += rows[h][k] * column[k];
         float& d = p.d[4 * i + 2 * h + j];
         d = p.accumulate ? d + sum : sum;
       }
