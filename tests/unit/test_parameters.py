@@ -74,44 +74,11 @@ def kernel_with(name: str, body: str = "torch.exp({n}) + other * s") -> fg.Kerne
     return fg.kernel(scope["ker"])
 
 
-TENSOR_NAMES = [
-    "c",
-    "k",
-    "u",
-    "v",
-    "i0",
-    "row_0",
-    "row",
-    "out",
-    "sum",
-    "exp",
-    "expf",
-    "maximum",
-    "INFINITY",
-    "NULL",
-    "x_ptr",
-    "x_raw",
-    "group",
-    "rank",
-    "class_",
-    "größe",
-    "__x",
-    "float_bits",
-    "n",
-]
-SCALAR_NAMES = ["c", "x_raw", "x_ptr", "expf", "v", "x_dim0", "out", "lanes", "struct_"]
-DIM_NAMES = (
-    "row column",
-    "i0 i1",
-    "v lanes",
-    "part group",
-    "position first",
-    "x y",
-    "row_count column_count",
-    "a-b c.d",
-    "n n",
-    "1 2",
+TENSOR_NAMES = (
+    "c k u v i0 row_0 row out sum exp expf maximum INFINITY NULL x_ptr x_raw group rank class_ größe __x float_bits n".split()  # noqa: SIM905
 )
+SCALAR_NAMES = ["c", "x_raw", "x_ptr", "expf", "v", "x_dim0", "out", "lanes", "struct_"]
+DIM_NAMES = ("row column", "i0 i1", "v lanes", "part group", "x y", "row_count column_count", "a-b c.d", "n n", "1 2")
 
 
 def test_names_of_tensors_in_text() -> None:
