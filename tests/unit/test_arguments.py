@@ -9,18 +9,20 @@ import torch
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, TraceError
+from tests.naming import case
 
 WIDE = [2**63, -(2**63) - 1, 2**100]
 
 
-@pytest.mark.parametrize("wide", WIDE)
-def test_an_integer_beyond_64_bits_in_a_later_call(wide: int) -> None:
-    kernel = fg.kernel(lambda x, n: x * n)
-    x = torch.ones(4)
-    assert torch.equal(kernel(x, 2), x * 2)
-    with pytest.raises(ArgumentError, match="does not fit 64 bits"):
-        kernel(x, wide)
-    assert torch.equal(kernel(x, -(2**63)), x * -(2**63)) and torch.equal(kernel(x, 2**63 - 1), x * (2**63 - 1))
+def test_an_integer_beyond_64_bits_in_a_later_call() -> None:
+    for wide in WIDE:
+        with case(wide):
+            kernel = fg.kernel(lambda x, n: x * n)
+            x = torch.ones(4)
+            assert torch.equal(kernel(x, 2), x * 2)
+            with pytest.raises(ArgumentError, match="does not fit 64 bits"):
+                kernel(x, wide)
+            assert torch.equal(kernel(x, -(2**63)), x * -(2**63)) and torch.equal(kernel(x, 2**63 - 1), x * (2**63 - 1))
 
 
 @pytest.mark.usefixtures("emulated")
@@ -56,18 +58,16 @@ def either(x: Any) -> Any:
     return x
 
 
-@pytest.mark.parametrize(
-    ("function", "what", "line"),
-    [
+def test_results_that_are_no_tensors_name_the_line() -> None:
+    for function, what, line in [
         (none, "returns None", "x + 1"),
         (text, "returns a str", 'return "text"'),
         (nested, "returns a str", 'return x, {"a": "text"}'),
         (number, "returns a number", "return 3"),
         (either, "returns None", "def either("),
-    ],
-)
-def test_results_that_are_no_tensors_name_the_line(function: Any, what: str, line: str) -> None:
-    with pytest.raises(TraceError, match=what) as caught:
-        fg.kernel(function)(torch.ones(4))
-    assert caught.value.where and __file__ in caught.value.where and line in caught.value.where
-    assert caught.value.mend
+    ]:
+        with case(line):
+            with pytest.raises(TraceError, match=what) as caught:
+                fg.kernel(function)(torch.ones(4))
+            assert caught.value.where and __file__ in caught.value.where and line in caught.value.where
+            assert caught.value.mend

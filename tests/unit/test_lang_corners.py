@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, ShapeError, TraceError, UnsupportedError
+from tests.naming import case
 from tests.unit.eager import agree, agree_each, ints, randn, refused
 
 X, Y = randn(5, 6), randn(5, 6)
@@ -45,18 +46,24 @@ def test_a_factor_of_zero_leaves_no_trace_of_the_input() -> None:
     agree(lambda i, x: torch.baddbmm(i[None], x[None], x.mT[None], beta=0, alpha=2), (nothing, X))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int8])
-def test_products_of_integers_stay_what_they_are(dtype: torch.dtype) -> None:
-    a, b = ints(6, dtype=dtype), ints(6, dtype=dtype) * 9
-    agree(lambda a, b: (torch.dot(a, b), torch.vdot(a, b), torch.inner(a, b), a @ b, torch.outer(a, b)), (a, b))
-    m = ints(6, 6, dtype=dtype)
-    agree(lambda m, a: (torch.addmm(m, m, m, beta=2.5, alpha=1.5), torch.mv(m, a), torch.einsum("ij,j->i", m, a)), (m, a))
+def test_products_of_integers_stay_what_they_are() -> None:
+    for dtype in [torch.int32, torch.int64, torch.int8]:
+        with case(dtype):
+            a, b = ints(6, dtype=dtype), ints(6, dtype=dtype) * 9
+            agree(lambda a, b: (torch.dot(a, b), torch.vdot(a, b), torch.inner(a, b), a @ b, torch.outer(a, b)), (a, b))
+            m = ints(6, 6, dtype=dtype)
+            agree(lambda m, a: (torch.addmm(m, m, m, beta=2.5, alpha=1.5), torch.mv(m, a), torch.einsum("ij,j->i", m, a)), (m, a))
 
 
-@pytest.mark.parametrize("call", [lambda x: torch.addmm(x.double(), x, x), lambda x: torch.dot(x[0], x[0].double()),
-                                  lambda x: torch.dot(x[0] > 0, x[1] > 0), lambda x: torch.dot(x[0], x[0, :1])])  # fmt: skip
-def test_products_that_torch_refuses(call: Callable[[Tensor], Tensor]) -> None:
-    refused(call, randn(6, 6), error=TraceError, says="", line="lambda")
+def test_products_that_torch_refuses() -> None:
+    for call in [
+        lambda x: torch.addmm(x.double(), x, x),
+        lambda x: torch.dot(x[0], x[0].double()),
+        lambda x: torch.dot(x[0] > 0, x[1] > 0),
+        lambda x: torch.dot(x[0], x[0, :1]),
+    ]:
+        with case(call):
+            refused(call, randn(6, 6), error=TraceError, says="", line="lambda")
 
 
 # Nothing to reduce.
@@ -74,27 +81,37 @@ EMPTY: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-@pytest.mark.parametrize("function", EMPTY)
-def test_reductions_of_nothing(function: Callable[[Any], Any]) -> None:
-    agree(function, (X,))
+def test_reductions_of_nothing() -> None:
+    for function in EMPTY:
+        with case(function):
+            agree(function, (X,))
 
 
-@pytest.mark.parametrize("function", [
+EXTREMES: list[Callable[[Any], Any]] = [
     lambda x: x[:, :0].amax(-1), lambda x: x[:, :0].amin(), lambda x: x[:, :0].max(-1), lambda x: x[:0].min(),
     lambda x: x[:, :0].argmax(-1), lambda x: x[:0].argmin(), lambda x: x[:, :0].aminmax(dim=-1),
     lambda x: x[:, :0].norm(p=math.inf, dim=-1), lambda x: x[:0].norm(p=-1),
-])  # fmt: skip
-def test_extremes_of_nothing_are_refused_as_in_torch(function: Callable[[Any], Any]) -> None:
-    with pytest.raises((RuntimeError, IndexError)):
-        function(X)
-    refused(function, X, error=ShapeError, says="of no elements", line="lambda")
+]  # fmt: skip
+
+
+def test_extremes_of_nothing_are_refused_as_in_torch() -> None:
+    for function in EXTREMES:
+        with case(function):
+            with pytest.raises((RuntimeError, IndexError)):
+                function(X)
+            refused(function, X, error=ShapeError, says="of no elements", line="lambda")
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-@pytest.mark.parametrize("correction", [0, 1, 2.5, 5, 6, 8, 100, -3])
-def test_variances_of_more_degrees_than_there_are(correction: float) -> None:
-    agree(lambda x: (x.var(-1, correction=correction), x.std(0, correction=correction), x.var(correction=correction)), (X,))
-    agree(lambda x: (x * 0).var(0, correction=correction), (X,))
+def test_variances_of_more_degrees_than_there_are() -> None:
+    def variances(x: Tensor) -> list[Tensor]:
+        of_each = [
+            (x.var(-1, correction=c), x.std(0, correction=c), x.var(correction=c), (x * 0).var(0, correction=c))
+            for c in (0, 1, 2.5, 5, 6, 8, 100, -3)
+        ]
+        return [part for parts in of_each for part in parts]
+
+    agree(variances, (X,))
 
 
 # Without dims.
@@ -109,9 +126,10 @@ SCALAR: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.filterwarnings("ignore:Tensor.T")
-@pytest.mark.parametrize("function", SCALAR)
-def test_tensors_without_dims(function: Callable[[Any], Any]) -> None:
-    agree(function, (torch.tensor(1.5),))
+def test_tensors_without_dims() -> None:
+    for function in SCALAR:
+        with case(function):
+            agree(function, (torch.tensor(1.5),))
 
 
 # Numbers where torch wants numbers.
@@ -130,9 +148,10 @@ TAKING: list[Callable[[Any, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("function", TAKING)
-def test_a_run_time_number_that_selects_code(function: Callable[[Any, Any], Any]) -> None:
-    agree(function, (X, 2), (X, 3))
+def test_a_run_time_number_that_selects_code() -> None:
+    for function in TAKING:
+        with case(function):
+            agree(function, (X, 2), (X, 3))
 
 
 def test_shapes_are_sizes() -> None:
@@ -164,9 +183,10 @@ IGNORED: list[tuple[Callable[[Any, Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), IGNORED)
-def test_no_argument_is_ignored(function: Callable[[Any, Any], Any], says: str) -> None:
-    refused(function, X, Y, error=TraceError, says=says, line="lambda")
+def test_no_argument_is_ignored() -> None:
+    for function, says in IGNORED:
+        with case(says):
+            refused(function, X, Y, error=TraceError, says=says, line="lambda")
 
 
 def test_an_argument_that_holds_tensors() -> None:
@@ -214,20 +234,16 @@ def shape_of(value: Any) -> Any:
     return (type(value), [shape_of(part) for part in value]) if isinstance(value, (tuple, list)) else type(value)
 
 
-@pytest.mark.parametrize("function", STRUCTURES)
-def test_results_come_back_as_they_were_put_together(function: Callable[[Tensor], Any]) -> None:
-    kernel = fg.kernel(function)
-    for tensor in (X, X, X[:0]) if "min" not in function.__code__.co_names and "max" not in function.__code__.co_names else (X, X):
-        got, wanted = kernel(tensor), function(tensor)
-        assert shape_of(got) == shape_of(wanted)
-        torch.testing.assert_close(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted))
-
-
-@pytest.mark.parametrize(
-    "function", [lambda x: None, lambda x: (None, None), lambda x: {"a": 1}, lambda x: "text", lambda x: x.shape]
-)
-def test_results_that_are_no_tensors(function: Callable[[Tensor], Any]) -> None:
-    refused(function, X, error=TraceError, says="the kernel returns", line="lambda")
+def test_results_come_back_as_they_were_put_together() -> None:
+    for function in STRUCTURES:
+        with case(function):
+            kernel = fg.kernel(function)
+            for tensor in (
+                (X, X, X[:0]) if "min" not in function.__code__.co_names and "max" not in function.__code__.co_names else (X, X)
+            ):
+                got, wanted = kernel(tensor), function(tensor)
+                assert shape_of(got) == shape_of(wanted)
+                torch.testing.assert_close(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted))
 
 
 def test_lists_of_numbers_are_constants() -> None:
@@ -261,9 +277,10 @@ LISTS: list[tuple[Callable[[Tensor], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), LISTS, ids=[says for _, says in LISTS])
-def test_lists_that_are_no_constants(function: Callable[[Tensor], Any], says: str) -> None:
-    refused(function, X, error=TraceError, says=says, line="lambda")
+def test_lists_that_are_no_constants() -> None:
+    for function, says in LISTS:
+        with case(says):
+            refused(function, X, error=TraceError, says=says, line="lambda")
 
 
 def test_integers_between_bounds_of_integers() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, FusegenError, GradientError, ShapeError, TraceError, UnsupportedError
+from tests.naming import case
 from tests.unit.eager import randn, refused
 
 X, V = randn(6, 8), randn(8)
@@ -19,16 +20,13 @@ X, V = randn(6, 8), randn(8)
 SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[:, 9], "index 9"),
     (lambda x: x[7] + 1, "index 7"),
-    (lambda x: x[-7] + 1, "index -7"),
     (lambda x: x[0, 0, 0], "3 indices"),
     (lambda x: x[:, ::-1], "step must be positive"),
     (lambda x: x.narrow(1, 5, 10) * 1, "narrow"),
-    (lambda x: x.narrow(0, 5, 10) * 1, "narrow"),
     (lambda x: x[0].expand(1), "cannot expand"),
     (lambda x: x.expand(-1, 6, 8), "-1 for a new leading dim"),
     (lambda x: x.expand(5, 8), "do not broadcast"),
     (lambda x: x.reshape(5, -1), "cannot view"),
-    (lambda x: x.reshape(7, 9), "cannot view"),
     (lambda x: x.unsqueeze(5), "dim 5"),
     (lambda x: x.sum(3), "dim 3"),
     (lambda x: x.sum((0, 0)), "twice"),
@@ -44,7 +42,6 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: F.pad(x, (1, 1, 1)), "3 numbers"),
     (lambda x: F.pad(x, (-5, -5)), "more is taken away"),
     (lambda x: torch.einsum("ijk->i", x), "names 3 of 2 dims"),
-    (lambda x: torch.einsum("i->i", x), "names 1 of 2 dims"),
     (lambda x: torch.einsum("ij->ik", x), "a dim of no operand"),
     (lambda x: torch.einsum("ij,jk->ik", x), "does not fit 1 operands"),
     (lambda x: torch.einsum("ii->i", x), "the letter 'i' for dims of"),
@@ -54,34 +51,23 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.roll((1, 2), 0), "2 shifts for 1 dims"),
     (lambda x: torch.dot(x, x), "dot of"),
     (lambda x: x[..., ...], "several ellipses"),
-    (lambda x: x.squeeze((0, 0)), "twice"),
-    (lambda x: x.sum().sum((0, 0)), "twice"),
     (lambda x: x.movedim(0, (1,)), "movedim of 0 to (1,)"),
     (lambda x: x.sum().gather(5, torch.zeros((), dtype=torch.int64)), "dim 5"),
-    (lambda x: x.sum().index_select(7, torch.zeros(1, dtype=torch.int64)), "dim 7"),
     (lambda x: x.sum().expand(-3), "expand to (-3,)"),
     (lambda x: x.tile(-1), "repeat (-1,) times"),
     (lambda x: torch.linalg.norm(x, None, ()), "along no dim"),
 ]
 NO_DIMS: list[Callable[..., Any]] = [
     lambda x: x.sum(True),
-    lambda x: x.mean(dim=False),
     lambda x: x.prod((0, 1)),
-    lambda x: x.amax((True,)),
     lambda x: x.max((0, 1)),
-    lambda x: x.min(dim=[0]),
-    lambda x: x.argmax(True),
     lambda x: x.argmin((0,)),
     lambda x: x.aminmax(dim=(0,)),
     lambda x: x.any("0"),
     lambda x: x.norm(2, True),
     lambda x: x.logsumexp(1.0),
-    lambda x: x.cumsum(True),
-    lambda x: x.softmax(False),
-    lambda x: x.unsqueeze(True),
     lambda x: x.squeeze((1.0,)),
     lambda x: x.transpose(0, True),
-    lambda x: x.flatten(False),
     lambda x: x.select(True, 0),
     lambda x: x.roll(1, (True,)),
     lambda x: x.repeat_interleave(2, ()),
@@ -91,14 +77,9 @@ NO_DIMS: list[Callable[..., Any]] = [
 """What torch takes for no dim: bools, floats, texts, and several where there can be one."""
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
-    (lambda x: x or x, "branch on a tensor's value"),
     (lambda x: x * x.sum().item(), "value is needed"),
-    (lambda x: x * float(x.sum()), "value is needed"),
-    (lambda x: x.numpy(), "value is needed"),
     (lambda x: x * range(x.sum())[0], "value is needed"),
     (lambda x: x + "a", "a str cannot take part"),
-    (lambda x: x + None, "a NoneType cannot take part"),
-    (lambda x: x * [1, 2], "a list cannot take part"),
     (lambda x: x * 1j, "a complex cannot take part"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
     (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
@@ -109,7 +90,6 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: -(x > 0), "neg of bool"),
     (lambda x: (x > 0).amax(), "amax of bool"),
     (lambda x: x & 3, "bits are those of integers"),
-    (lambda x: (x > 0) << (x > 1), "bits are those of integers"),
     (lambda x: x.norm(p="nuc"), "ord='nuc'"),
     (lambda x: torch.einsum("ij->ii", x), "is not supported"),
     (lambda x: torch.einsum("1...->1", x), "is not supported"),
@@ -146,26 +126,30 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), SHAPES, ids=[s for _, s in SHAPES])
-def test_shapes_that_do_not_fit(function: Callable[..., Any], says: str) -> None:
-    refused(function, X, error=ShapeError, says=says, line="lambda")
+def test_shapes_that_do_not_fit() -> None:
+    for function, says in SHAPES:
+        with case(says):
+            refused(function, X, error=ShapeError, says=says, line="lambda")
 
 
-@pytest.mark.parametrize("number", range(len(NO_DIMS)))
-def test_what_is_no_dim(number: int) -> None:
-    with pytest.raises((TypeError, RuntimeError)):
-        NO_DIMS[number](X)
-    refused(NO_DIMS[number], X, error=TraceError, says="is no dim")
+def test_what_is_no_dim() -> None:
+    for number in range(len(NO_DIMS)):
+        with case(number):
+            with pytest.raises((TypeError, RuntimeError)):
+                NO_DIMS[number](X)
+            refused(NO_DIMS[number], X, error=TraceError, says="is no dim")
 
 
-@pytest.mark.parametrize(("function", "says"), VALUES, ids=[s for _, s in VALUES])
-def test_what_cannot_be_known_or_means_nothing(function: Callable[..., Any], says: str) -> None:
-    refused(function, X, error=TraceError, says=says, line="lambda")
+def test_what_cannot_be_known_or_means_nothing() -> None:
+    for function, says in VALUES:
+        with case(says):
+            refused(function, X, error=TraceError, says=says, line="lambda")
 
 
-@pytest.mark.parametrize(("function", "says"), UNSUPPORTED, ids=[s for _, s in UNSUPPORTED])
-def test_what_is_not_supported(function: Callable[..., Any], says: str) -> None:
-    refused(function, X, error=UnsupportedError, says=says, line="lambda")
+def test_what_is_not_supported() -> None:
+    for function, says in UNSUPPORTED:
+        with case(says):
+            refused(function, X, error=UnsupportedError, says=says, line="lambda")
 
 
 def test_the_line_inside_of_a_longer_function_is_named() -> None:
@@ -177,25 +161,10 @@ def test_the_line_inside_of_a_longer_function_is_named() -> None:
     refused(function, X, error=ShapeError, says="do not broadcast", line="# the culprit")
 
 
-@pytest.mark.parametrize(
-    ("returned", "says"), [(None, "returns None"), (3, "returns a number"), (("a",), "a str"), ({"a": 1}, "a number")]
-)
-def test_results_that_are_no_tensors(returned: Any, says: str) -> None:
-    refused(lambda x: (returned, x) if isinstance(returned, tuple) else returned, X, error=TraceError, says=says)
-
-
 def test_a_misspelt_function_is_answered_with_close_ones() -> None:
     with pytest.raises(UnsupportedError) as caught:
         fg.kernel(lambda x: torch.erfc(x))(X)
     assert "close to it" in (caught.value.mend or "")
-
-
-def test_errors_of_the_user_s_own_pass_through() -> None:
-    def function(x: Tensor) -> Tensor:
-        raise KeyError("mine", x.ndim)
-
-    with pytest.raises(KeyError, match="mine"):
-        fg.kernel(function)(X)
 
 
 # Arguments.
@@ -220,18 +189,19 @@ ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "says"), ARGUMENTS, ids=[s for _, _, s in ARGUMENTS])
-def test_arguments(arguments: tuple[Any, ...], error: type[FusegenError], says: str) -> None:
-    refused(KERNEL, *arguments, error=error, says=says)
+def test_arguments() -> None:
+    for arguments, error, says in ARGUMENTS:
+        with case(says):
+            refused(KERNEL, *arguments, error=error, says=says)
 
 
-@pytest.mark.parametrize("declared", [torch.relu, 5, torch.nn.Linear(2, 2)], ids=["built-in", "number", "module"])
-def test_what_is_no_function_cannot_be_declared(declared: Any) -> None:
-    with pytest.raises(ArgumentError, match="no Python function"):
-        fg.kernel(declared)
+def test_what_is_no_function_cannot_be_declared() -> None:
+    for declared in [torch.relu, 5, torch.nn.Linear(2, 2)]:
+        with case(declared), pytest.raises(ArgumentError, match="no Python function"):
+            fg.kernel(declared)
 
 
-@pytest.mark.parametrize("function", [lambda *xs: xs[0], lambda **xs: xs], ids=["*xs", "**xs"])
-def test_parameters_without_names_cannot_be_declared(function: Callable[..., Any]) -> None:
-    with pytest.raises(ArgumentError, match="cannot take"):
-        fg.kernel(function)
+def test_parameters_without_names_cannot_be_declared() -> None:
+    for function in [lambda *xs: xs[0], lambda **xs: xs]:
+        with case(function), pytest.raises(ArgumentError, match="cannot take"):
+            fg.kernel(function)

@@ -72,13 +72,6 @@ def test_dims_of_size_one() -> None:
     agree(lambda x: (x.sum(1), x.sum((0, 1)), x.sum(1, keepdim=True) + x), (randn(4, 1, 9),), (randn(1, 1, 9),))
 
 
-def test_tensors_without_dims() -> None:
-    agree(
-        lambda x: (x.sum(), x.mean(), x.amax(), x.softmax(0), x.var(unbiased=False), x.logsumexp(0), x.sum(-1)),
-        (torch.tensor(1.5),),
-    )
-
-
 def test_variance() -> None:
     agree_each(
         "x",

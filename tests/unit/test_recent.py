@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from fusegen.runtime import keys, recent
 from fusegen.runtime.bound import NOTHING, Hidden
 from fusegen.runtime.keys import key_function
 from fusegen.runtime.recent import of_calls_like
+from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_keys import VALUES, Color
 
@@ -48,9 +51,14 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("name", MORE)
-def test_what_is_known_has_the_same_key(name: str, static: bool) -> None:
+def test_what_is_known_has_the_same_key() -> None:
+    for name, static in itertools.product(MORE, (False, True)):
+        with case((name, static)):
+            key_is_the_same(name, static)
+
+
+def key_is_the_same(name: str, static: bool) -> None:
+    """Whatever is known to be like a call has the key of the call."""
     key = key_function([False, static])
     knows = of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING)
     if knows is None or key((X, MORE[name]))[1] == keys._TOO_WIDE:  # which no program is bound to
@@ -106,11 +114,12 @@ def _of_inference() -> Tensor:
         return randn(6, 6)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_tensors_are_looked_up(name: str) -> None:
-    kernel, x = settled(lambda x: x * 2, X), OTHERS[name]()
-    assert not knows(kernel, x)
-    torch.testing.assert_close(kernel(x), x * 2)
+def test_other_tensors_are_looked_up() -> None:
+    for name, make in OTHERS.items():
+        with case(name):
+            kernel, x = settled(lambda x: x * 2, X), make()
+            assert not knows(kernel, x)
+            torch.testing.assert_close(kernel(x), x * 2)
 
 
 def test_a_tensor_that_stands_twice_is_looked_up() -> None:
@@ -261,5 +270,6 @@ def test_no_tensor_is_kept_alive() -> None:
     x = randn(6, 6)
     kernel, there = settled(lambda x: x * 2, x), weakref.ref(x)
     del x
+    gc.collect()
     assert there() is None
     assert knows(kernel, randn(6, 6))

@@ -12,6 +12,7 @@ from fusegen.errors import FusegenError
 from fusegen.ir.graph import InputSpec
 from fusegen.runtime.signature import History, Sizes, input_specs
 from fusegen.runtime.tensors import span
+from tests.naming import case
 
 
 def specs(
@@ -43,28 +44,28 @@ def test_sizes_of_one_are_literal() -> None:
     assert found["x"].strides[0] == 0 and found["y"].strides[1] == 0
 
 
-@pytest.mark.parametrize(("view", "strides"), [
-    (lambda b: b[:, :32], "('x_stride0', '1')"),
-    (lambda b: b.T, "('1', 'x_stride1')"),
-    (lambda b: b[:, ::2], "('32*x_stride1', 'x_stride1')"),
-    (lambda b: b[:, :60:2], "('x_stride0', 'x_stride1')"),
-    (lambda b: b[:1].expand(40, 64), "('0', '1')"),
-    (lambda b: b[:, :1].expand(40, 64), "('x_stride0', '0')"),
-    (lambda b: b[3:9], "('64', '1')"),
-    (lambda b: torch.as_strided(b, (6, 8), (3, 2)), "('x_stride0', 'x_stride1')"),
-])  # fmt: skip
-def test_strides_that_the_sizes_imply_are_no_symbols(view, strides: str) -> None:  # type: ignore[no-untyped-def]
-    found, _ = specs(x=view(torch.ones(40, 64)))
-    assert text(found["x"])[1] == strides
+def test_strides_that_the_sizes_imply_are_no_symbols() -> None:
+    for view, strides in [
+        (lambda b: b[:, :32], "('x_stride0', '1')"),
+        (lambda b: b.T, "('1', 'x_stride1')"),
+        (lambda b: b[:, ::2], "('32*x_stride1', 'x_stride1')"),
+        (lambda b: b[:, :60:2], "('x_stride0', 'x_stride1')"),
+        (lambda b: b[:1].expand(40, 64), "('0', '1')"),
+        (lambda b: b[:, :1].expand(40, 64), "('x_stride0', '0')"),
+        (lambda b: b[3:9], "('64', '1')"),
+        (lambda b: torch.as_strided(b, (6, 8), (3, 2)), "('x_stride0', 'x_stride1')"),
+    ]:
+        with case(view):
+            found, _ = specs(x=view(torch.ones(40, 64)))
+            assert text(found["x"])[1] == strides
 
 
-@pytest.mark.parametrize(
-    ("offset", "width", "alignment"), [(0, 64, 16), (1, 64, 2), (2, 64, 4), (4, 64, 8), (8, 64, 16), (0, 65, 16), (4, 65, 8)]
-)
-def test_alignment_is_of_the_address(offset: int, width: int, alignment: int) -> None:
-    base = torch.ones(4 * width + 8, dtype=torch.bfloat16)
-    found, _ = specs(x=base[offset : offset + 4 * width].view(4, width))
-    assert found["x"].alignment == alignment
+def test_alignment_is_of_the_address() -> None:
+    for offset, width, alignment in [(0, 64, 16), (1, 64, 2), (2, 64, 4), (4, 64, 8), (8, 64, 16), (0, 65, 16), (4, 65, 8)]:
+        with case(offset):
+            base = torch.ones(4 * width + 8, dtype=torch.bfloat16)
+            found, _ = specs(x=base[offset : offset + 4 * width].view(4, width))
+            assert found["x"].alignment == alignment
 
 
 def test_alignment_is_also_of_strides_that_nothing_implies() -> None:

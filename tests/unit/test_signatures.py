@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from fusegen.lang import functions, registry
+from tests.naming import case
 
 FILLED = functions
 SAME = {
@@ -69,21 +69,22 @@ def known(handler: Callable[..., Any]) -> list[str] | None:
 FUNCTIONS = list(registry._HANDLERS.items())
 
 
-@pytest.mark.parametrize(("function", "handler"), FUNCTIONS, ids=lambda f: getattr(f, "__qualname__", "f"))
-def test_parameters_stand_where_torch_has_them(function: Callable[..., Any], handler: Callable[..., Any]) -> None:
-    ours = known(handler)
-    name = getattr(function, "__name__", "")
-    if ours is None or name in OVERLOADED:
-        return
-    for theirs in names_of(function):
-        if "out_dtype" in theirs or "args" in theirs:
-            continue
-        if function is getattr(torch.Tensor, name, None):  # a method is called on self, wherever it stands
-            if "self" not in theirs:
+def test_parameters_stand_where_torch_has_them() -> None:
+    for function, handler in FUNCTIONS:
+        with case(handler):
+            ours = known(handler)
+            name = getattr(function, "__name__", "")
+            if ours is None or name in OVERLOADED:
                 continue
-            theirs = ["self", *(n for n in theirs if n != "self")]
-        shared = canonical(theirs)[: len(ours)]
-        assert canonical(ours)[: len(shared)] == shared, f"torch: {theirs}; here: {ours}"
+            for theirs in names_of(function):
+                if "out_dtype" in theirs or "args" in theirs:
+                    continue
+                if function is getattr(torch.Tensor, name, None):  # a method is called on self, wherever it stands
+                    if "self" not in theirs:
+                        continue
+                    theirs = ["self", *(n for n in theirs if n != "self")]
+                shared = canonical(theirs)[: len(ours)]
+                assert canonical(ours)[: len(shared)] == shared, f"torch: {theirs}; here: {ours}"
 
 
 def test_the_functions_whose_places_differ_are_known() -> None:

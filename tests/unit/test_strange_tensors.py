@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, FusegenError, GradientError
+from tests.naming import case
 from tests.unit.eager import agree, randn
 
 COUNT = 8
@@ -107,23 +108,25 @@ def imaginary() -> Tensor:
     return randn(COUNT, dtype=torch.complex64).imag
 
 
-@pytest.mark.parametrize("name", FIRST)
 @torch.no_grad()
-def test_a_strange_tensor_in_the_first_call(name: str) -> None:
-    make, words = FIRST[name]
-    with pytest.raises(ArgumentError, match=words):
-        fg.kernel(doubled)(make())
+def test_a_strange_tensor_in_the_first_call() -> None:
+    for name in FIRST:
+        with case(name):
+            make, words = FIRST[name]
+            with pytest.raises(ArgumentError, match=words):
+                fg.kernel(doubled)(make())
 
 
-@pytest.mark.parametrize("name", LATER)
 @torch.no_grad()
-def test_a_later_call_with_a_strange_tensor_of_the_same_shape(name: str) -> None:
-    make, words = LATER[name]
-    kernel = agree(doubled, (randn(COUNT),), (imaginary(),), (imaginary().double().unsqueeze(-1),))
-    for _ in range(2):
-        with pytest.raises(ArgumentError, match=words):
-            kernel(make())
-    agree(kernel, (randn(COUNT),))
+def test_a_later_call_with_a_strange_tensor_of_the_same_shape() -> None:
+    for name in LATER:
+        with case(name):
+            make, words = LATER[name]
+            kernel = agree(doubled, (randn(COUNT),), (imaginary(),), (imaginary().double().unsqueeze(-1),))
+            for _ in range(2):
+                with pytest.raises(ArgumentError, match=words):
+                    kernel(make())
+            agree(kernel, (randn(COUNT),))
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -158,11 +161,12 @@ def test_an_argument_whose_storage_was_freed_after_a_call() -> None:
         kernel(x)
 
 
-@pytest.mark.parametrize("name", [n for n in STRANGE if n not in ("freed", "meta", "lazy")])
-def test_strange_tensors_are_not_lowered(name: str) -> None:
-    make, words = STRANGE[name]
-    with pytest.raises(ArgumentError, match=words):
-        fg.kernel(doubled).lower(make())
+def test_strange_tensors_are_not_lowered() -> None:
+    for name in [n for n in STRANGE if n not in ("freed", "meta", "lazy")]:
+        with case(name):
+            make, words = STRANGE[name]
+            with pytest.raises(ArgumentError, match=words):
+                fg.kernel(doubled).lower(make())
 
 
 def test_plain_subclasses_are_tensors_and_results_are_plain() -> None:
@@ -268,12 +272,13 @@ def functionalized() -> Iterator[None]:
         torch._C._functorch._func_decrement_nesting()
 
 
-@pytest.mark.parametrize("mode", [WithoutMemory, functionalized])
-def test_results_without_memory_end_no_process(mode: Callable[[], Any]) -> None:
-    kernel, x = fg.kernel(doubled), randn(COUNT)
-    kernel(x)
-    with mode(), pytest.raises(ArgumentError, match="tensor without memory"):
-        kernel(x)
+def test_results_without_memory_end_no_process() -> None:
+    for mode in [WithoutMemory, functionalized]:
+        with case(mode):
+            kernel, x = fg.kernel(doubled), randn(COUNT)
+            kernel(x)
+            with mode(), pytest.raises(ArgumentError, match="tensor without memory"):
+                kernel(x)
 
 
 def test_an_error_in_a_trace_keeps_its_class_and_words() -> None:

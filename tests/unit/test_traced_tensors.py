@@ -16,6 +16,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import FusegenError, ShapeError, TraceError, UnsupportedError
 from fusegen.lang.values import SymbolicSize, TracedTensor
+from tests.naming import case
 from tests.unit.eager import agree, ints, randn, refused
 
 X = randn(4, 6)
@@ -47,9 +48,10 @@ ANSWERS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("look", ANSWERS)
-def test_what_torch_knows_without_values(look: Callable[[Any], Any]) -> None:
-    assert seen_by_a_kernel(look) == look(X)
+def test_what_torch_knows_without_values() -> None:
+    for look in ANSWERS:
+        with case(look):
+            assert seen_by_a_kernel(look) == look(X)
 
 
 HARMLESS = (str, bool, int, float, type(None), torch.dtype, torch.device, torch.layout, TracedTensor, SymbolicSize, tuple)
@@ -89,10 +91,10 @@ WITHOUT_VALUES: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("look", WITHOUT_VALUES)
-def test_what_needs_the_elements_is_refused(look: Callable[[Any], Any]) -> None:
-    with pytest.raises(TraceError):
-        seen_by_a_kernel(look)
+def test_what_needs_the_elements_is_refused() -> None:
+    for look in WITHOUT_VALUES:
+        with case(look), pytest.raises(TraceError):
+            seen_by_a_kernel(look)
 
 
 def test_it_prints_copies_and_keeps_attributes() -> None:
@@ -133,14 +135,15 @@ def test_operators_in_place_make_a_new_value_of_the_old_dtype() -> None:
     refused(wider, X, error=ShapeError, says="in place", line="y += x")
 
 
-@pytest.mark.parametrize("function", [F.relu, F.relu6, F.silu, F.selu, F.celu, F.hardtanh, F.leaky_relu, F.elu, F.hardswish])
-def test_functions_in_place_change_what_their_input_means(function: Callable[..., Any]) -> None:
-    def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+def test_functions_in_place_change_what_their_input_means() -> None:
+    functions: list[Callable[..., Any]] = [F.relu, F.relu6, F.silu, F.selu, F.celu, F.hardtanh, F.leaky_relu, F.elu, F.hardswish]
+
+    def changed(x: Tensor, function: Callable[..., Any]) -> tuple[Tensor, Tensor]:
         y = x * 3
         z = function(y, inplace=True)
         return y, z + 1
 
-    agree(kernel, (X,))
+    agree(lambda x: [part for function in functions for part in changed(x, function)], (X,))
 
 
 KEPT: list[Any] = []
@@ -223,9 +226,10 @@ def _by_the_tensor_itself(x: Tensor) -> Any:
     return y, z
 
 
-@pytest.mark.parametrize("function", [_by_attribute, _by_helper, _by_names, _by_function, _by_the_tensor_itself])
-def test_other_names_of_a_value_in_place(function: Callable[[Tensor], Any]) -> None:
-    agree(function, (X.clone(),))
+def test_other_names_of_a_value_in_place() -> None:
+    for function in [_by_attribute, _by_helper, _by_names, _by_function, _by_the_tensor_itself]:
+        with case(function):
+            agree(function, (X.clone(),))
 
 
 def _of_a_row(x: Tensor) -> Any:
@@ -256,10 +260,10 @@ def _of_each_row(x: Tensor) -> Any:
     return y
 
 
-@pytest.mark.parametrize("function", [_of_a_row, _of_a_part, _of_the_whole, _of_each_row])
-def test_views_of_what_changed_in_place_are_refused(function: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(UnsupportedError, match="changed in place"):
-        fg.kernel(function)(X.clone())
+def test_views_of_what_changed_in_place_are_refused() -> None:
+    for function in [_of_a_row, _of_a_part, _of_the_whole, _of_each_row]:
+        with case(function), pytest.raises(UnsupportedError, match="changed in place"):
+            fg.kernel(function)(X.clone())
 
 
 def test_what_is_right_of_views_in_place_stays() -> None:
