@@ -201,11 +201,7 @@ def test_what_was_measured_is_stored_when_a_run_is_interrupted(
 
 
 def test_there_is_something_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["--resume"],
-        ["--resume", "--latency", "--out", "x.json"],
-        ["--resume", "--show", "x.json"],
-    ):
+    for words in (["--resume"], ["--resume", "--latency", "--out", "x.json"], ["--resume", "--show", "x.json"]):
         with case(words):
             assert main(["bench", *words]) == 2
             assert "--resume goes on with the record of --out" in capsys.readouterr().err

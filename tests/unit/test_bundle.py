@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_none_among_results_keeps_its_place(tmp_path: Path) -> None:
     assert torch.equal(results["pair"][0], x * 2) and torch.equal(results["sum"], fg.kernel(function)(x)["sum"])
 
 
-@pytest.mark.parametrize("name", ["several", "numbers"])
+@pytest.mark.parametrize("name", ["row", "numbers"])
 def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
     halves = [tuple(a.bfloat16() if isinstance(a, Tensor) else a for a in given) for given in (made, other)]
@@ -295,7 +296,9 @@ def test_a_folder_that_is_built_anew_is_loaded_anew(tmp_path: Path, monkeypatch:
         shutil.rmtree("kernels")
 
 
-def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path) -> None:
+def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: SimpleNamespace(cubin=b"\x7fELF"))  # which form it is counts alone
+
     def linear_gelu(x: Tensor, weight: Tensor) -> Tensor:
         return F.gelu(F.linear(x, weight))
 

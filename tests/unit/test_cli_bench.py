@@ -70,15 +70,7 @@ def test_bench_refuses_to_lose_a_record(run: Run, tmp_path: Path, words: list[st
 
 
 def test_bench_shows_or_times(run: Run) -> None:
-    for words in (
-        ["gelu"],
-        ["--group", "rows"],
-        ["--out", "x"],
-        ["--latency"],
-        ["--quick"],
-        ["--tune"],
-        ["--device", "cpu"],
-    ):
+    for words in (["gelu"], ["--group", "rows"], ["--out", "x"], ["--latency"], ["--quick"], ["--tune"], ["--device", "cpu"]):
         with case(words):
             names, others = (words, []) if words == ["gelu"] else ([], words)
             refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)

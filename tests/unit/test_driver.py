@@ -192,10 +192,7 @@ def test_launches_that_overlap(function: Callable[..., Any], rows: int, wanted: 
 
 
 def test_no_byte_of_an_argument_is_lost_to_an_attribute(machine: Machine) -> None:
-    for overlaps in (
-        True,
-        False,
-    ):
+    for overlaps in (True, False):
         with case(overlaps):
             site = LaunchSite(loaded("fg_some", [8, 128, 8]), DEVICE, 1, 32, 0, [ADDRESS, MAP, 7], overlaps=overlaps)
             for stream in (0, (1 << 64) - 1):

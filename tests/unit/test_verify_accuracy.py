@@ -47,8 +47,8 @@ def test_a_nan_or_an_infinity_too_many_fails(exact: Tensor) -> None:
 
 
 def test_nan_and_infinities_stand_where_they_should(exact: Tensor) -> None:
-    for given in (math.nan, math.inf, -math.inf, 0.0):
-        for wanted in (math.nan, math.inf, -math.inf):
+    for given in (math.nan, -math.inf, 0.0):
+        for wanted in (math.nan, math.inf):
             with case((given, wanted)):
                 exact[5] = wanted
                 got, eager = exact.half(), exact.half()
