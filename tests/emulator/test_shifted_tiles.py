@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 @emulated
+@pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("name", CASES)
 def test_every_plan(name: str, shifted: list[RowPlan]) -> None:
     function, inputs = CASES[name]

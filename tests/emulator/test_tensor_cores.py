@@ -216,14 +216,14 @@ def test_channels_of_a_head(width: int, channels: int) -> None:
     in_one_launch(attention, *values_of(width, channels), timings=ONCE)
 
 
-@pytest.mark.parametrize("third", range(3))
-def test_other_dims(third: int) -> None:
+@pytest.mark.parametrize("fifth", range(5))
+def test_other_dims(fifth: int) -> None:
     """Ways to write attention, of more queries and keys than a tile, neither a multiple of one."""
 
     def longer(tensor: Tensor) -> Tensor:
         return randn(*({5: 70, 7: 140}.get(extent, extent) for extent in tensor.shape))
 
-    for function in list(ATTENTION)[third::3]:
+    for function in list(ATTENTION)[fifth::5]:
         with case(function.__name__):
             in_one_launch(function, *map(longer, ATTENTION[function]), timings=ONCE)
 
@@ -269,7 +269,8 @@ def test_keys_that_no_query_of_a_tile_sees(name: str) -> None:
             if name == "a window":
                 k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
                 q = q[..., : k.shape[-2], :]
-            check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=EVERY_TIMING[1:3])
+            timings = EVERY_TIMING[1:3] if queries == 200 else ONCE
+            check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=timings)
 
 
 @pytest.mark.parametrize("keys", [130, 77])
