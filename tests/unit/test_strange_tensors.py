@@ -288,6 +288,7 @@ def test_an_error_in_a_trace_keeps_its_class_and_words() -> None:
     assert isinstance(caught.value, ArgumentError) and "leave the argument out" not in str(caught.value)
 
 
+@pytest.mark.deep
 def test_torch_compile_around_a_kernel() -> None:
     text = (
         "import torch, fusegen as fg\n"
