@@ -1,6 +1,6 @@
 """The report in a browser: legible on a phone and on a desk, in light and in dark, without a request to anywhere.
 
-Skipped where there is no Chromium; continuous integration installs it (``.ci/run``).
+Skipped where there is no Chromium; ``.ci/deep browser`` installs it.
 """
 
 from __future__ import annotations
