@@ -22,7 +22,7 @@ _LONG = 32768
 
 @dataclass(frozen=True)
 class _Part:
-    """What becomes a part of a state.
+    """The operands of a part of a state.
 
     Attributes:
         name: of the component.
@@ -68,7 +68,7 @@ def _parts(graph: Graph) -> Iterator[tuple[int, _Part]]:
 
 
 def is_of_16_bits(graph: Graph, rows: int) -> bool:
-    """Whether rows are 16 bits wide, or were before they were made wider."""
+    """True if rows are 16 bits wide, or were before they were made wider."""
     node = graph.nodes[rows]
     return node.dtype.itemsize == 2 or (node.op is Op.CAST and graph.nodes[node.args[0]].dtype.itemsize == 2)
 

@@ -138,7 +138,7 @@ class Calls:
             condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            key = self.dispatcher.remembered.key(values)  # what the trace found out is in it
+            key = self.dispatcher.remembered.key(values)  # now with the findings of the trace
             others = self._known.get(key, ())[: _MOST_ALIKE - 1]
             self._known[key] = [(Fit(condition, variant.state, hidden), variant, found.passes), *others]
         return found

@@ -1,4 +1,4 @@
-"""What a kernel remembers of its calls: the programs that were bound for exact shapes, by key, and those of the last few calls."""
+"""The programs that a kernel remembers: those bound for exact shapes, by key, and those of the last few calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusegen.runtime.signature import History
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
 _MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
-_NO_KEY = (TypeError, RuntimeError, ValueError, TraceError)  # what making one raises for arguments that no kernel takes
+_NO_KEY = (TypeError, RuntimeError, ValueError, TraceError)  # raised by making one for arguments that no kernel takes
 
 T = TypeVar("T")
 

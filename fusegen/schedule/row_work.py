@@ -1,4 +1,4 @@
-"""What a row kernel has to do, whatever its plan."""
+"""The work of a row kernel, whichever plan it has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowWork:
-    """What a row kernel has to do.
+    """The work of a row kernel.
 
     Attributes:
         rows, columns: that it goes through.

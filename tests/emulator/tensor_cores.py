@@ -55,7 +55,7 @@ class Ready:
         """What it gives in the emulator, in each timing."""
         for timing in timings:
             call = self.on(emulated_machine(target, timing))
-            torch.use_deterministic_algorithms(True)  # what nobody writes to is NaN
+            torch.use_deterministic_algorithms(True)  # elements that are not written are NaN
             try:
                 yield call()
             finally:

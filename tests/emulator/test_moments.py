@@ -142,7 +142,7 @@ def test_plans_of_long_rows(name: str, take: Callable[[Way], list[RowPlan]]) -> 
 
 
 def outliers(x: Tensor) -> Tensor:
-    x[:, 0] = 3e3  # what a thread, a warp and a row begin with
+    x[:, 0] = 3e3  # the first values of a thread, a warp and a row
     x[:, 8::64] *= -50
     return x
 
@@ -187,7 +187,7 @@ def test_a_sum_of_squares_is_never_negative() -> None:
         return (wide - wide.mean(-1, keepdim=True)).square().sum(-1)
 
     x = torch.full((3, 1000), 2e-23, dtype=BF16)
-    x[:, ::8] = 0  # what threads begin with
+    x[:, ::8] = 0  # the first values of threads
     kernel = fg.kernel(squares)
     assert "moments" in kernel.lower(x, target="sm_90a").sources[0].text
     assert not kernel(x).signbit().any()

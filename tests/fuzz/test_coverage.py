@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import warnings
-from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from itertools import permutations
-from types import FrameType
-from typing import Any
 
 import pytest
-import torch
 
 import fusegen as fg
 from fusegen.dtypes import DType
@@ -21,79 +13,22 @@ from fusegen.errors import FusegenError
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.runtime import forms
-from tests.fuzz import choices, draw
 from tests.fuzz.batch import drawn
-from tests.fuzz.choices import State
-from tests.fuzz.draw import DTYPES, KINDS
 from tests.fuzz.draw_twice import MASKS, NUMBERS, PAIRS
-from tests.fuzz.program import Input, Program, Step, Storage
+from tests.fuzz.program import Input, Program
 from tests.fuzz.rules import OF_STATISTICS, OF_WRITES
 
+pytestmark = pytest.mark.deep
+
 SEEDS, PER_SEED = 20, 100
-GROUPS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
+KINDS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
 """Kinds of groups that a target has: products and attention are the library's on the CPU."""
 
-MANY = dict.fromkeys(KINDS, 2) | {"unary": 24, "binary": 10, "reduction": 8, "view": 8}
-FAMILIES: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...], dict[str, int]]] = {
-    "of all types": (DTYPES[::-1], (4, 6), (0.37, 3), MANY),
-    "floats": (("float32", "float32"), (4, 6), (0.37,), {"binary": 20}),
-    "heads": (("bfloat16",) * 3, (2, 2, 64, 64), (), {"attention": 2, "normalization": 1}),
-    "matrices": (("bfloat16",) * 2, (64, 64), (), {"product": 2}),
-}
-"""Types of inputs, their shape, scalars, and programs of a kind of steps."""
 
-PER_PROGRAM = 4
-OF_TWO_KINDS = Program(
-    (Storage(2560, "float32"),),
-    (Input(0, (40, 64), (64, 1)),),
-    (),
-    (Step("torch.softmax({0}, -1)", (0,)), Step("{0}.sum((0,), keepdim=False)", (1,))),
-    (1, 2),
-)
-
-
-class Turns:
-    """Takes the place of hypothesis: what draws at one place takes all that it may, in turn."""
-
-    def __init__(self) -> None:
-        self.taken: Counter[Hashable] = Counter()
-
-    def __call__(self, options: Any) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename == choices.__file__:
-            frame = frame.f_back
-        assert frame is not None
-        place = frame.f_code.co_filename, frame.f_lineno, options
-        turn = self.taken[place]
-        self.taken[place] += 1
-        if isinstance(options, int):
-            orders = list(permutations(range(options)))
-            return orders[turn % len(orders)]
-        least, most = options
-        return least + turn % (most - least + 1)
-
-
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    """Programs of all kinds of steps."""
-    monkeypatch.setattr(choices, "_integers", lambda least, most: (least, most))
-    monkeypatch.setattr(draw, "permutations", lambda count: count)
-    turns = Turns()
-    for dtypes, shape, scalars, kinds in FAMILIES.values():
-        size, strides = math.prod(shape), tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        storages = tuple(Storage(size, dtype, seed=number) for number, dtype in enumerate(dtypes))
-        inputs = tuple(Input(number, shape, strides) for number in range(len(dtypes)))
-        empty = Program(storages, inputs, scalars, (), ())
-        space: dict[str, Any] = {"torch": torch}
-        exec(empty.tensors_text(), space)
-        first = [space[empty.name_of(k)] for k in range(len(inputs) + len(scalars))]
-        for kind, count in kinds.items():
-            for _ in range(count):
-                state = State(list(first), 4 * size)
-                for _ in range(PER_PROGRAM):
-                    KINDS[kind](turns, state)
-                results = tuple(range(len(first), len(state.values)))
-                if results:
-                    yield Program(storages, inputs, scalars, tuple(state.steps), results).without_idle()
+@lru_cache(maxsize=1)
+def sample() -> tuple[Program, ...]:
+    """Programs of a fixed seed."""
+    return tuple(program for seed in range(SEEDS) for program in drawn(9000 + seed, PER_SEED))
 
 
 def lowered(program: Program, target: str) -> fg.Lowered | None:
@@ -109,13 +44,15 @@ def lowered(program: Program, target: str) -> fg.Lowered | None:
             return None
 
 
-def judge(programs: Sequence[Program], target: str) -> None:
-    """They have every operation, every dtype and every kind of kernel, and few are refused."""
+@pytest.mark.parametrize("target", KINDS)
+def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of rows and columns stay one kernel, as in every other batch of the emulator."""
+    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
     seen_ops: set[Op] = set()
     seen_kinds: set[GroupKind] = set()
     seen_dtypes: set[DType] = set()
     refused = 0
-    for program in programs:
+    for program in sample():
         low = lowered(program, target)
         refused += low is None
         if low is not None:
@@ -124,30 +61,10 @@ def judge(programs: Sequence[Program], target: str) -> None:
             seen_kinds |= {group.kind for group in low.groups}
     assert {op.row.name for op in set(Op) - seen_ops - OF_WRITES - OF_STATISTICS} == set(), "operations that no program has"
     assert set(DType) - seen_dtypes == set(), "dtypes that no result has"
-    assert {kind.value for kind in GROUPS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
-    assert refused < len(programs) // 10, "programs are refused"
+    assert {kind.value for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
+    assert refused < len(sample()) // 10, "programs are refused"
 
 
-def test_every_operation_and_kind_of_kernel_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of rows and columns stay one kernel, as in every other batch of the emulator."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
-    judge([*in_turn(monkeypatch), OF_TWO_KINDS], "sm_90a")
-
-
-@lru_cache(maxsize=1)
-def sample() -> tuple[Program, ...]:
-    """Programs of a fixed seed."""
-    return tuple(program for seed in range(SEEDS) for program in drawn(9000 + seed, PER_SEED))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("target", GROUPS)
-def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
-    judge(sample(), target)
-
-
-@pytest.mark.deep
 def test_every_layout_and_size_is_drawn() -> None:
     missing = {
         "contiguous", "permuted", "stepped", "repeated", "offset", "unaligned", "same tensor", "overlapping", "hidden", "scalar",
@@ -160,7 +77,7 @@ def test_every_layout_and_size_is_drawn() -> None:
 
 
 def _features(program: Program) -> set[object]:
-    found: set[object] = {getattr(torch, s.dtype) for s in program.storages}
+    found: set[object] = {getattr(__import__("torch"), s.dtype) for s in program.storages}
     for number, each in enumerate(program.inputs):
         found |= _layout(each)
         others = [other for other in program.inputs[:number] if other.storage == each.storage]

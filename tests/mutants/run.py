@@ -26,7 +26,7 @@ from tests.mutants.table import ROOT, Mutant
 
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 _LIMIT = 90.0  # seconds of one test
-_COMPILER = "fusegen/jit/"  # what says by which key compiled code is kept
+_COMPILER = "fusegen/jit/"  # decides by which key compiled code is kept
 _CACHE, _PRINTED = ".cache", ".printed"  # of a tree
 
 

@@ -15,7 +15,7 @@ _LEAST_SQUARE = 1e-12  # torch's, added to the squares of lengths
 
 
 def _beyond(x: Any) -> TracedTensor:
-    """What lies above 0."""
+    """The value, or 0 where it is negative."""
     return pointwise.clamp(x, 0)
 
 
@@ -52,7 +52,7 @@ def margin_ranking_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """What -target (x1 - x2) + margin has above 0."""
+    """max(0, -target (x1 - x2) + margin)."""
     reduction = legacy(reduction, size_average, reduce)
     ranked = pointwise.mul(target, pointwise.sub(input2, input1))
     return collected(_beyond(pointwise.add(ranked, setting("margin", margin))), reduction)
@@ -103,8 +103,8 @@ def triplet_margin_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """What the distance to the positive has above that to the negative less a margin (Balntas et al., Learning Local Feature
-    Descriptors with Triplets and Shallow Convolutional Neural Networks, 2016; there also ``swap``)."""
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin) (Balntas et al., Learning Local Feature Descriptors with
+    Triplets and Shallow Convolutional Neural Networks, 2016; there also ``swap``)."""
     reduction = legacy(reduction, size_average, reduce)
     near, far = (pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
     if swap:

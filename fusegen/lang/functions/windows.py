@@ -1,4 +1,4 @@
-"""What runs over a tensor in windows: unfolding, pooling, enlarging. A window is as many slices as it has elements."""
+"""Functions of windows of a tensor: unfolding, pooling, enlarging. A window is as many slices as it has elements."""
 
 from __future__ import annotations
 

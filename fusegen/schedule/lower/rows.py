@@ -139,7 +139,7 @@ def _merged(
     leaves = leaves.moved(moves)
     touched = [(s.buffer, s.offset) for s in (moved[r.key] for r in roots if r.kind == "write")]
     reads = [r for r in leaves.reads.values() if not r.drawn and not r.conditions]  # else they may be below 0
-    reads.sort(key=lambda r: not _along(r.offset, row_axes))  # what all rows share may start anywhere
+    reads.sort(key=lambda r: not _along(r.offset, row_axes))  # operands that all rows share may start anywhere
     touched += [(r.buffer, r.offset) for r in reads]
     anchor = anchor_of(context, touched, row_axes, column_axes)
     return RowMath(terms, tuple(roots), states, statistics, moved, leaves, row_axes, column_axes, rows, columns, moves, anchor)
