@@ -171,15 +171,18 @@ class Reach:
             self._method(given[0], code)
 
     def _method(self, owner: Any, code: CodeType) -> None:
-        """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``."""
+        """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
+        name the class has it. A method that Python looks for by syntax is the first of its name."""
         cls: Any = owner if is_a(owner, type) else type(owner)
+        if code.co_name == "__getattribute__":
+            return
         for each in cls.__mro__:
-            found = vars(each).get(code.co_name)
-            function = getattr(found, "__func__", found)
-            if getattr(function, "__code__", None) is code and code.co_name != "__getattribute__":
-                self._notes.note(Slot(each, Kind.DEFINED, code.co_name), found, code.co_name)
-                return
-            if found is not None and code.co_name.startswith("__"):
+            for key, found in () if of_library(each) else tuple(vars(each).items()):
+                function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
+                if is_a(function, FunctionType) and function.__code__ is code:
+                    self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
+                    return
+            if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
 
     def _class_attribute(self, cls: Any, key: str) -> None:

@@ -166,7 +166,7 @@ OBJECTS = {
     "static method": holder("@staticmethod\ndef get():\n    return $n", "$v.get()", "${v}_class.get = staticmethod(lambda: $n)"),
     "super": kind(
         "class A:\n    def get(self):\n        return self.e\nclass B(A):\n    def get(self):\n        return super().get()\n"
-        "$v = B()\n$v.e = $n", "$v.get()", "$v.e = $n", "A.get = lambda self: $n",
+        "$v = B()\n$v.e = $n", "$v.get()", "$v.e = $n", "A.get = lambda self: $n", "def other(self):\n    return $n\nA.get = other",
     ),
     "method that is replaced": holder(
         "def get(self):\n    return $n", "$v.get()", "$v.get = lambda: $n", "${v}_class.get = lambda self: $n", "del $v.get",
@@ -291,6 +291,7 @@ TORCH = {
     ),
     "question for the default dtype": kind(
         "$v = 1", "(2 if torch.get_default_dtype() is torch.float32 else 3)", "torch.set_default_dtype(torch.float64)",
+        refused="torch.get_default_dtype() is torch.float64",
     ),
     "question for gradients": kind(
         "$v = 1", "(2 if torch.is_grad_enabled() else 3)", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)",

@@ -273,6 +273,7 @@ def test_losses() -> None:
         ]
 
     agree(function, (randn(4, 6), randn(4, 6)))
+    agree(lambda x, y: F.huber_loss(x, y, "none"), (randn(4, 6), randn(4, 6).double()))  # in the dtype of the first
 
 
 def test_hyperbolic_functions_of_integers() -> None:

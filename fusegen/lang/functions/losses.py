@@ -8,7 +8,7 @@ from typing import Any
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.functions import pointwise, reductions
-from fusegen.lang.functions.common import binary, floats, setting, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import binary, cast, floats, setting, tracer_of, unsupported_argument
 from fusegen.lang.functions.views import require_shape, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -73,9 +73,10 @@ def smooth_l1_loss(
 
 @implements("huber_loss")
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> TracedTensor:
-    """d^2 / 2 for a difference d below delta, delta (d - delta / 2) from there on."""
+    """d^2 / 2 for a difference d below delta, delta (d - delta / 2) from there on; in the input's dtype, whatever the target's."""
     unsupported_argument("huber_loss", weight=weight)
-    return collected(_huber("huber_loss", input, target, delta), reduction)
+    own = floats("huber_loss", tracer_of(input, target).lift(input)).dtype
+    return collected(cast(_huber("huber_loss", input, target, delta), own), reduction)
 
 
 def _huber(name: str, input: Any, target: Any, delta: Any) -> TracedTensor:
