@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,9 +16,9 @@ import torch
 
 from fusegen.ir.graph import Location
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_SPECS = str(Path(__file__).resolve().parents[1] / "specs")
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_OURS = Path(__file__).parents[1]  # as frames name it: through a link where the environment is one
+_NOT_THE_USERS = (f"{_OURS}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_SPECS = f"{_OURS / 'specs'}{os.sep}"
 
 
 def user_frame() -> FrameType | None:
@@ -29,7 +30,7 @@ def user_frame() -> FrameType | None:
 
 
 def _is_user(filename: str) -> bool:
-    return filename.startswith(_SPECS) or not filename.startswith((_OURS, _TORCH))
+    return filename.startswith(_SPECS) or not filename.startswith(_NOT_THE_USERS)
 
 
 def location() -> Location | None:
