@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.schedule.math import Function, Parameter
 from fusegen.schedule.math import Result as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
-from tests.naming import case
 
 COMPUTING = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
 FLOATS = COMPUTING[:2]
@@ -79,13 +77,6 @@ def constant_functions() -> Iterator[Function]:
     for dtype, text in EXTREMES:
         name = f"constant_{text.replace('-', 'minus_')}_{dtype.short}"
         yield Function(name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), False)
-
-
-def test_every_operation_has_a_form() -> None:
-    for (op, dtype), language, fast in itertools.product(CASES, (CUDA, CPP), (False, True)):
-        with case((op, dtype, language, fast)):
-            text = function_text(function_of(op, dtype, fast=fast), language, "inline")
-            assert all(name in text for name in "abc"[: op.row.arity])
 
 
 def all_functions(language: Language, qualifier: str) -> str:
