@@ -81,9 +81,6 @@ def patch_merging(x: Tensor) -> Tensor:
     return F.layer_norm(x.view(x.shape[0], -1, x.shape[-1]), (x.shape[-1],))
 
 
-# Norms and activations.
-
-
 # Quantisation.
 
 

@@ -47,7 +47,7 @@ CASES = [
 ]
 
 
-def function_of(op: Op, dtype: DType, *, fast: bool = False) -> Function:
+def function_of(op: Op, dtype: DType, fast: bool) -> Function:
     """A function of one operation on its parameters."""
     count = op.row.arity or 0
     types = [DType.BOOL, dtype, dtype] if op is Op.WHERE else [dtype] * count
@@ -56,9 +56,8 @@ def function_of(op: Op, dtype: DType, *, fast: bool = False) -> Function:
     terms = (*(Term(Leaf.SCALAR, (), t) for t in types), Term(op, tuple(range(count)), result))
     parameters = tuple(Parameter(name, t) for name, t in zip(names, types, strict=True))
     results = (FunctionResult("result", count, result),)
-    return Function(
-        f"{op.row.name}_of_{dtype.short}", parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast
-    )
+    name = f"{op.row.name}_of_{dtype.short}{'_fast' if fast else ''}"
+    return Function(name, parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast)
 
 
 def cast_functions() -> Iterator[Function]:
@@ -81,7 +80,8 @@ def constant_functions() -> Iterator[Function]:
 
 def all_functions(language: Language, qualifier: str) -> str:
     """Every operation, cast and constant as a function, without primitives."""
-    functions = [*(function_of(op, dtype) for op, dtype in CASES), *cast_functions(), *constant_functions()]
+    operations = (function_of(op, dtype, fast) for fast in (False, True) for op, dtype in CASES)
+    functions = [*operations, *cast_functions(), *constant_functions()]
     return "\n".join(function_text(f, language, qualifier) for f in functions)
 
 
