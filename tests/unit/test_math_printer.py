@@ -53,7 +53,8 @@ def test_comments_change_neither_lines_nor_the_digest() -> None:
 
 def test_a_line_that_is_continued_does_not_swallow_the_next() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
-        y = x * w
+        y = x * \
+            w  # fmt: skip
         return y.exp() + y
 
     agree(function, (randn(4, 8), randn(4, 8)))

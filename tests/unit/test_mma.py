@@ -1,4 +1,4 @@
-"""Which skeleton computes a product, what it refuses, and plans of products by warps."""
+"""What skeletons of products refuse, and plans of products by warps."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from tests.unit.lowering import meta
 from tests.unit.ptxas import figures
 
 BF16 = torch.bfloat16
-BOTH = replace(target("sm_90a"), products=("wgmma", "mma.sync"))
 OLDER = [t.name for t in cuda_targets() if not t.wgmma]
 
 
-def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target = BOTH) -> Program:
+def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Program:
     dispatcher = fg.kernel(function)._dispatcher
     return dispatcher.variant(dispatcher.bind(arguments, {}), machine, torch.device("cuda"))[0].program
 
@@ -41,46 +40,7 @@ def bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-# Which skeleton.
-
-
-def test_the_preferred_skeleton_that_serves_a_product_computes_it() -> None:
-    assert plans(program(bias_gelu, meta(64, 64), meta(72, 64), meta(72))) == [ContractionPlan]
-    odd = program(bias_gelu, meta(64, 64), meta(71, 64), meta(71))
-    assert plans(odd) == [MmaPlan]
-    words = explain(odd, {"x_dim0": 64}, {})
-    assert "by mma.sync" in words and "no wgmma: the number of columns is no multiple of 8" in words
-
-
-def test_addresses_that_the_copy_engine_refuses_are_copied_by_threads() -> None:
-    found = program(lambda x, w: F.linear(x[:, 1:], w[:, 1:]).relu(), meta(64, 65), meta(72, 65))
-    (launch,) = found.launches
-    plan = launch.kernel.body.plan
-    assert isinstance(plan, MmaPlan) and (plan.a_width, plan.b_width) == (1, 1)
-    assert "not multiples of 16 bytes" in launch.group.reason
-
-
-def test_every_refusal_is_said() -> None:
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return (x.float() @ w.float()).relu()
-
-    words = explain(program(function, meta(64, 64), meta(64, 64)), {"x_dim0": 64}, {})
-    assert "no wgmma: operands are float32" in words and "no mma.sync: operands are float32" in words
-
-
-def test_a_machine_without_warpgroups_uses_none() -> None:
-    found = program(bias_gelu, meta(64, 64), meta(72, 64), meta(72), machine=replace(target("sm_80"), products=BOTH.products))
-    assert plans(found) == [MmaPlan]
-
-
-def test_products_of_different_skeletons_are_no_launch() -> None:
-    def function(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return F.linear(x, a).relu(), F.linear(x, b).relu()
-
-    assert sorted(plan.__name__ for plan in plans(program(function, meta(64, 64), meta(72, 64), meta(71, 64)))) == [
-        "ContractionPlan",
-        "MmaPlan",
-    ]
+# What is refused.
 
 
 def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
@@ -90,7 +50,7 @@ def test_a_head_that_no_warp_holds_is_rotated_by_another_kernel() -> None:
         return y * cos + torch.cat((-second, first), -1) * sin
 
     arguments = meta(8, 1024, 64), meta(384, 64), meta(1024, 192), meta(1024, 192)
-    assert plans(program(function, *arguments)) == [ContractionPlan]
+    assert plans(program(function, *arguments, machine=target("sm_90a"))) == [ContractionPlan]
     found = program(function, *arguments, machine=target("sm_80"))
     assert MmaPlan not in plans(found)
     assert "no mma.sync: heads of 192 columns are combined" in explain(found, {"x_dim0": 8, "x_dim1": 1024}, {})

@@ -6,9 +6,6 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.jit.host import ARITHMETIC
-from fusegen.runtime import emulator
-from fusegen.runtime.host_launch import host_flags
 from tests.unit.gate import some
 from tests.unit.one_number import (
     PROGRAMS,
@@ -56,7 +53,3 @@ def test_scores_of_a_hidden_row_are_one_number() -> None:
     weights = fg.kernel(attention)(torch.randn(2, 9, 16), torch.randn(2, 37, 16), m, 0.3)
     assert not weights.isnan().any()
     torch.testing.assert_close(weights[:, 3], torch.full((2, 37), 1 / 37))
-
-
-def test_no_compiler_of_the_host_contracts() -> None:
-    assert set(ARITHMETIC) <= set(host_flags()) and set(ARITHMETIC) <= set(emulator._FLAGS)

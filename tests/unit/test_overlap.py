@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bundle.codec import decode, encode
-from fusegen.calls.call import Call
 from fusegen.emit.cuda import EMITTERS
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
@@ -104,11 +102,6 @@ def test_none_behind_the_library() -> None:
 def test_none_on_machines_that_cannot() -> None:
     for target in ("sm_80", CPU.name):
         assert not any(overlaps(columns_then_rows, meta(900, 600), target=target))
-
-
-def test_a_manifest_says_so() -> None:
-    call = fg.kernel(columns_then_rows).lower(meta(900, 600), target="sm_90a").program.call
-    assert [launch.overlaps for launch in decode(encode(call, Call), Call, "call").launches] == [False, True]
 
 
 # Texts.

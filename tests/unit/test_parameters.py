@@ -47,16 +47,6 @@ def test_one_annotation_that_cannot_be_resolved_leaves_the_others() -> None:
     assert Parameters.of(function).static == {"n", "flag"}
 
 
-def test_annotations_of_local_names() -> None:
-    Rows = Annotated[Tensor, "rows cols"]
-
-    def function(x: Rows) -> Tensor:
-        assert Rows is not None
-        return x
-
-    assert Parameters.of(function).dim_names == {"x": ("rows", "cols")}
-
-
 def test_binding() -> None:
     parameters = Parameters.of(declared)
     assert parameters.bind((1,), {"p": 2.0}) == [1, None, None, False, "a", 2, None, 2.0]
@@ -74,20 +64,8 @@ def kernel_with(name: str, body: str = "torch.exp({n}) + other * s") -> fg.Kerne
     return fg.kernel(scope["ker"])
 
 
-TENSOR_NAMES = (
-    "c k u v i0 row_0 row out sum exp expf maximum INFINITY NULL x_ptr x_raw group rank class_ größe __x float_bits n".split()  # noqa: SIM905
-)
 SCALAR_NAMES = ["c", "x_raw", "x_ptr", "expf", "v", "x_dim0", "out", "lanes", "struct_"]
 DIM_NAMES = ("row column", "i0 i1", "v lanes", "part group", "x y", "row_count column_count", "a-b c.d", "n n", "1 2")
-
-
-def test_names_of_tensors_in_text() -> None:
-    """All of them in one text for each target; NVRTC and the host compiler say whether it is C++."""
-    for target in ["cpu", "sm_90a"]:
-        with case(target):
-            for name in TENSOR_NAMES:
-                text = kernel_with(name).lower(torch.ones(3, 8), torch.ones(1, 8), 2.0, target=target).sources[0].text
-                assert text.isascii() or "größe" in text
 
 
 def test_any_name_of_a_tensor() -> None:

@@ -175,23 +175,6 @@ def test_attention_drops_weights() -> None:
     assert torch.equal(fg.kernel(lambda x: layer(x, x, x)[0])(x), kernel(x)[0])
 
 
-def test_a_mask_costs_no_memory() -> None:
-    """Random bits are read as if they lay in memory, and move no bytes."""
-    x = torch.empty(512, 1024, dtype=torch.bfloat16, device="meta")
-
-    def function(x: Tensor, r: Tensor) -> Tensor:
-        return F.dropout(F.gelu(x), 0.1) + r
-
-    low = fg.kernel(function).lower(x, x.clone(), target="sm_90a")
-    (launch,) = low.program.launches
-    assert launch.traffic.read(low.sizes) == 2 * x.numel() * 2 and launch.traffic.written(low.sizes) == x.numel() * 2
-
-
-def test_bits_are_compared_in_32_bits() -> None:
-    low = fg.kernel(lambda x, p: F.dropout(x, p)).lower(torch.empty(4096, device="meta"), 0.1, target="sm_90a")
-    assert "static_cast<i32>(random) >= " in low.sources[0].math
-
-
 # Corners.
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.runtime import keys, recent
+from fusegen.runtime import keys
 from fusegen.runtime.bound import NOTHING, Hidden
 from fusegen.runtime.keys import key_function
 from fusegen.runtime.recent import of_calls_like
@@ -66,19 +66,6 @@ def key_is_the_same(name: str, static: bool) -> None:
     assert knows((randn(6, 6), MORE[name])) == NOTHING
     for other in MORE.values():
         assert knows((X, other)) is None or key((X, other)) == key((X, MORE[name]))
-
-
-def test_what_can_be_known() -> None:
-    def is_known(name: str, *, static: bool) -> bool:
-        return of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING) is not None
-
-    assert {name for name in MORE if not is_known(name, static=False)} == {
-        "one that lies anywhere", "an empty one", "a negated one", "a meta tensor", "an enumeration", "yes as a number", "a list",
-    }  # fmt: skip
-    assert {name for name in MORE if is_known(name, static=False) and not is_known(name, static=True)} == {
-        "a float", "another float", "negative zero", "zero",
-    }  # fmt: skip
-    assert of_calls_like((2.0, None), [False, False], lambda _: NOTHING) is None
 
 
 def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
@@ -219,34 +206,6 @@ def test_modules_are_looked_at() -> None:
     layer.register_parameter("bias", None)
     assert not knows(kernel, X)
     torch.testing.assert_close(kernel(X), F.silu(layer(X)))
-
-
-def test_the_last_programs_are_known_and_no_more() -> None:
-    kernel = fg.kernel(lambda x: x * 2)
-    shapes = [(n, 6) for n in range(2, 9)]
-    for shape in shapes:
-        for _ in range(3):
-            kernel(randn(*shape))
-    assert [knows(kernel, randn(*shape)) for shape in shapes] == [shape in shapes[-recent._MOST :] for shape in shapes]
-    for _ in range(recent._SETTLED):
-        kernel(randn(*shapes[0]))
-    assert knows(kernel, randn(*shapes[0]))
-
-
-def test_programs_of_an_earlier_mode_are_known_in_another() -> None:
-    kernel = settled(scaled, X, randn(6, 6))
-    with torch.inference_mode():
-        x, y = randn(6, 6), randn(6, 6)
-        assert not knows(kernel, x, y)
-        for _ in range(recent._SETTLED + 3):
-            kernel(x, y)
-        assert knows(kernel, x, y)
-
-
-def test_what_is_bound_anew_is_forgotten() -> None:
-    kernel = settled(scaled, X, randn(6, 6))
-    kernel._dispatcher.remembered.forget()
-    assert not knows(kernel, X, randn(6, 6))
 
 
 def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:

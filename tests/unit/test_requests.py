@@ -35,12 +35,6 @@ def launch(shared_bytes: int, cluster: int) -> KernelLaunch:
     return KernelLaunch((), formula_of(16), 128, shared_bytes, (), cluster=cluster)
 
 
-@pytest.mark.parametrize(("shared_bytes", "cluster"), [(0, 1), (48 * 1024, 8)])
-def test_what_every_kernel_gets(shared_bytes: int, cluster: int, asked: list[tuple[Any, ...]]) -> None:
-    cuda.request(SimpleNamespace(handle=7), launch(shared_bytes, cluster), 3)
-    assert not asked
-
-
 def test_what_must_be_asked_for(asked: list[tuple[Any, ...]]) -> None:
     cuda.request(SimpleNamespace(handle=7), launch(100_000, 16), 3)
     attributes = driver.CUfunction_attribute

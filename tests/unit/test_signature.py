@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
-from fusegen.errors import FusegenError
 from fusegen.ir.graph import InputSpec
 from fusegen.runtime.signature import History, Sizes, input_specs
-from fusegen.runtime.tensors import span
 from tests.naming import case
 
 
@@ -24,24 +21,6 @@ def specs(
 
 def text(spec: InputSpec) -> tuple[str, str]:
     return str(tuple(map(str, spec.shape))), str(tuple(map(str, spec.strides)))
-
-
-def test_rows_are_run_time_and_features_literal() -> None:
-    found, sizes = specs(x=torch.ones(5, 7, 64))
-    assert text(found["x"]) == ("('x_dim0', 'x_dim1', '64')", "('64*x_dim1', '64', '1')")
-    assert dict(sizes.hints) == {"x_dim0": 5, "x_dim1": 7} and dict(sizes.sources)["x_dim1"] == ("x", 1)
-    assert not sizes.bounds and not sizes.multiples
-
-
-def test_equal_rows_share_a_symbol_and_rows_equal_to_a_feature_are_literal() -> None:
-    found, _ = specs(x=torch.ones(5, 64), y=torch.ones(5, 8), z=torch.ones(64, 3))
-    assert [str(found[n].shape[0]) for n in "xyz"] == ["x_dim0", "x_dim0", "64"]
-
-
-def test_sizes_of_one_are_literal() -> None:
-    found, _ = specs(x=torch.ones(1, 64), y=torch.ones(5, 1))
-    assert found["x"].shape == (1, 64) and str(found["y"].shape) == "(y_dim0, 1)"
-    assert found["x"].strides[0] == 0 and found["y"].strides[1] == 0
 
 
 def test_strides_that_the_sizes_imply_are_no_symbols() -> None:
@@ -84,37 +63,3 @@ def test_a_feature_that_changes_becomes_a_size_with_a_bound_and_a_divisor() -> N
     )
     found, sizes = specs(history, x=torch.ones(5, 64))
     assert dict(sizes.bounds) == {"x_dim1": 64} and dict(sizes.multiples) == {"x_dim1": 16}
-
-
-def test_a_feature_of_one_says_nothing_of_the_others() -> None:
-    history = History()
-    specs(history, x=torch.ones(5, 64))
-    found, _ = specs(history, x=torch.ones(5, 1))
-    assert found["x"].shape[1] == 1
-    found, sizes = specs(history, x=torch.ones(5, 64))
-    assert found["x"].shape[1] == 64 and not sizes.bounds
-
-
-def test_rows_that_were_asked_for_are_literal() -> None:
-    found, _ = specs(History(literal={("x", 0)}), x=torch.ones(5, 64), y=torch.ones(5, 8))
-    assert found["x"].shape == (5, 64) and found["y"].shape == (5, 8)
-
-
-def test_names_of_dims() -> None:
-    found, _ = specs(None, {"x": ["rows", "cols"], "y": ["rows"]}, x=torch.ones(5, 64), y=torch.ones(6, 64))
-    assert [str(found[n].shape[0]) for n in "xy"] == ["rows", "y_dim0"]
-
-
-def test_hidden_tensors_are_literal() -> None:
-    (spec,), sizes = input_specs({"w": torch.ones(5, 64)}, History(), {}, frozenset({"w"}))
-    assert spec.shape == (5, 64) and spec.hidden and not sizes.hints
-
-
-def test_dtypes_that_are_not_known() -> None:
-    with pytest.raises(FusegenError, match="complex64"):
-        specs(x=torch.ones(3, dtype=torch.complex64))
-
-
-def test_span() -> None:
-    assert span(torch.ones(4, 8)) == 32 and span(torch.ones(1).expand(9)) == 1 and span(torch.ones(4, 8)[:, ::2]) == 31
-    assert span(torch.ones(0, 8)) == 0 and span(torch.ones(())) == 1

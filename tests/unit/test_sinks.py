@@ -107,19 +107,12 @@ def test_another_addend_is_no_sink(name: str) -> None:
     stays_apart(function)
 
 
-BOUNDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "a number": lambda peak, sink: peak.clamp(min=0.5),
-    "a tensor": torch.maximum,
-}
-
-
-@pytest.mark.parametrize("name", some(BOUNDS, ["a tensor"]))
-def test_what_only_bounds_the_peak_is_no_sink(name: str) -> None:
+def test_what_only_bounds_the_peak_is_no_sink() -> None:
     """Its own weight is not added."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
         scores = q @ k.mT * 0.125
-        weights = (scores - BOUNDS[name](scores.amax(-1, keepdim=True), of_heads(sinks, scores))).exp()
+        weights = (scores - torch.maximum(scores.amax(-1, keepdim=True), of_heads(sinks, scores))).exp()
         return weights / weights.sum(-1, keepdim=True) @ v
 
     stays_apart(function)
@@ -130,19 +123,8 @@ def two(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
     return torch.softmax(torch.cat([scores, of_heads(sinks, scores).repeat(1, 1, 1, 2)], -1), -1)[..., :-2]
 
 
-def its_own_weight(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
-    scores = q @ k.mT
-    return torch.softmax(torch.cat([scores, of_heads(sinks, scores)], -1), -1)[..., 1:]
-
-
-def a_part(q: Tensor, k: Tensor, sinks: Tensor) -> Tensor:
-    scores = q @ k.mT
-    return torch.softmax(torch.cat([scores, of_heads(sinks, scores)], -1), -1)[..., :-2]
-
-
-@pytest.mark.parametrize("function", some([two, its_own_weight, a_part], [two]))
-def test_what_is_no_sink(function: Callable[..., Tensor]) -> None:
+def test_what_is_no_sink() -> None:
     q, k, _, sinks = inputs(5, 7)
-    agree(function, (q, k, sinks))
-    low = fg.kernel(function).lower(q, k, sinks, target="cpu")
+    agree(two, (q, k, sinks))
+    low = fg.kernel(two).lower(q, k, sinks, target="cpu")
     assert Op.CONCAT in {node.op for _, node in low.graph}

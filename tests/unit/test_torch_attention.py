@@ -34,13 +34,6 @@ def test_encoder_layer() -> None:
     check(lambda x: layer(x, src_mask=CAUSAL, is_causal=True), X)
 
 
-@pytest.mark.deep
-def test_decoder_layer() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True).eval().requires_grad_(False)
-    check(lambda x, memory: layer(x, memory), X, OTHER)
-
-
 def test_attention_of_a_value_and_of_several() -> None:
     module = attention(batch_first=True)
     check(lambda x: module(x, x, x), X[0])

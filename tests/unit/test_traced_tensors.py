@@ -97,17 +97,6 @@ def test_what_needs_the_elements_is_refused() -> None:
             seen_by_a_kernel(look)
 
 
-def test_it_prints_copies_and_keeps_attributes() -> None:
-    assert seen_by_a_kernel(lambda x: (f"{x[0]}", str(x[0]), repr(x[0]))) == ("<traced f32[6]>",) * 3
-    assert seen_by_a_kernel(lambda x: copy.deepcopy([x])[0] is x and copy.copy(x) is x and x.real is x)
-
-    def marked(x: Any) -> Any:
-        x.mark = 2
-        return x * x.mark
-
-    torch.testing.assert_close(fg.kernel(marked)(X), X * 2)
-
-
 def test_operators_in_place_make_a_new_value_of_the_old_dtype() -> None:
     def steps(x: Tensor, y: Tensor) -> Tensor:
         z = x * 1
@@ -172,11 +161,6 @@ def test_a_size_of_another_trace() -> None:
     KEPT.clear()
     fg.kernel(lambda x: (KEPT.append(x.shape[0]), x + 1)[1])(X)
     refused(lambda x: x.reshape(KEPT[0], -1), X, error=TraceError, says="another trace", line="KEPT[0]")
-
-
-def test_a_name_of_a_property_stands_in_the_message() -> None:
-    refused(lambda x: x.grad, X, error=UnsupportedError, says="Tensor.grad", line="x.grad")
-    refused(lambda x: torch.Tensor.grad.__get__(x), X, error=UnsupportedError, says="grad", line="__get__")
 
 
 class Holds:

@@ -2,101 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-
 import pytest
 import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType
-from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, PointwisePlan, RowPlan
-from fusegen.schedule.program import Launch
 from fusegen.specs import SPECS, Spec, meta
-from fusegen.target import target
 from fusegen.verify.cases import CANONICAL, Case, cases, is_meta
 from fusegen.verify.layout import Layout, row_major
-from fusegen.verify.lowering import prepare
 from fusegen.verify.values import Values, draw
 from tests.naming import case as named
 
 CPU = torch.device("cpu")
-
-WANTED = {
-    *(f"kind {kind.value}" for kind in GroupKind if kind is not GroupKind.SCAN),  # no prebuilt fusion scans
-    *(f"row {persistence.value}" for persistence in Persistence),
-    *(f"{kind} lanes {lanes}" for kind in ("pointwise", "row") for lanes in (1, 2, 4, 8)),
-    *(f"pointwise {word} tail" for word in ("with", "without")),
-    *(f"pointwise unroll {count}" for count in (1, 2)),
-    *(f"row {persistence} {word}" for persistence in ("registers", "staged") for word in ("exact", "not exact")),
-    *(f"row of {threads} threads" for threads in (32, 64, 128, 256, 512, 1024)),
-    *(f"row {word}" for word in ("resident", "tiled", "tiled exact", "column sums in registers")),
-    *(f"wide {kind}" for kind in ("pointwise", "row", "product", "attention")),
-    *(f"product of tiles of {consumers} by {width}" for consumers, width in ((1, 64), (2, 64), (2, 128), (2, 192), (2, 256))),
-    *(f"product {a}-major by {b}-major" for a, b in (("k", "k"), ("k", "n"), ("m", "n"))),
-    *(f"attention of {width}" for width in (64, 128)),
-}
-
-
-def _pointwise(plan: PointwisePlan) -> Iterator[str]:
-    yield f"pointwise lanes {plan.lanes}"
-    yield f"pointwise {'with' if plan.tail else 'without'} tail"
-    yield f"pointwise unroll {plan.unroll}"
-
-
-def _row(plan: RowPlan) -> Iterator[str]:
-    yield f"row {plan.persistence.value}"
-    yield f"row lanes {plan.lanes}"
-    yield f"row of {plan.threads} threads"
-    yield f"row {plan.persistence.value} {'exact' if plan.exact else 'not exact'}"
-    if plan.tiled:
-        yield from ("row tiled", "row tiled exact") if plan.exact else ("row tiled",)
-    elif plan.resident and plan.persistence is Persistence.STAGED:
-        yield "row resident"
-    elif plan.resident:
-        yield "row column sums in registers"
-
-
-def _product(plan: ContractionPlan) -> Iterator[str]:
-    yield f"product of tiles of {plan.consumers} by {plan.tile_n}"
-    yield f"product {plan.a_major}-major by {plan.b_major}-major"
-
-
-def forms(launch: Launch) -> Iterator[str]:
-    """What a launch is, in the words of `WANTED`."""
-    plan, wide = launch.kernel.body.plan, launch.kernel.wide
-    if isinstance(plan, PointwisePlan):
-        yield from _pointwise(plan)
-    elif isinstance(plan, RowPlan):
-        yield from _row(plan)
-    elif isinstance(plan, ContractionPlan):
-        yield from _product(plan)
-    elif isinstance(plan, AttentionPlan):
-        yield f"attention of {plan.head_dim}"
-    names = {PointwisePlan: "pointwise", RowPlan: "row", ContractionPlan: "product", AttentionPlan: "attention"}
-    if wide and type(plan) in names:
-        yield f"wide {names[type(plan)]}"
-
-
-@lru_cache(maxsize=1)
-def reached() -> frozenset[str]:
-    """All forms of all cases on Hopper; plans know the sizes of element types only, so that one of 16 bits speaks for both."""
-    found: set[str] = set()
-    for spec in SPECS.values():
-        for dtype in {dtype.itemsize: dtype for dtype in spec.dtypes}.values():
-            for case in cases(spec, dtype):
-                program = prepare(spec, case, target("sm_90a")).program
-                for step in program.steps if program else ():
-                    found.add(f"kind {step.group.kind.value}")
-                    found |= set(forms(step)) if isinstance(step, Launch) else set()
-    return frozenset(found)
-
-
-@pytest.mark.deep
-def test_every_form_of_a_plan_is_reached() -> None:
-    missing = sorted(WANTED - reached())
-    assert not missing, f"no case reaches: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)

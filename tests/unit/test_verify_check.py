@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +14,12 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.cli.main import main
 from fusegen.dtypes import DType
-from fusegen.ir.reference import evaluate
-from fusegen.jit import nvrtc
 from fusegen.runtime import tuned
 from fusegen.specs import Spec, meta
 from fusegen.specs.spec import Arguments
-from fusegen.target import CPU, target
+from fusegen.target import CPU
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome, check, materialize
-from fusegen.verify.compilation import compile_all
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.run import verify
 from tests.naming import case
@@ -124,21 +120,6 @@ def test_a_case_has_the_same_numbers_each_time() -> None:
     (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == "transposed")
     first, second = materialize(case, HOST), materialize(case, HOST)
     assert torch.equal(first["x"], second["x"]) and first["x"].stride() == (1, 72)
-
-
-def test_the_oracle_runs_where_it_is_told() -> None:
-    low = shifted.lower(torch.zeros(2, 3), torch.zeros(3))
-    (result,) = evaluate(low.traced, {"x": torch.ones(2, 3), "bias": torch.ones(3)}, device="meta")
-    assert result.is_meta and result.dtype is torch.float64
-
-
-def test_many_texts_are_compiled_into_the_cache() -> None:
-    pytest.importorskip("cuda.core", reason="NVRTC does not exist for this platform")
-    (case, *_) = cases(SHIFTED, DType.FLOAT32)
-    (source,) = prepare(SHIFTED, case, target("sm_80")).sources
-    broken = replace(source, pipeline="this is no C++")
-    assert list(compile_all([source, source, broken], "sm_90a")) == [1, 2]
-    assert nvrtc.compile_cubin(source, "sm_90a").from_cache
 
 
 # The command.

@@ -22,7 +22,6 @@ from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import Prepared, can_run, prepare
 from fusegen.verify.record import (
     LIST,
-    CaseRecord,
     Entry,
     Where,
     folder_to_write,
@@ -30,7 +29,6 @@ from fusegen.verify.record import (
     own_folder,
     path_of,
     read,
-    render,
     unverified,
 )
 from fusegen.verify.run import Row, store
@@ -70,14 +68,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert odd.arguments == "x: bf16 67x2049" and odd.plan == ["pointwise: threads=128 lanes=8 unroll=1 tail"]
     assert odd.results == [{"worst": 1.23e-3, "eager_worst": 1e-3, "rms": 1e-4, "eager_rms": 1e-4, "compared": 100}]
     assert [len(digest) for digest in odd.sources] == [32]
-
-
-def test_a_record_has_a_line_a_case_and_is_json() -> None:
-    case = CaseRecord("x: bf16 5", ["pointwise: …"], ["abc"], [], "passed")
-    text = render("sm_90a", "gelu", {"bf16": Entry(WHERE, {"odd": case, "even": case})})
-    assert json.loads(text)["dtypes"]["bf16"]["cases"]["even"]["verdict"] == "passed"
-    assert [line.strip().partition(":")[0] for line in text.splitlines() if "passed" in line] == ['"odd"', '"even"']
-    assert text == render("sm_90a", "gelu", {"bf16": Entry(WHERE, {"odd": case, "even": case})})
 
 
 def test_an_entry_leaves_those_of_other_element_types(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from fusegen.dtypes import DType
 from fusegen.specs import SPECS, Spec
 from fusegen.target import CPU, Target, target
 from fusegen.verify import emitted, run
 from fusegen.verify.cases import CANONICAL, Case, cases
-from fusegen.verify.check import check
-from fusegen.verify.emitted import ask_for_every_case, canonical_case, every_case
+from fusegen.verify.emitted import canonical_case, every_case
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.record import Entry, Where, path_of, read
 from fusegen.verify.run import Row, store, verify
@@ -48,12 +46,6 @@ def test_what_cases_become_is_found_out_once(lowered: list[str]) -> None:
     assert len(lowered) > len(first), "another element type is another question"
 
 
-def test_the_canonical_case_alone_is_not_all(lowered: list[str]) -> None:
-    alone = canonical_case(GELU, BF16, HOPPER)
-    assert lowered == [CANONICAL] and alone.kinds == ("pointwise",)
-    assert every_case(GELU, BF16, HOPPER)[CANONICAL] == alone and len(lowered) > 2
-
-
 def test_a_changed_package_forgets(lowered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     canonical_case(GELU, BF16, HOPPER)
     monkeypatch.setattr(emitted, "generator", lambda: "another")
@@ -66,12 +58,6 @@ def test_a_damaged_memory_is_none(lowered: list[str], tmp_path: Path, content: s
     canonical_case(GELU, BF16, HOPPER)
     (tmp_path / "emitted/sm_90a-gelu-bf16.json").write_text(content)
     canonical_case(GELU, BF16, HOPPER)
-    assert lowered == [CANONICAL] * 2
-
-
-def test_where_nothing_can_be_kept_it_is_found_out_again(lowered: list[str], tmp_path: Path) -> None:
-    (tmp_path / "emitted").touch()
-    assert canonical_case(GELU, BF16, HOPPER) == canonical_case(GELU, BF16, HOPPER)
     assert lowered == [CANONICAL] * 2
 
 
@@ -101,16 +87,6 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
     found.append(digest())
     emitted.generator.cache_clear()
     assert found[0] == found[1] and len(set(found)) == 4
-
-
-@pytest.mark.deep
-def test_many_questions_are_answered_by_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    questions = [
-        (SPECS[name], dtype, target(t)) for name in ("gelu", "softmax") for dtype in (F32, BF16) for t in ("sm_86", "sm_89")
-    ]
-    ask_for_every_case(questions)
-    monkeypatch.setattr(emitted, "prepare", None)  # nothing is left to be lowered
-    assert all(CANONICAL in every_case(*question) for question in questions)
 
 
 # Runs.
@@ -171,20 +147,3 @@ def test_other_software_verifies_all_again(tmp_path: Path, monkeypatch: pytest.M
     assert _names(_verify(tmp_path)) == []
     monkeypatch.setattr(run, "where", lambda device: replace(HERE, driver="590"))
     assert len(_names(_verify(tmp_path))) == 3
-
-
-def test_what_two_targets_launch_alike_is_run_once() -> None:
-    runs: list[str] = []
-
-    class Counted(Prepared):
-        def run(self, arguments: object, device: torch.device) -> tuple[torch.Tensor, ...]:
-            runs.append(self.target.name)
-            return super().run(arguments, device)
-
-    (case,) = (case for case in cases(SHIFTED, F32) if case.name == "odd")
-    found = prepare(SHIFTED, case, CPU)
-    alike = [Counted(found.case, found.target, found.dispatcher, found.variant) for _ in range(2)]
-    other = prepare(SHIFTED, next(c for c in cases(SHIFTED, F32) if c.name == "transposed"), CPU)
-    assert alike[0].launches == alike[1].launches != other.launches
-    outcomes = check(SHIFTED, case, alike, HOST)
-    assert runs == ["cpu"] and [outcome.word for outcome in outcomes] == ["passed"] * 2

@@ -104,20 +104,6 @@ def test_state_is_looked_at_in_each_call() -> None:
         assert torch.equal(y, x * factor) and torch.equal(passes.backward(saved, torch.ones(4, 6))[0], torch.full((4, 6), factor))
 
 
-def test_a_function_that_changes_what_it_reads() -> None:
-    calls = [0]
-
-    def counted(x: Tensor) -> Tensor:
-        calls[0] += 1
-        return x * calls[0]
-
-    passes = fg.vjp(fg.kernel(counted), x := torch.randn(4, 6))
-    for number in (2, 3):
-        calls[0] = number - 1
-        _, saved = passes.forward(x)
-        assert torch.equal(passes.backward(saved, torch.ones(4, 6))[0], torch.full((4, 6), float(number)))
-
-
 def test_parameters_of_a_module() -> None:
     """By default there are gradients by what requires them; what is left out is constant where nothing asks for its gradient."""
     module = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 6), torch.nn.GELU())

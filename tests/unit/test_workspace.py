@@ -20,9 +20,3 @@ def test_values_that_live_at_once_lie_apart(lives: list[tuple[int, int, int]]) -
     for one, other in itertools.combinations(slots, 2):
         apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
         assert apart or one.last < other.first or other.last < one.first
-
-
-def test_a_place_is_used_again() -> None:
-    chain = [Slot(key, 0, 1024, (1024,), key, key + 1) for key in range(10)]
-    assert packed(chain)[1] == 2048
-    assert packed([])[1] == 0
