@@ -32,20 +32,6 @@ def test_the_first_of_equal_values(shape: tuple[int, int], dtype: torch.dtype) -
         assert torch.equal(values, wanted) and torch.equal(indices, first)
 
 
-def test_the_first_nan() -> None:
-    x = randn(16, 5000, dtype=F32)
-    x[:, 4000], x[:, 77], x[3] = float("nan"), float("nan"), float("-inf")
-    wanted = torch.full((16,), 77, device="cuda")
-    wanted[3] = 0
-    assert torch.equal(fg.kernel(lambda x: x.argmax(-1))(x), wanted)
-
-
-def test_places_over_rows() -> None:
-    x = torch.randint(-9, 9, (20000, 130), device="cuda").float()
-    first = torch.arange(20000, device="cuda")[:, None].masked_fill(x != x.amax(0), 20000).amin(0)
-    assert torch.equal(fg.kernel(lambda x: x.argmax(0))(x), first)
-
-
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_of_exponentials(shape: tuple[int, int], dtype: torch.dtype) -> None:
