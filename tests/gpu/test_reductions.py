@@ -20,18 +20,6 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32, torch.float64])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_first_of_equal_values(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """torch's own index on a GPU is that of any of equal values."""
-    few = torch.randint(-9, 9, shape, device="cuda").to(dtype)
-    for x in (few, torch.zeros_like(few), randn(*shape, dtype=dtype)):
-        values, indices = fg.kernel(lambda x: tuple(x.max(-1)))(x)
-        wanted = x.amax(-1)
-        first = (torch.arange(shape[1], device="cuda").masked_fill(x != wanted[:, None], shape[1])).amin(-1)
-        assert torch.equal(values, wanted) and torch.equal(indices, first)
-
-
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_of_exponentials(shape: tuple[int, int], dtype: torch.dtype) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from tests.gpu.test_indexing import on_gpu
 from tests.unit import written
-from tests.unit.written import CASES, agree_in_place
+from tests.unit.written import agree_in_place
 
 BF16 = torch.bfloat16
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_torch_leaves(name: str) -> None:
-    function, mutates, arguments = CASES[name]
-    agree_in_place(function, mutates, on_gpu(arguments))
 
 
 def test_the_caches_of_a_model() -> None:
@@ -30,17 +23,6 @@ def test_the_caches_of_a_model() -> None:
         torch.randperm(slots)[:tokens],
     )
     agree_in_place(written.split_rotate_write, ("k_cache", "v_cache"), on_gpu((qkv, *tables, *caches, positions, at)))
-
-
-def test_attention_reads_what_was_written() -> None:
-    q, k, v, *caches = (torch.randn(2, 4, n, 64, dtype=BF16, device="cuda") for n in (128, 128, 128, 1024, 1024))
-    at = torch.randperm(1024, device="cuda")[:128]
-    kernel = fg.kernel(mutates=("k_cache", "v_cache"))(written.attend_to_what_was_written)
-    theirs = [cache.clone() for cache in caches]
-    got, wanted = kernel(q, k, v, *caches, at), written.attend_to_what_was_written(q, k, v, *theirs, at)
-    torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
-    for ours, other in zip(caches, theirs, strict=True):
-        assert torch.equal(ours, other)
 
 
 def test_a_cache_that_needs_64_bits() -> None:
