@@ -212,10 +212,6 @@ def test_a_warp_barrier_orders_the_warp_alone(launch: Launch) -> None:
     expect(launch, "(no block_sync between|uninitialised)", exchange.format(32), block=64, shared_bytes=256)
 
 
-def test_a_thread_that_ended_counts_as_arrived_at_cluster_barriers(launch: Launch) -> None:
-    launch(kernel("if (block_id() == 1) cluster_sync();"), {"x": torch.ones(1), "out": torch.ones(1)}, grid=2, cluster=2)
-
-
 def test_scalars_arrive(launch: Launch) -> None:
     text = """extern "C" __global__ void fg_scalars(double* out, float single, double real, i64 wide, i32 small, bool flag) {
       if (thread_id() == 0) store(out, 0, single + real + static_cast<double>(wide) + small + (flag ? 0.5 : 0.0)); }"""

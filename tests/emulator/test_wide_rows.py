@@ -37,11 +37,6 @@ def with_moments(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return mean, torch.rsqrt(variance + 1e-5)
 
 
-def of_two_products(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    y = F.silu(F.linear(x, gate)) * F.linear(x, up)
-    return y, y.sum(-1) + y.float().prod(-1)
-
-
 def sums_of_a_batch(x: Tensor, w: Tensor) -> Tensor:
     return (F.linear(x, w).relu().sum(-1) * 0.25).float() + x[..., 0]
 
@@ -53,7 +48,6 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     normalizer_alone: (tensor(70, 64), weight(640, 64)),
     masked_normalizer: (tensor(70, 64), weight(384, 64), MASK),
     with_moments: (tensor(70, 64), weight(320, 64), tensor(320) + 30),
-    of_two_products: (tensor(70, 64), weight(384, 64), weight(384, 64)),
     sums_of_a_batch: (tensor(2, 35, 64), weight(384, 64)),
 }
 

@@ -37,14 +37,6 @@ def test_moments_of_columns(shape: tuple[int, int], dtype: torch.dtype, offset: 
     check_function(fg.kernel(function), function, (randn(*shape, dtype=dtype) + offset,))
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e3])
-def test_moments_of_long_rows(offset: float) -> None:
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        return torch.var_mean(x, -1)
-
-    check_function(fg.kernel(function), function, (randn(64, 200000, dtype=F32) + offset,))
-
-
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_so_far(shape: tuple[int, int], dtype: torch.dtype) -> None:
