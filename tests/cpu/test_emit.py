@@ -8,13 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -45,10 +43,6 @@ def listed(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b)) + r
-
-
 def norm_backward(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     d = x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt((d * d).mean(-1, keepdim=True) + 1e-5)
@@ -57,39 +51,7 @@ def norm_backward(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Ten
     return dx, (dy * xh).sum(0), dy.sum(0)
 
 
-# Pointwise.
-
-
-@pytest.mark.parametrize("dtype", some((F32, BF16, F16, F64), [BF16]))
-@pytest.mark.parametrize("shape", some([(37, 100), (3, 1), (2, 3, 4097)], [(37, 100)]))
-def test_pointwise_chain_with_broadcast(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    inputs = [torch.randn(size).to(dtype) for size in (shape, shape[-1:], shape)]
-    check(lambda x, b, r: F.gelu(x + b, approximate="tanh") + r, tuple(inputs))
-
-
-def test_views_and_strided_inputs() -> None:
-    x, y = torch.randn(33, 66), torch.randn(66, 33)
-    check(
-        lambda x, y: (
-            (x.mT * 2 + y).relu(),
-            torch.tanh(x[1::3, ::2]),
-            x.reshape(11, 3, 66).permute(1, 2, 0).exp(),
-            torch.cat((x[:5], x[7:] * 2, x[:1]), 0) + x[:1],
-        ),
-        (x, y),
-        (torch.randn(66, 33).t(), y),
-        (torch.randn(33, 1).expand(33, 66), y),
-    )
-
-
 # Rows.
-
-
-@pytest.mark.parametrize("dtype", some((F32, BF16, F16, F64), [F16]))
-def test_layer_norm_gelu_add(dtype: torch.dtype) -> None:
-    """The number of columns is literal at first, and a value of each call then."""
-    shapes = [((5, columns), (columns,), (columns,), (5, columns)) for columns in (64, 3, 100, 1000)]
-    check(norm_gelu_add, *(tuple(torch.randn(shape).to(dtype) for shape in each) for each in shapes))
 
 
 def test_softmax_of_infinities_and_nan() -> None:
@@ -107,20 +69,7 @@ def test_row_outputs(shape: tuple[int, ...]) -> None:
     check(function, (torch.randn(shape),))
 
 
-def test_values_of_the_row() -> None:
-    x, s, m = torch.randn(7, 40), torch.randn(7, 1), torch.randn(7, 1)
-    check(lambda x, s, m: F.layer_norm(x, (40,)) * s.exp() + x.sum(-1, keepdim=True) * (s + m), (x, s, m))
-
-
 # Columns.
-
-
-def test_column_sums() -> None:
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        return x.sum(0), x.amax(0), x.sum(0, keepdim=True) + 1, x.sum((0, 1)), x.exp().sum((0, 1)), x * 2
-
-    check(function, (torch.rand(5, 37, 100),), (torch.rand(2, 200, 100),))
-    check(lambda x, s: ((x * s).sum(0), (x > s).to(torch.int64).sum(0)), (torch.randn(33, 70).t(), torch.randn(70, 1)))
 
 
 def test_long_column_sums_stay_accurate() -> None:
@@ -143,33 +92,7 @@ def test_column_sums_beside_rows_do_not_depend_on_the_number_of_threads() -> Non
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-# Names, text, calls.
-
-
-def test_any_name_is_a_name() -> None:
-    def maximum(count: Tensor, begin: Tensor, row: Tensor, exp_f32: Tensor, LANES: Tensor, last_row: Tensor, PARTS: Tensor) -> Any:
-        return torch.maximum(count + row, begin.exp()) + exp_f32 - LANES, (last_row * PARTS).sum(0)
-
-    x = torch.randn(5, 70)
-    check(maximum, (x, x + 1, x * 2, x, x[:1], x, x + 1))
-
-
-def test_text_is_readable() -> None:
-    inputs = (torch.randn(shape) for shape in ((5, 100), (100,), (100,), (5, 100)))
-    (source,) = fg.kernel(norm_gelu_add).lower(*inputs, target="cpu").sources
-    assert source.language == "cpp" and f'extern "C" void {source.entry}(const void* arguments)' in source.pipeline
-    assert "    \n" not in source.text and "\n\n\n" not in source.text and "i0 %" not in source.pipeline
-
-
-def test_a_kernel_can_be_called_from_several_threads() -> None:
-    kernel = check(lambda x: x.exp(), (torch.randn(100),), (torch.randn(101),))
-
-    def call(seed: int) -> bool:
-        x = torch.randn(1000 + seed)
-        return all(torch.allclose(kernel(x), x.exp()) for _ in range(50))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(call, range(16)))
+# Calls.
 
 
 @pytest.mark.parametrize("dtype", some([F32, F64], [F64]))

@@ -40,9 +40,10 @@ WEIGHTS = randn(2816, dtype=BF16), randn(2816, dtype=BF16)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a row that no power of two fills": (norm_gelu_add, (randn(2, 2816, dtype=BF16), *WEIGHTS, randn(2, 2816, dtype=BF16))),
     "a row of six warps": (softmax_and_peak, (randn(3, 1536),)),
-    "an odd row": (softmax_and_peak, (randn(3, 333),)),
     "a row that can be staged": (softmax_and_peak, (randn(3, 20480, dtype=BF16),)),
     "sums over rows beside a row": (gradients, (randn(5, 1408), randn(5, 1408))),
+    "sums over rows beside an odd row": (gradients, (randn(5, 1403), randn(5, 1403))),
+    "odd rows that are written both ways": (lambda x, b: ((x + b).T.contiguous(), x * 2), (randn(63, 51), randn(51))),
     "points of several axes": (scaled, (randn(61, 40), randn(40, 61), randn(40))),
     "points that lie across": (lambda x: x.t().contiguous(), (randn(67, 40, dtype=BF16),)),
     "points of one axis": (lambda x: F.silu(x) * x, (randn(4100, dtype=BF16),)),

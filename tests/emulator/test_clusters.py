@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +12,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Lowered
-from fusegen.ir.symbolic import Axes, axis_symbol
 from fusegen.runtime import backends
 from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.schedule.heuristics import rows
-from fusegen.schedule.heuristics.rows import RowFeatures
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.words import plan_words, row_reason
-from fusegen.target import target
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 from tests.unit.ptxas import figures
@@ -77,10 +72,6 @@ def greatest(x: Tensor) -> tuple[Tensor, ...]:
     return values, places, x.amin(-1), x - x.mean(-1, keepdim=True)
 
 
-def moments(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.var_mean(x, -1)
-
-
 def causal(x: Tensor) -> Tensor:
     positions = torch.arange(x.shape[-1], device=x.device)
     numbers = torch.arange(x.shape[0], device=x.device)
@@ -99,21 +90,16 @@ CASES: dict[str, tuple[int, Callable[..., Any], tuple[Tensor, ...]]] = {
     "a row of whole groups": (4, norm_gelu_add, norm_inputs(3, 4096, BF16)),
     "a norm": (2, norm_gelu_add, norm_inputs(3, 3000, BF16)),
     "an odd norm": (4, norm_gelu_add, norm_inputs(3, 3001, BF16)),
-    "floats": (8, rms_norm, (randn(2, 3000), randn(3000))),
-    "odd floats": (16, rms_norm, (randn(2, 3003), randn(3003))),
     "doubles": (16, lambda x: F.layer_norm(x, x.shape[-1:]), (randn(2, 3000, dtype=torch.float64),)),
     "several results": (4, several, (randn(3, 3000, dtype=F16),)),
     "several odd results": (8, several, (randn(2, 2777, dtype=BF16),)),
     "states of several components": (4, greatest, (randn(2, 3000),)),
-    "moments": (2, moments, (randn(3, 3000, dtype=BF16),)),
     "integers": (8, lambda x: (x - x.amax(-1, keepdim=True), x.sum(-1)), (ints(3, 3000, dtype=torch.int64),)),
     "a mask of positions": (4, causal, (randn(3, 2901, dtype=BF16),)),
     "a number a row": (2, scaled, (randn(5, 3000, dtype=BF16), randn(5, 1))),
     "more than a warp of warps": (16, greatest, (randn(2, 20000),)),
-    "all registers": (4, several, (randn(3, 7000, dtype=BF16),)),
     "rows that loop": (4, several, (randn(3, 17000, dtype=BF16),)),
     "odd rows that loop": (2, norm_gelu_add, norm_inputs(2, 9999, BF16)),
-    "looped states of several components": (2, greatest, (randn(2, 9000),)),
 }
 
 
@@ -169,22 +155,6 @@ def test_in_place(shared_by: Callable[[int], list[RowPlan]]) -> None:
 
 
 @emulated
-def test_a_mask_depends_on_the_seed_alone(shared_by: Callable[[int], list[RowPlan]]) -> None:
-    """Not on which block has an element."""
-
-    def dropped(x: Tensor) -> Tensor:
-        return F.dropout(F.softmax(x, -1), 0.3, training=True)
-
-    x = torch.zeros(3, 3001)
-    torch.manual_seed(3)
-    alone = fg.kernel(lambda x: F.dropout(x, 0.3, training=True))(torch.ones(3, 3001)) != 0
-    taken = shared_by(4)
-    torch.manual_seed(3)
-    kept = fg.kernel(dropped)(x) != 0
-    assert taken and torch.equal(kept, alone)
-
-
-@emulated
 def test_all_blocks_have_the_same_statistic(shared_by: Callable[[int], list[RowPlan]]) -> None:
     """To the last bit: they combine the same parts in the same order."""
     shared_by(8)
@@ -209,32 +179,9 @@ def of_clusters(function: Callable[..., Any], *inputs: Tensor, on: str = "sm_90a
     return [plan for plan in found if plan.cluster > 1 and plan.persistence is not Persistence.STAGED]
 
 
-def test_clusters_hold_long_rows() -> None:
-    for columns in (40000, 65536, 100003, 262144):
-        found = of_clusters(several, meta(64, columns))
-        assert 2 <= len(found) <= 4 and all(plan.persistence is Persistence.REGISTERS for plan in found)
-        for plan in found:
-            assert plan.threads * plan.chunks * plan.lanes >= columns + (plan.lanes - 1 if plan.shifted else 0)
-            assert plan.block % 32 == 0 and plan.block <= 1024 and plan.block * plan.cluster == plan.threads
-            assert plan.exact is (plan.threads * plan.chunks * plan.lanes == columns)
-    longest = {(plan.cluster, plan.persistence) for plan in of_clusters(several, meta(64, 1 << 20))}
-    assert longest == {(16, Persistence.LOOPED), (8, Persistence.LOOPED)}
-    assert not of_clusters(several, meta(64, 16384))  # which a block holds
-
-
 def test_nor_where_there_are_no_clusters() -> None:
     assert not of_clusters(several, meta(64, 65536), on="sm_80")
     assert all(plan.cluster <= 8 for plan in of_clusters(several, meta(64, 1 << 20), on="sm_120"))
-
-
-def features(**changed: Any) -> RowFeatures:
-    return replace(RowFeatures(Axes((axis_symbol("column"),), (65536,)), [2], 0.5, 0, 1, 2, sendable=True), **changed)
-
-
-def test_what_cannot_be_shared() -> None:
-    assert any(plan.cluster > 1 for plan in rows.row_plans(features(), target("sm_90a"), {}, {}))
-    for changed in ({"sendable": False}, {"column_sums": 1}, {"reductions": 0}):
-        assert not any(plan.cluster > 1 for plan in rows.row_plans(features(**changed), target("sm_90a"), {}, {}))
 
 
 def test_a_number_of_the_row_is_not_written_over() -> None:
@@ -250,22 +197,9 @@ def test_a_number_of_the_row_is_not_written_over() -> None:
     assert not any(plan.cluster > 1 for plan in plans(low))
 
 
-def test_words(shared_by: Callable[[int], list[RowPlan]]) -> None:
-    first, *_ = of_clusters(several, meta(64, 65536))
-    assert plan_words(first) == "registers: 4 blocks of 512 threads, 4 x 8 elements each"
-    assert row_reason(first, sums_columns=False) == "a row fits the registers of 2048 threads of 4 blocks, 32 elements each"
-    shared_by(8)
-    banner = fg.kernel(rms_norm).lower(meta(64, 65536), meta(65536), target="sm_90a").sources[0].banner
-    assert "2 phases, rows read once, held in registers by 8 blocks" in banner
-    assert "Grid x_dim0 * 8, block 256" in banner
-
-
 SPILLS = {
     "a norm": (norm_gelu_add, (meta(64, 65536), meta(65536), meta(65536), meta(64, 65536))),
     "an odd norm": (norm_gelu_add, (meta(64, 100003), meta(100003), meta(100003), meta(64, 100003))),
-    "floats": (rms_norm, (meta(64, 262144, dtype=torch.float32), meta(262144))),
-    "the longest that registers hold": (rms_norm, (meta(64, 524288), meta(524288))),
-    "the longest": (rms_norm, (meta(64, 1 << 20), meta(1 << 20))),
 }
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.runtime import backends
-from fusegen.schedule.plan import RowPlan
 from fusegen.verify.accuracy import judge
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
@@ -38,10 +37,6 @@ def of_weights(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return scaled, scaled.sum(0)
 
 
-def looked_up(ids: Tensor, table: Tensor, w: Tensor, places: Tensor) -> Tensor:
-    return (F.embedding(ids, table) * w[places]).sum(0)
-
-
 def spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.var(0), x.amax(0), x.argmax(0)
 
@@ -52,27 +47,14 @@ def dropped(x: Tensor, limit: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "one row": (lambda x: x.sum(0), (randn(1, 300, dtype=BF16),)),
-    "two rows": (lambda x: x.sum(0), (randn(2, 2056, dtype=BF16),)),
     "rows that fill no batch": (lambda x: x.sum(0), (randn(1037, 72, dtype=BF16),)),
     "few columns": (lambda x: x.sum(0), (randn(301, 5),)),
-    "one column": (lambda x: x.sum(0), (randn(133, 1),)),
     "odd columns": (lambda x: x.sum(0), (randn(77, 709, dtype=BF16),)),
     "a norm's weights": (gradients, (randn(53, 264, dtype=BF16), randn(53, 264, dtype=BF16), randn(53), randn(53))),
     "results of rows too": (of_weights, (randn(37, 136, dtype=F16), randn(136, dtype=F16))),
     "columns of two axes": (lambda x, w: (x.mT * w).sum(0), (randn(19, 33, 12), randn(33))),
-    "rows of two axes": (lambda x: x.sum((0, 1)), (randn(7, 5, 48),)),
-    "rows of a table": (
-        looked_up,
-        (
-            ints(21, low=0, high=9, dtype=torch.int64),
-            randn(9, 40, dtype=BF16),
-            randn(8),
-            ints(40, low=-8, high=8, dtype=torch.int64),
-        ),
-    ),
     "several components": (spread, (randn(45, 70),)),
     "under a condition": (dropped, (randn(40, 130), randn(130))),
-    "doubles": (lambda x: x.prod(0), (randn(9, 34, dtype=torch.float64),)),
     "integers": (lambda x: x.sum(0), (ints(50, 33, dtype=torch.int8),)),
 }
 
@@ -98,15 +80,3 @@ def test_sums_are_about_as_accurate_as_torchs() -> None:
             for results in zip(fg.kernel(function)(x), function(x), function(x.double()), strict=True):
                 verdict = judge(*results)
                 assert not verdict.failure, verdict.failure
-
-
-def test_no_rows() -> None:
-    agree(lambda x: x.sum(0), (randn(0, 40),))
-
-
-def test_there_are_plans_of_every_kind() -> None:
-    (launch,) = fg.kernel(lambda x: x.sum(0)).lower(randn(40, 264, dtype=BF16)).program.launches[:1]
-    plans = launch.candidates
-    assert all(isinstance(plan, RowPlan) and plan.tiled for plan in plans)
-    found = {(plan.cluster, plan.finishes, plan.rows == 1) for plan in plans if isinstance(plan, RowPlan)}
-    assert {(1, True, True), (1, True, False), (1, False, True), (1, False, False), (8, True, False)} <= found

@@ -14,16 +14,12 @@ from fusegen.passes.fuse import GroupKind
 from tests.emulator.test_epilogues import BF16, heads, tensor, weight
 from tests.unit.indexed import indices
 
-POINTWISE, ROW, LIBRARY = GroupKind.POINTWISE, GroupKind.ROW, GroupKind.LIBRARY
+POINTWISE, ROW = GroupKind.POINTWISE, GroupKind.ROW
 CONTRACTION, ATTENTION = GroupKind.CONTRACTION, GroupKind.ATTENTION
 
 
 def residual_rows(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w)) + F.embedding(ids, table)
-
-
-def scaled_columns(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:
-    return F.linear(x, w) * table[ids]
 
 
 def rotary_at(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
@@ -39,31 +35,12 @@ def rows_of_a_product(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
     return F.relu(F.linear(x, w))[ids]
 
 
-def columns_of_a_product(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
-    return F.linear(x, w).gather(1, ids) * 2
-
-
-def some_weights(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
-    return F.linear(x, w[ids]) * 2
-
-
 def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT / 8 + table[ids].permute(2, 0, 1), -1).to(BF16) @ v
 
 
-def bias_by_distance(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    at = torch.arange(16, device=q.device)
-    distance = (at[None] - at[:, None]).abs().clamp(max=7)
-    return torch.softmax(q @ k.mT / 8 + F.embedding(distance, table).permute(2, 0, 1), -1).to(BF16) @ v
-
-
-def of_pages(q: Tensor, k: Tensor, v: Tensor, pages: Tensor) -> Tensor:
-    return torch.softmax(q @ k[pages].mT / 8, -1) @ v[pages]
-
-
 CASES: list[tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]], list[GroupKind]]] = [
     (residual_rows, lambda: (tensor(2, 35, 64), weight(64, 64), tensor(9, 64), indices(2, 35, below=9)), [CONTRACTION]),
-    (scaled_columns, lambda: (tensor(70, 64), weight(64, 64), tensor(9), indices(64, below=9)), [CONTRACTION]),
     (
         rotary_at,
         lambda: (tensor(2, 16, 64), weight(128, 64), tensor(50, 64), tensor(50, 64), indices(2, 16, below=50)),
@@ -71,18 +48,10 @@ CASES: list[tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]], list[
     ),
     (of_embedded, lambda: (tensor(9, 64), indices(70, below=9), weight(64, 64)), [ROW, CONTRACTION]),
     (rows_of_a_product, lambda: (tensor(70, 64), weight(64, 64), indices(33, below=70)), [CONTRACTION, POINTWISE]),
-    (columns_of_a_product, lambda: (tensor(70, 64), weight(64, 64), indices(70, 3, below=64)), [LIBRARY, POINTWISE]),
-    (some_weights, lambda: (tensor(70, 64), weight(99, 64), indices(64, below=99)), [POINTWISE, CONTRACTION]),
     (
         biased,
         lambda: (tensor(1, 2, 17, 64), tensor(1, 2, 19, 64), tensor(1, 2, 19, 64), torch.randn(32, 2), indices(17, 19, below=32)),
         [ATTENTION],
-    ),
-    (bias_by_distance, lambda: (*(tensor(1, 2, 16, 64) for _ in range(3)), torch.randn(8, 2)), [POINTWISE, ATTENTION]),
-    (
-        of_pages,
-        lambda: (tensor(2, 2, 16, 64), tensor(5, 2, 16, 64), tensor(5, 2, 16, 64), indices(2, below=5)),
-        [POINTWISE, ATTENTION],
     ),
 ]
 

@@ -95,16 +95,6 @@ def test_operands_that_share_memory_and_a_depth_of_none() -> None:
     check(lambda x, w, b: F.linear(x[:, :0], w[:, :0]) + b, randn(70, 8), randn(40, 8), randn(40), target=OLD)
 
 
-def test_an_epilogue_that_mixes_two_columns() -> None:
-    def rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        y = F.linear(x, w)
-        even, odd = y[..., 0::2], y[..., 1::2]
-        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
-
-    check(rotary, randn(2, 70, 64), randn(72, 64), randn(70, 36), randn(70, 36), target=OLD)
-    check(rotary, randn(2, 70, 64), randn(74, 64), randn(70, 37), randn(70, 37), target=OLD)
-
-
 def test_a_float32_result_of_an_odd_number_of_columns() -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         y = F.linear(x, w)
@@ -122,8 +112,3 @@ def test_epilogues(part: str) -> None:
         assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
     for function, got in results(cases, OLD, 108, ONCE):
         epilogues.compare(got, function(*map(epilogues.wide, cases[function])))
-
-
-@pytest.mark.parametrize("target", ["sm_86", "sm_120"])
-def test_machines_of_less_shared_memory(target: str) -> None:
-    check(bias_relu, randn(300, 200), randn(264, 200), randn(264), target=target, timings=ONCE)

@@ -29,25 +29,17 @@ def shifted_by_a_row(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.softmax((x - shift) * scale[:, None], -1) + x.argmax(-1, keepdim=True)
 
 
-def of_a_table(ids: Tensor, table: Tensor) -> Tensor:
-    return F.rms_norm(F.embedding(ids, table), table.shape[-1:])
-
-
 def cut(x: Tensor) -> Tensor:
     return torch.softmax(F.pad(x, (3, 2)), -1)
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "one row": (lambda x: x.softmax(-1), (randn(1, 64, dtype=BF16),)),
-    "a warp less one": (lambda x: x.softmax(-1), (randn(31, 64, dtype=BF16),)),
     "a block and one": (with_statistics, (randn(65, 72, dtype=F16), randn(72, dtype=F16))),
     "groups for half the threads": (with_statistics, (randn(19, 40), randn(40))),
     "rows of two axes": (lambda x: x.softmax(-1), (randn(5, 7, 33),)),
     "numbers of rows": (shifted_by_a_row, (randn(37, 24), randn(37, 1), randn(37))),
-    "rows of a table": (of_a_table, (ints(21, low=0, high=9, dtype=torch.int64), randn(9, 48, dtype=BF16))),
     "edges": (cut, (randn(9, 30),)),
-    "dropout": (lambda x: F.dropout(x, 0.0).softmax(-1), (randn(11, 32),)),
-    "doubles": (lambda x: x - x.mean(-1, keepdim=True), (randn(7, 12, dtype=torch.float64),)),
     "integers": (lambda x: (x.sum(-1), x.argmin(-1)), (ints(13, 50, dtype=torch.int8),)),
     "one column": (lambda x: x.softmax(-1), (randn(9, 1),)),
 }
@@ -60,10 +52,6 @@ def test_every_plan(name: str) -> None:
     for launch in fg.tune(fg.kernel(function), *inputs).launches:
         assert not [each.error for each in launch.candidates if each.error]
     agree(function, inputs)
-
-
-def test_no_rows() -> None:
-    agree(with_statistics, (randn(0, 64), randn(64)))
 
 
 def test_rows_are_worked_on_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +72,3 @@ def test_rows_are_worked_on_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     fg.kernel(normalize, mutates=("x",))(x, w)
     torch.testing.assert_close(x, expected)
     assert found
-
-
-def test_short_rows_share_a_warp_and_long_ones_do_not() -> None:
-    def threads(columns: int) -> set[int]:
-        low = fg.kernel(lambda x: x.softmax(-1)).lower(torch.empty(300, columns, device="meta", dtype=BF16), target="sm_90a")
-        return {plan.threads for plan in low.program.launches[0].candidates if isinstance(plan, RowPlan) and plan.threads < 32}
-
-    assert (threads(8), threads(64), threads(128), threads(512)) == (set(), {4, 8}, {4, 8, 16}, set())

@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.schedule.program import Launch
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import agree, randn
 
 BF16, F16 = torch.bfloat16, torch.float16
 pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
@@ -48,10 +46,6 @@ def several(x: Tensor) -> tuple[Tensor, ...]:
     return p, x.argmax(-1), (x * 2).float(), torch.logsumexp(x.float(), -1)
 
 
-def masked(x: Tensor, keep: Tensor) -> Tensor:
-    return F.softmax(x.masked_fill(keep == 0, -torch.inf), -1)
-
-
 def causal(x: Tensor) -> Tensor:
     positions = torch.arange(x.shape[-1], device=x.device)
     rows = torch.arange(x.shape[0], device=x.device)
@@ -67,10 +61,6 @@ def of_two_tensors(x: Tensor, y: Tensor) -> Tensor:
     return rows - rows.amax(-1, keepdim=True)
 
 
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
-    return F.rms_norm(F.embedding(ids, table), table.shape[-1:])
-
-
 def dropped(x: Tensor) -> Tensor:
     return F.dropout(F.softmax(x, -1), 0.3, training=True)
 
@@ -82,29 +72,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "weights of another type": (weighted, (randn(3, 777, dtype=BF16), randn(777), randn(3, 777, dtype=F16))),
     "rows that lie apart": (norm_gelu_add, (randn(4, 344)[:, 1:334], randn(333), randn(334)[1:], randn(4, 400)[:, :333])),
-    "a residual of all rows": (norm_gelu_add, (randn(2, 4, 333), randn(333), randn(333), randn(4, 333))),
     "rows that overlap": (lambda x, y: x.sum(-1) + y.sum(-1), (randn(339).as_strided((5, 335), (1, 1)), randn(335).expand(5, -1))),
     "several results": (several, (randn(3, 259, dtype=F16),)),
-    "a mask of bytes": (masked, (randn(3, 333), ints(3, 333, low=0, high=2, dtype=torch.uint8))),
     "a mask of positions": (causal, (randn(7, 261, dtype=BF16),)),
     "two parts": (of_two_parts, (randn(3, 200), randn(3, 201))),
     "rows of two tensors": (of_two_tensors, (randn(3, 331, dtype=BF16), randn(3, 331, dtype=BF16))),
     "the sum of a part": (lambda x, y: (F.pad(x, (3, 0)) + y).sum(-1), (randn(3, 330), randn(3, 333))),
-    "rows of a table": (looked_up, (ints(5, low=0, high=9, dtype=torch.int64), randn(9, 335, dtype=BF16))),
-    "one row": (several, (randn(1, 1001, dtype=BF16),)),
-    "integers": (lambda x: (x - x.amax(-1, keepdim=True), x.sum(-1)), (ints(3, 333, dtype=torch.int64),)),
     "doubles": (lambda x: F.layer_norm(x, x.shape[-1:]), (randn(3, 333, dtype=torch.float64),)),
-    "bytes": (lambda x: x == x.amin(-1, keepdim=True), (ints(3, 515, dtype=torch.int8),)),
     "a bias": (lambda x, b: F.gelu(x + b), (randn(9, 333, dtype=BF16), randn(333, dtype=BF16))),
     "a number a row": (lambda x, s, b: x * s + b, (randn(40, 13), randn(40, 1), randn(13))),
-    "both of other types": (lambda x, s, b: x * s + b, (randn(4, 5, 111, dtype=BF16), randn(5, 1), randn(4, 1, 111, dtype=F16))),
-    "a part": (lambda x, y: x[:, 1:] + y, (randn(7, 102), randn(101))),
     "rows shorter than a group": (lambda x, b: x * b, (randn(100, 3, dtype=BF16), randn(3, dtype=BF16))),
     "points under a mask of positions": (lambda x: x.tril(2), (randn(31, 37, dtype=BF16),)),
     "columns": (lambda x, y: x + y.T, (randn(37, 31), randn(31, 37))),
-    "padding": (lambda x, b: F.pad(x, (1, 2)) + b, (randn(20, 50), randn(53))),
-    "one row and a bit": (lambda x, b: x + b, (randn(2, 5), randn(5))),
-    "points of bytes": (lambda x, b: x & b, (ints(30, 17, dtype=torch.int8), ints(17, dtype=torch.int8))),
 }
 
 
@@ -157,52 +136,6 @@ def test_a_mask_depends_on_the_seed_alone(request: pytest.FixtureRequest) -> Non
     kept = fg.kernel(dropped)(x) != 0
     assert taken and torch.equal(kept, alone)
     assert 0.6 < kept.float().mean().item() < 0.8
-
-
-# What is chosen.
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def plans(low: Lowered) -> tuple[Any, ...]:
-    (step,) = low.program.steps
-    assert isinstance(step, Launch)
-    return step.candidates
-
-
-def test_odd_rows_can_be_read_as_even_ones() -> None:
-    for columns in (3001, 50257, 100003):
-        odd, even = (plans(fg.kernel(several).lower(meta(64, n), target="sm_90a")) for n in (columns, columns + 8 - columns % 8))
-        first = next(plan for plan in odd if plan.shifted)
-        assert (first.lanes, first.persistence, first.threads) == (even[0].lanes, even[0].persistence, even[0].threads)
-        assert not any(plan.shifted for plan in even)
-    assert not any(plan.shifted for plan in plans(fg.kernel(several).lower(meta(64, 99), target="sm_90a")))
-
-
-def test_sums_of_columns_keep_their_lanes() -> None:
-    """A thread holds the sums of its columns over all rows."""
-
-    def with_sums(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.softmax(x, -1)
-        return y, y.sum(0)
-
-    low = fg.kernel(with_sums).lower(meta(64, 3004), target="sm_90a")
-    steps = [step for step in low.program.steps if isinstance(step, Launch)]
-    assert steps[0].candidates and not any(plan.shifted for plan in steps[0].candidates)
-    without = plans(fg.kernel(lambda x: F.softmax(x, -1)).lower(meta(64, 3004), target="sm_90a"))
-    assert any(plan.shifted for plan in without)
-
-
-def test_points_can_be_read_as_if_they_were_of_one_row() -> None:
-    found = plans(fg.kernel(lambda x, b: x + b).lower(meta(64, 50257), meta(50257), target="sm_90a"))
-    assert {plan.lanes for plan in found if plan.wraps} == {8}
-
-
-def test_what_is_written_in_another_order_is_not_wrapped() -> None:
-    low = fg.kernel(lambda x, b: ((x + b).T.contiguous(), x * 2)).lower(meta(63, 51), meta(51), target="sm_90a")
-    assert not any(plan.wraps for plan in plans(low))
 
 
 def test_no_row_that_is_written_over_is_staged_at_aligned_places() -> None:

@@ -1,4 +1,4 @@
-"""Primitives: every one compiles for the device and for the host, and the host versions compute what torch computes."""
+"""Primitives: those that no stored kernel calls compile for the device and for the host, whose versions compute what torch does."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ Launch = Callable[..., None]
 
 DEVICE = Path(__file__).resolve().parents[2] / "templates" / "cuda" / "primitives"
 
-# A statement that uses each primitive, over the parameters of USE.
+# A statement that uses each primitive, or all overloads of it, over the parameters of USE.
 USES = {
-    "bit_cast": "store(floats, 0, bit_cast<float>(1));",
-    "block_count": "store(integers, 0, widen(block_count()));",
-    "block_id": "store(integers, 0, widen(block_id()));",
-    "block_sync": "block_sync();",
     "cluster_arrive": "cluster_arrive();",
     "cluster_load": "auto p = shared_array<float>(0); store(floats, 0, cluster_load(p, 1, 0));"
     "store(doubles, 0, cluster_load(shared_array<double>(8), 0, 0));"
@@ -40,18 +36,12 @@ USES = {
     "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "exp_below": "store(floats, 0, exp_below(load(floats, 1), load(floats, 2)));",
-    "fast_exp": "store(floats, 0, fast_exp(load(floats, 1)));",
     "fast_one_plus_erf": "store(floats, 0, fast_one_plus_erf(load(floats, 1)));",
-    "fast_reciprocal": "store(floats, 0, fast_reciprocal(load(floats, 1)));",
-    "fast_rsqrt": "store(floats, 0, fast_rsqrt(load(floats, 1)));",
     "floor_divide": "store(floats, 0, floor_divide(load(floats, 1), 3.0f));"
     "store(doubles, 0, floor_divide(load(doubles, 1), 3.0));"
     "store(integers, 0, floor_divide(load(integers, 1), load(integers, 2)));",
-    "lane_id": "store(integers, 0, widen(lane_id()));",
-    "ldmatrix": "u32 m[4]; ldmatrix(m, shared_address(&*shared_array<u8>(0))); store(integers, 0, widen(i32(m[3])));",
     "ldmatrix_transposed": "u32 m[4]; ldmatrix_transposed(m, shared_address(&*shared_array<u8>(16)));"
     "store(integers, 0, widen(i32(m[3])));",
-    "load": "store(bytes, 0, load(bytes, 1)); store(brains, 0, load(brains, 1)); store(flags, 0, load(flags, 1));",
     "load_part": "bf16 b[8]; load_part<8>(b, brains, 8, 0, 5, 9); i64 q[2]; load_part<2>(q, integers, 2, -1, 1, 1);"
     "store_part(brains, 8, b, 0, 5); store_part(integers, 2, q, 1, 2);",
     "load_vec": "float v[8]; load_vec(v, floats, 0); bf16 b[8]; load_vec(b, brains, 0); f16 h[2]; load_vec<2>(h, halves, 0);"
@@ -66,7 +56,6 @@ USES = {
     "mbarrier_wait_cluster": "mbarrier_wait_cluster(&*shared_array<u64>(64), 0);",
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
     "store(integers, 0, minimum(load(integers, 1), load(integers, 2)));",
-    "mma_m16n8k16_bf16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_bf16(d, a, 1u, 2u); store(floats, 0, d[0]);",
     "mma_m16n8k16_f16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_f16(d, a, 1u, 2u); store(floats, 0, d[0]);",
     "narrow": "bf16 b; narrow(load(floats, 0), b); store(brains, 0, b); f16 h; narrow(load(doubles, 0), h); store(halves, 0, h);"
     "i8 c; narrow(load(integers, 0), c); store(bytes, 0, c); bool t; narrow(load(flags, 1), t); store(flags, 0, t);",
@@ -76,27 +65,16 @@ USES = {
     "remainder_floor": "store(floats, 0, remainder_floor(load(floats, 1), 3.0f));"
     "store(doubles, 0, remainder_floor(load(doubles, 1), 3.0));"
     "store(integers, 0, remainder_floor(load(integers, 1), load(integers, 2)));",
-    "round_bf16": "store(floats, 0, round_bf16(load(floats, 1)));",
     "round_f16": "store(floats, 0, round_f16(load(floats, 1)));",
-    "shared_array": "auto p = shared_array<float>(16); shared_store(p + 1, 0, 1.0f);",
     "shared_load": "store(doubles, 0, shared_load(shared_array<double>(0), 1));",
     "shared_store": "shared_store(shared_array<i64>(0), 1, load(integers, 0));",
     "shuffle_xor": "store(floats, 0, shuffle_xor(load(floats, 1), 1)); store(doubles, 0, shuffle_xor(load(doubles, 1), 2));"
     "store(integers, 0, shuffle_xor(load(integers, 1), 4));",
     "sign_of": "store(floats, 0, sign_of(load(floats, 1))); store(doubles, 0, sign_of(load(doubles, 1)));"
     "store(integers, 0, sign_of(load(integers, 1)));",
-    "store": "store(halves, 0, f16{0}); store(bytes, 0, i8{1}); store(flags, 0, true);",
-    "store_part": "f16 h[4] = {}; store_part(halves, 4, h, -1, 9); i8 c[16] = {}; store_part(bytes, 16, c, 3, 4);",
-    "store_vec": "f16 h[6] = {}; store_vec(halves, 6, h); i8 c[16] = {}; store_vec(bytes, 16, c);",
-    "thread_id": "store(integers, 0, widen(thread_id()));",
-    "types": "store(integers, 0, static_cast<i64>(sizeof(TensorMap)));",
-    "vector_width": "static_assert(vector_width(12) == 4 && vector_width(32) == 16 && vector_width(6) == 2, \"\");",
-    "warp_id": "store(integers, 0, widen(warp_id()));",
     "warp_sync": "warp_sync();",
     "widen": "store(floats, 0, widen(load(brains, 0)) + widen(load(halves, 0)) + widen(load(floats, 0)));"
     "store(integers, 0, widen(load(bytes, 0)) + widen(u8{1}) + widen(i16{1}) + widen(3) + widen(load(integers, 0)));",
-    "widen_vec": "bf16 b[5]; load_vec(b, brains, 0); float v[5]; widen_vec(b, v); store_vec(floats, 0, v);"
-    "i8 c[2]; load_vec(c, bytes, 0); i64 q[2]; widen_vec(c, q); store_vec(integers, 0, q);",
 }  # fmt: skip
 USE = """
 extern "C" __global__ void fg_use_%s(i64* integers, float* floats, double* doubles, bf16* brains, f16* halves, i8* bytes,

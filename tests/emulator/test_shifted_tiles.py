@@ -15,7 +15,7 @@ from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import RowPlan
 from tests.naming import case
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import agree, randn
 
 BF16, F16 = torch.bfloat16, torch.float16
 emulated = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
@@ -53,28 +53,15 @@ def weighted(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return scaled, scaled.sum(0)
 
 
-def with_rows(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    return (x * m).sum(0), m * 2
-
-
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a norm's weights": (gradients, (randn(53, 777, dtype=BF16), randn(53, 777, dtype=BF16), randn(53, 1), randn(53, 1))),
     "float32": (summed, (randn(77, 133),)),
-    "pairs": (summed, (randn(40, 262, dtype=F16),)),
-    "moments": (lambda x: torch.var_mean(x, 0), (randn(70, 301, dtype=BF16),)),
     "several components": (spread, (randn(45, 135),)),
-    "exponentials": (lambda x: torch.logsumexp(x.float(), 0), (randn(21, 301, dtype=BF16),)),
-    "two rows": (summed, (randn(2, 515, dtype=BF16),)),
     "fewer rows than threads have": (summed, (randn(3, 515, dtype=BF16),)),
     "results of rows too": (weighted, (randn(37, 268, dtype=F16), randn(268, dtype=F16))),
     "what all rows share first": (lambda w, x: (w * x).sum(0), (randn(301, dtype=BF16), randn(30, 301, dtype=BF16))),
-    "numbers of rows too": (with_rows, (randn(19, 131), randn(19, 1))),
     "parts of rows": (summed, (randn(30, 344, dtype=BF16)[:, :299],)),
     "rows that overlap": (summed, (randn(339).as_strided((9, 331), (1, 1)),)),
-    "two types": (lambda x, y: (x * y).sum(0), (randn(33, 301), randn(33, 301, dtype=BF16))),
-    "places": (lambda x: (x * torch.arange(x.shape[1])).sum(0), (randn(20, 301),)),
-    "integers": (summed, (ints(50, 301, dtype=torch.int8),)),
-    "doubles": (lambda x: x.prod(0), (randn(9, 67, dtype=torch.float64),)),
 }
 
 
@@ -110,21 +97,6 @@ def plans(function: Callable[..., Any], *inputs: Tensor) -> list[RowPlan]:
     """Those whose groups of lanes start at aligned places."""
     launch = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches[0]
     return [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.shifted]
-
-
-def test_rows_of_a_thread_lie_alike() -> None:
-    cases = (
-        (meta(64, 3001), 8, 8),
-        (meta(64, 3002), 8, 4),
-        (meta(64, 3004), 8, 2),
-        (meta(64, 3001, dtype=torch.float32), 4, 4),
-        (meta(64, 3008)[:, :3001], 8, 1),
-    )
-    for x, lanes, rows in cases:
-        with case((x.shape, x.stride(), x.dtype)):
-            found = plans(summed, x)
-            assert found and all(plan.lanes == lanes and plan.rows % rows == 0 and plan.rows > 1 for plan in found)
-            assert all(plan.span == (plan.threads - 1) * lanes and not plan.exact for plan in found)
 
 
 OTHERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {

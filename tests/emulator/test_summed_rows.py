@@ -72,14 +72,6 @@ def test_staged_rows(choose: Choose, blocks: int, form: str) -> None:
     assert plans and all(plan.resident == blocks and plan.exact is (form == "whole") for plan in plans)
 
 
-def test_a_thread_holds_sums_of_several_groups(choose: Choose) -> None:
-    for chunks in (2, 4):
-        with case(chunks):
-            plans = choose(lambda plan, chunks=chunks: plan.persistence is Persistence.STAGED and plan.chunks == chunks)
-            agree(gradients, inputs(7, 2048, F32))
-            assert plans
-
-
 def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no two rows have room, groups of a row are brought while the groups before are still in use; else rows are whole."""
     for room, slots in ((1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)):
@@ -90,12 +82,6 @@ def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch)
             plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
             agree(gradients, inputs(6, 2048, F32))
             assert {plan.slots for plan in plans} == {slots}
-
-
-def test_rows_in_registers(choose: Choose) -> None:
-    plans = choose(lambda plan: plan.persistence is Persistence.REGISTERS)
-    agree(gradients, *(inputs(rows, 1100, F32) for rows in (1, 2, 5)))
-    assert plans
 
 
 def test_several_rows_of_a_warp_each(choose: Choose) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -18,12 +17,7 @@ from fusegen.specs.registry import SPECS
 from tests.naming import case
 from tests.unit.eager import agree, randn
 
-BF16 = torch.bfloat16
 pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
-
-
-def weights_alone(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    return (dy * F.layer_norm(x, x.shape[-1:])).sum(0), dy.sum(0)
 
 
 def sums_of_what_is_written(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,18 +37,13 @@ def several_components(x: Tensor) -> tuple[Tensor, Tensor]:
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a norm": (SPECS["layer_norm_backward"].kernel.function, (randn(37, 264), randn(37, 264), randn(264))),
-    "a norm in bfloat16": (
-        SPECS["layer_norm_backward"].kernel.function,
-        (randn(19, 128, dtype=BF16), randn(19, 128, dtype=BF16), randn(128, dtype=BF16)),
-    ),
-    "a norm's weights": (weights_alone, (randn(23, 96), randn(23, 96))),
     "sums of what is written": (sums_of_what_is_written, (randn(33, 64), randn(64))),
     "rows of two axes": (rows_of_two_axes, (randn(5, 7, 40), randn(40))),
     "several components": (several_components, (randn(21, 24),)),
 }
 
 
-@pytest.mark.parametrize("names", [[*CASES][:3], [*CASES][3:]], ids=["norms", "others"])
+@pytest.mark.parametrize("names", [[*CASES][:2], [*CASES][2:]], ids=["a norm", "others"])
 def test_two_kernels_give_what_torch_gives(names: Sequence[str]) -> None:
     for name in names:
         function, inputs = CASES[name]
@@ -62,10 +51,6 @@ def test_two_kernels_give_what_torch_gives(names: Sequence[str]) -> None:
             launches = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches
             assert {launch.group.kind for launch in launches} == {GroupKind.ROW, GroupKind.COLUMN}
             agree(function, inputs)
-
-
-def test_no_rows() -> None:
-    agree(weights_alone, (randn(0, 96), randn(0, 96)))
 
 
 @pytest.mark.usefixtures("made_up_times", "compared")

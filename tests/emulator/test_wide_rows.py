@@ -16,19 +16,9 @@ from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, results
 from tests.emulator.test_epilogues import BF16, compare, tensor, weight
 
 
-def with_squares(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    y = F.linear(x, w, b)
-    return y, y.float().square().mean(-1, keepdim=True)
-
-
 def with_bounds(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     y = F.gelu(F.linear(x, w))
     return y.float(), y.abs().amax(-1), y.amin(-1)
-
-
-def with_normalizer(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    y = F.linear(x, w, b)
-    return y, torch.logsumexp(y.float(), -1)
 
 
 def normalizer_alone(x: Tensor, w: Tensor) -> Tensor:
@@ -47,11 +37,6 @@ def with_moments(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return mean, torch.rsqrt(variance + 1e-5)
 
 
-def of_two_products(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    y = F.silu(F.linear(x, gate)) * F.linear(x, up)
-    return y, y.sum(-1) + y.float().prod(-1)
-
-
 def sums_of_a_batch(x: Tensor, w: Tensor) -> Tensor:
     return (F.linear(x, w).relu().sum(-1) * 0.25).float() + x[..., 0]
 
@@ -59,13 +44,10 @@ def sums_of_a_batch(x: Tensor, w: Tensor) -> Tensor:
 MASK = torch.zeros(70, 384, dtype=BF16)
 MASK[3:, :130], MASK[5] = -torch.inf, -torch.inf
 CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
-    with_squares: (tensor(130, 64), weight(384, 64), tensor(384)),
     with_bounds: (tensor(2, 35, 64), weight(512, 64)),
-    with_normalizer: (tensor(70, 64), weight(288, 64), tensor(288)),
     normalizer_alone: (tensor(70, 64), weight(640, 64)),
     masked_normalizer: (tensor(70, 64), weight(384, 64), MASK),
     with_moments: (tensor(70, 64), weight(320, 64), tensor(320) + 30),
-    of_two_products: (tensor(70, 64), weight(384, 64), weight(384, 64)),
     sums_of_a_batch: (tensor(2, 35, 64), weight(384, 64)),
 }
 

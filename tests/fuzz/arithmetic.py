@@ -39,17 +39,14 @@ class Arithmetic:
         return rounded(constant(value), self.p, 0.0 if float(torch.tensor(value).float()) == value else 1.0)
 
     def neg(self, x: Float) -> Float:
-        """-x."""
         return Float.of(-x.hi, -x.lo, x.nan, x.num)
 
     def add(self, a: Float, b: Float) -> Float:
-        """a + b."""
         nan = a.nan | b.nan | (a.num & b.num & (((a.hi == INF) & (b.lo == -INF)) | ((a.lo == -INF) & (b.hi == INF))))
         opposite = ((a.lo == INF) & (b.hi == -INF)) | ((a.hi == -INF) & (b.lo == INF))
         return rounded(Float.of(a.lo + b.lo, a.hi + b.hi, nan, a.num & b.num & ~opposite), self.p, 2.0)
 
     def sub(self, a: Float, b: Float) -> Float:
-        """a - b."""
         return self.add(a, self.neg(b))
 
     def _products(self, a: Float, b: Float) -> tuple[Tensor, Tensor]:
@@ -58,18 +55,15 @@ class Arithmetic:
         return products.amin(0), products.amax(0)
 
     def mul(self, a: Float, b: Float) -> Float:
-        """a * b."""
         lo, hi = self._products(a, b)
         nan = a.nan | b.nan | (a.contains(0.0) & b.may_be_infinite) | (b.contains(0.0) & a.may_be_infinite)
         return rounded(Float.of(lo, hi, nan, a.num & b.num), self.p, 2.0)
 
     def square(self, x: Float) -> Float:
-        """x * x."""
         least = torch.where(x.contains(0.0), 0.0, torch.minimum(x.lo.abs(), x.hi.abs()))
         return rounded(Float.of(least * least, x.magnitude * x.magnitude, x.nan, x.num), self.p, 2.0)
 
     def div(self, a: Float, b: Float) -> Float:
-        """a / b."""
         zero = b.contains(0.0)
         safe_lo, safe_hi = torch.where(zero, 1.0, b.lo), torch.where(zero, 1.0, b.hi)
         quotients = torch.stack(torch.broadcast_tensors(a.lo / safe_lo, a.lo / safe_hi, a.hi / safe_lo, a.hi / safe_hi))
@@ -87,7 +81,6 @@ class Arithmetic:
         return Float.of(torch.maximum(a.lo, b.lo), torch.maximum(a.hi, b.hi), a.nan | b.nan, a.num & b.num)
 
     def minimum(self, a: Float, b: Float) -> Float:
-        """The lesser one; NaN if one is."""
         return Float.of(torch.minimum(a.lo, b.lo), torch.minimum(a.hi, b.hi), a.nan | b.nan, a.num & b.num)
 
     def rising(self, x: Float, function: Function, units: Tensor | float, least: float = -INF, top: float = INF) -> Float:
@@ -110,7 +103,6 @@ class Arithmetic:
         return Float.of(x.lo.clamp(min=least), x.hi.clamp(min=least), x.nan, x.num)
 
     def sqrt(self, x: Float) -> Float:
-        """The square root."""
         return self._not_below(self.rising(x, torch.sqrt, 4.0, 0.0), 0.0)
 
     def rsqrt(self, x: Float) -> Float:
@@ -120,11 +112,9 @@ class Arithmetic:
         return where(x.contains(0.0), hull(positive, Float.of(-infinite, infinite, x.nan, x.num)), positive)
 
     def log(self, x: Float) -> Float:
-        """The natural logarithm."""
         return self.rising(x, torch.log, 8.0, 0.0)
 
     def log1p(self, x: Float) -> Float:
-        """log(1 + x)."""
         return self.rising(x, torch.log1p, 8.0, -1.0)
 
     def bounded(self, x: Float, function: Function) -> Float:
@@ -147,11 +137,9 @@ class Arithmetic:
         return Float.of(lo, found.hi.clamp(0.0, 1.0 + 9 * self.p.unit), x.nan, x.num)
 
     def tanh(self, x: Float) -> Float:
-        """The hyperbolic tangent."""
         return self.rising(x, torch.tanh, 10.0)
 
     def erf(self, x: Float) -> Float:
-        """The error function."""
         return self.rising(x, torch.erf, 10.0)
 
     def where(self, condition: Exact, a: Float, b: Float) -> Float:
@@ -161,14 +149,12 @@ class Arithmetic:
         return where(condition.sure, where(condition.value, a, b), hull(a, b))
 
     def less(self, a: Float, b: Float, *, equal: bool = False) -> Exact:
-        """a < b, or a <= b."""
         both = a.num & b.num
         can = both & ((a.lo <= b.hi) if equal else (a.lo < b.hi))
         cannot = a.nan | b.nan | (both & ((a.hi > b.lo) if equal else (a.hi >= b.lo)))
         return Exact(can, can ^ cannot)
 
     def equal(self, a: Float, b: Float) -> Exact:
-        """a == b."""
         both = a.num & b.num
         can = both & (a.lo <= b.hi) & (b.lo <= a.hi)
         cannot = a.nan | b.nan | (both & ~((a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo)))

@@ -67,25 +67,6 @@ def test_a_lost_cast_is_seen() -> None:
     wrong(lambda x: (x * 100).to(torch.int8), x, lost=(x * 100).round().to(torch.int8))
 
 
-def test_swapped_operands_are_seen() -> None:
-    x, y = randn(5, 33), randn(33)
-    wrong(lambda x, y: x - y, x, y, swapped=y - x)
-    wrong(lambda x, y: torch.where(x > 0, x, y), x, y, swapped=torch.where(x > 0, y, x))
-    wrong(lambda x, y: x < y, x, y, swapped=y < x, equal=x <= -y)
-
-
-def test_a_broadcast_at_the_wrong_index_is_seen() -> None:
-    x, y = randn(6, 16), randn(16)
-    wrong(lambda x, y: x * y, x, y, shifted=x * y.roll(1), transposed=(x.T.reshape(6, 16)) * y)
-    integers = (x * 9).int()
-    wrong(lambda x: x // 2, integers, shifted=integers.roll(1, 0) // 2, truncated=torch.div(integers, 2, rounding_mode="trunc"))
-
-
-def test_a_wrong_product_is_seen() -> None:
-    a, b = randn(9, 40), randn(40, 12)
-    wrong(lambda a, b: a @ b + 1, a, b, without=a[:, :-1] @ b[:-1] + 1, transposed=(b.T @ a.T).reshape(9, 12) + 1)
-
-
 def test_the_sides_of_a_step_are_both_right() -> None:
     """A sum that lies at a step to within its rounding error may fall to either side; one that does not may not."""
     x = torch.full((2, 10), 0.1)

@@ -1,4 +1,4 @@
-"""What is drawn covers the language: operations, dtypes, kinds of kernels, layouts, sizes."""
+"""What is drawn covers the language: operations, dtypes, kinds of kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.runtime import forms
 from tests.fuzz.batch import drawn
-from tests.fuzz.draw_twice import MASKS, NUMBERS, PAIRS
-from tests.fuzz.program import Input, Program
+from tests.fuzz.program import Program
 from tests.fuzz.rules import OF_STATISTICS, OF_WRITES
 
 pytestmark = pytest.mark.deep
@@ -63,48 +62,3 @@ def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: p
     assert set(DType) - seen_dtypes == set(), "dtypes that no result has"
     assert {kind.value for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
     assert refused < len(sample()) // 10, "programs are refused"
-
-
-def test_every_layout_and_size_is_drawn() -> None:
-    missing = {
-        "contiguous", "permuted", "stepped", "repeated", "offset", "unaligned", "same tensor", "overlapping", "hidden", "scalar",
-        "several results", "size 0", "size 1", "odd size", "multiple of 8", "long row",
-        "equal elements", "numbers", "equal values", "masked", *(d.torch for d in DType),
-    }  # fmt: skip
-    for program in sample():
-        missing -= _features(program)
-    assert missing == set()
-
-
-def _features(program: Program) -> set[object]:
-    found: set[object] = {getattr(__import__("torch"), s.dtype) for s in program.storages}
-    for number, each in enumerate(program.inputs):
-        found |= _layout(each)
-        others = [other for other in program.inputs[:number] if other.storage == each.storage]
-        found |= {"same tensor" if other == each else "overlapping" for other in others}
-        found |= {"hidden"} if each.hidden else set()
-        found |= {"unaligned"} if each.offset % 2 else set()
-        for size in each.shape:
-            found |= {f"size {size}", "odd size" if size % 2 else "even size"}
-            found |= {"multiple of 8"} if size and size % 8 == 0 else set()
-            found |= {"long row"} if size >= 1000 else set()
-    calls = {step.call for step in program.steps}
-    found |= {what for what, table in (("numbers", NUMBERS), ("equal values", PAIRS), ("masked", MASKS)) if calls & set(table)}
-    found |= {"equal elements"} if len(set(program.storages)) < len(program.storages) else set()
-    found |= {"scalar"} if program.scalars else set()
-    return found | ({"several results"} if len(program.results) > 1 else set())
-
-
-def _layout(each: Input) -> set[object]:
-    long = [(stride, size) for stride, size in zip(each.strides, each.shape, strict=True) if size > 1]
-    strides = [stride for stride, _ in long]
-    found: set[object] = {"offset"} if each.offset else set()
-    found |= {"repeated"} if 0 in strides else set()
-    found |= {"permuted"} if strides != sorted(strides, reverse=True) else set()
-    found |= {"stepped"} if strides and min(strides) > 1 else set()
-    expected = 1
-    for stride, size in reversed(long):
-        if stride != expected:
-            return found
-        expected *= size
-    return found | {"contiguous"}

@@ -73,18 +73,6 @@ def test_operands_contiguous_along_either_dim(a_major: str, b_major: str, rows: 
     )
 
 
-@pytest.mark.parametrize(("left", "right"), [(8, 16), (4, 12), (2, 6), (1, 3)])
-def test_narrow_copies(left: int, right: int) -> None:
-    a, b, r = randn(1400, 2080), randn(1000, 2080), randn(1390, 900)
-    judge(narrow.residual, a[5:1395, left : left + 1500], b[50:950, right : right + 1500], r)
-
-
-@pytest.mark.parametrize("function", small.CASES, ids=lambda f: f.__name__)
-def test_small_epilogues(function: Callable[..., Any]) -> None:
-    arguments = tuple(a.cuda() for a in small.CASES[function])
-    small.compare(by_warps(function, arguments)(), function(*map(small.wide, arguments)))
-
-
 @pytest.mark.parametrize("function", gpu.LARGE, ids=lambda f: f.__name__)
 def test_epilogues_of_models(function: Callable[..., Any]) -> None:
     arguments = gpu.LARGE[function]()

@@ -77,16 +77,6 @@ def test_threads_make_the_first_call_together_each_on_its_stream(function: Funct
     assert sum(map(len, kernel._dispatcher._variants.values())) == 1
 
 
-def test_threads_with_shapes_of_their_own() -> None:
-    kernel = fg.kernel(bias_silu)
-
-    def work(number: int) -> bool:
-        x, bias = torch.randn(number + 1, 64 + number, device="cuda"), torch.randn(64 + number, device="cuda")
-        return bool(torch.allclose(kernel(x, bias), bias_silu(x, bias), atol=1e-6))
-
-    assert all(together(work))
-
-
 def scaled(x: Tensor, factor: float, count: int) -> Tensor:
     return x * factor + count
 
