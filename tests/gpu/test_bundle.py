@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted, build
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
 from fusegen.runtime.devices import target_of
 from fusegen.runtime.parameters import Parameters
 from tests.gpu.test_threads_and_devices import KINDS, Function, attention, bias_silu, inputs, linear_relu, norm
@@ -82,6 +82,12 @@ def test_a_process_without_sympy_jinja_and_our_compiler(folder: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     results = torch.load(tmp_path / "results", weights_only=True)
     assert all(torch.equal(results[f.__name__][0], fg.kernel(f)(*calls[f.__name__])) for f in FUNCTIONS)
+
+
+def test_machine_code_that_is_not_for_this_gpu(folder: Path) -> None:
+    kernel = fg.load(folder).bias_silu
+    with pytest.raises(ArgumentError, match="was not built for cpu"):
+        kernel(*[tensor.cpu() for tensor in inputs(bias_silu, 0)])
 
 
 def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None:

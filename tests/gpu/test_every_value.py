@@ -35,8 +35,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal,
     "erf": torch.erf,
-    "one_plus_erf": lambda x: 1 + torch.erf(x),
-    "erfc": lambda x: 1 - torch.erf(x),
     "sin": torch.sin,
     "cos": torch.cos,
     "round": torch.round,

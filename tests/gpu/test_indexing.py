@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from tests.emulator import test_indexing as products
 from tests.unit.eager import agree, randn
-from tests.unit.indexed import embed_norm, indices
+from tests.unit.indexed import NORMS, POINTWISE, REDUCED, embed_norm, indices
+
+CASES = {**NORMS, **POINTWISE, **REDUCED}
+OF_THE_CPU = ("a module", "a table of positions", "a table of constants")
+"""Cases with tensors that torch would not move."""
 
 OUT_OF_RANGE = """
 import torch
@@ -36,6 +42,19 @@ torch.cuda.synchronize()
 
 def on_gpu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.cuda() if isinstance(a, Tensor) else a for a in arguments)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_THE_CPU])
+def test_values(name: str) -> None:
+    function, arguments = CASES[name]
+    agree(function, on_gpu(arguments))
+
+
+@pytest.mark.parametrize(("function", "arguments"), [case[:2] for case in products.CASES])
+def test_beside_products(function: Callable[..., Tensor], arguments: Callable[[], tuple[Tensor, ...]]) -> None:
+    given = on_gpu(arguments())
+    got, wanted = fg.kernel(function)(*given), function(*given)
+    torch.testing.assert_close(got.double(), wanted.double(), rtol=2**-6, atol=2**-6 * (1 + wanted.abs().max().item()))
 
 
 @pytest.mark.parametrize("columns", [768, 770, 1024, 20000])

@@ -68,6 +68,13 @@ def test_a_launch_that_the_driver_refuses() -> None:
     assert torch.equal(scaled(x, 1.5, 2), x * 1.5 + 2)
 
 
+def test_run_time_scalars_do_not_recompile() -> None:
+    x = torch.ones(8, 64, device="cuda")
+    for factor, count in ((1.5, 2), (-0.25, 7), (float("inf"), 0)):
+        assert torch.equal(scaled(x, factor, count), x * factor + count)
+    assert sum(map(len, scaled._dispatcher._variants.values())) == 1
+
+
 def test_launches_are_what_explain_says() -> None:
     x, weight = arguments()
     norm_gelu(x, weight)
@@ -76,3 +83,9 @@ def test_launches_are_what_explain_says() -> None:
         torch.cuda.synchronize()
     launched = [e.name for e in recorded.events() if e.device_type.name == "CUDA" and not e.name.startswith(("Mem", "Activity"))]
     assert launched == [f"fg_{launch.kernel.name}" for launch in norm_gelu.lower(x, weight).program.launches]
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    x, weight = arguments()
+    with pytest.raises(fg.FusegenError, match=r"'weight' is on cpu, but 'x' is on cuda:0"):
+        norm_gelu(x, weight.cpu())

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.schedule.plan import TilePlan
 from tests.gpu.accuracy import check_function
 
 BF16 = torch.bfloat16
@@ -69,3 +70,43 @@ def test_a_row_that_blocks_share_is_the_same_each_time() -> None:
         first = kernel(x)
         assert (first == first[:, :1]).all()
         assert all(torch.equal(kernel(x), first) for _ in range(50))
+
+
+@pytest.mark.parametrize("function", [F.gelu, lambda x: F.softmax(x, -1), lambda x: (x * 2).sum(0)], ids=["gelu", "softmax", "sum"])
+@pytest.mark.parametrize("shape", [(1, 4096), (4096, 4096), (333, 1001)])
+def test_plans_of_other_kinds(function: Callable[..., Any], shape: tuple[int, int]) -> None:
+    kernel, x = fg.kernel(lambda x: function(x)), torch.randn(shape, device="cuda")
+    for launch in fg.tune(kernel, x).launches:
+        assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, function, (x,))
+
+
+def _tuned_in_tiles(kernel: fg.Kernel[..., Any], *inputs: Tensor) -> None:
+    (launch,) = fg.tune(kernel, *inputs).launches
+    assert any(isinstance(each.plan, TilePlan) for each in launch.candidates)
+    assert all(each.times is not None for each in launch.candidates), str(launch)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, BF16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 1024), (3001, 64), (5, 333, 77)], ids=str)
+def test_plans_of_transposed_copies(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    kernel, x = fg.kernel(lambda x: x.mT.contiguous()), torch.randint(-99, 99, shape, device="cuda").to(dtype)
+    _tuned_in_tiles(kernel, x)
+    assert torch.equal(kernel(x), x.mT)
+
+
+@pytest.mark.parametrize("shape", [(4096, 1024), (3001, 64), (5, 333, 77)], ids=str)
+def test_plans_of_points_that_lie_across(shape: tuple[int, ...]) -> None:
+    kernel = fg.kernel(lambda x, y: F.gelu(x.mT) + y)
+    inputs = torch.randn(shape, device="cuda").to(BF16), torch.randn(shape, device="cuda").mT.contiguous()
+    _tuned_in_tiles(kernel, *inputs)
+    check_function(kernel, kernel.function, inputs)
+
+
+@pytest.mark.parametrize("shape", [(1024, 50257), (333, 1001), (4000, 7)])
+def test_plans_of_points_of_odd_rows(shape: tuple[int, int]) -> None:
+    kernel = fg.kernel(lambda x, b: F.gelu(x + b))
+    inputs = torch.randn(shape, device="cuda").to(BF16), torch.randn(shape[1], device="cuda").to(BF16)
+    (launch,) = fg.tune(kernel, *inputs).launches
+    assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, kernel.function, inputs)

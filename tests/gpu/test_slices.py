@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -33,6 +34,62 @@ def gelu_bias_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
 def test_pointwise_chain(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     inputs = (randn(*shape, dtype=dtype), randn(shape[1], dtype=dtype), randn(*shape, dtype=dtype))
     check_function(fg.kernel(gelu_bias_residual), gelu_bias_residual, inputs)
+
+
+def test_pointwise_chain_in_float64() -> None:
+    """Against eager in float64 itself, whose own errors are of the same size: a few units in the last place of 1."""
+    inputs = (randn(64, 100, dtype=torch.float64), randn(100, dtype=torch.float64), randn(64, 100, dtype=torch.float64))
+    torch.testing.assert_close(fg.kernel(gelu_bias_residual)(*inputs), gelu_bias_residual(*inputs), rtol=1e-14, atol=1e-14)
+
+
+def test_pointwise_strides_offsets_and_broadcasts() -> None:
+    kernel = fg.kernel(gelu_bias_residual)
+    wide = randn(64, 2048)
+    cases = [
+        (randn(512, 64).T, randn(512), randn(64, 512)),
+        (wide[:, ::4], randn(512), wide[:, :512]),
+        (wide.flatten()[1 : 1 + 64 * 512].view(64, 512), randn(512), randn(64, 512)),
+        (randn(64, 1).expand(64, 512), randn(512), randn(1, 512)),
+        (randn(64, 512), randn(1, dtype=F32), randn(64, 1, dtype=F16)),
+    ]
+    for inputs in cases:
+        check_function(kernel, gelu_bias_residual, inputs)
+
+
+def test_empty_tensors_give_empty_results() -> None:
+    kernel = fg.kernel(gelu_bias_residual)
+    result = kernel(randn(0, 64), randn(64), randn(0, 64))
+    assert result.shape == (0, 64) and result.is_cuda
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("function", [
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: F.gelu(x),
+    F.silu,
+    torch.sigmoid,
+    torch.tanh,
+    torch.exp,
+    F.softplus,
+    F.mish,
+    lambda x: 1.0 / x,
+    torch.rsqrt,
+    lambda x: 1 + torch.erf(x),
+    lambda x: 1 - torch.erf(x),
+], ids=[
+    "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh", "exp", "softplus", "mish", "reciprocal", "rsqrt", "one_plus_erf", "erfc",
+])  # fmt: skip
+def test_every_16_bit_input(dtype: torch.dtype, function: object) -> None:
+    """Approximations are allowed only where no 16-bit input shows them."""
+    every = torch.arange(-(1 << 15), 1 << 15, device="cuda").to(torch.int16).view(dtype)
+    check_function(fg.kernel(_named(function)), function, (every[every.isfinite()],))
+
+
+def _named(function: object) -> object:
+    def applied(x: Tensor) -> Tensor:
+        return function(x)
+
+    return applied
 
 
 # Slice 2: rows.
@@ -100,6 +157,12 @@ def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
+def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    y = F.linear(x, weight)
+    even, odd = y[..., 0::2], y[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+
 def relative(got: Tensor, expected: Tensor) -> float:
     return ((got.double() - expected).norm() / expected.norm()).item()
 
@@ -115,6 +178,48 @@ def test_product_with_bias_and_gelu(shape: tuple[int, int, int], dtype: torch.dt
     low = kernel.lower(x, weight, bias)
     (choice,) = low.choices.values()
     assert len(low.program.steps) == (2 if choice.takes_library else 1)
+
+
+def test_product_with_rotary_pairs() -> None:
+    x, weight, cos, sin = randn(200, 512), randn(1024, 512) / 512**0.5, randn(200, 512), randn(200, 512)
+    kernel = fg.kernel(linear_rotary)
+    expected = linear_rotary(*(t.double() for t in (x, weight, cos, sin)))
+    assert relative(kernel(x, weight, cos, sin), expected) < 2 * torch.finfo(BF16).eps
+    assert len(kernel.lower(x, weight, cos, sin).program.steps) == 1
+
+
+def test_ten_random_epilogues() -> None:
+    """Adding an epilogue touches no template."""
+    x, weight = randn(130, 256), randn(264, 256) / 16
+    operands = {"bias": randn(264), "residual": randn(130, 264), "row": randn(130, 1)}
+    for seed in range(10):
+        function = _epilogue(random.Random(seed))
+        kernel = fg.kernel(function)
+        arguments = (x, weight, *operands.values())
+        assert len(kernel.lower(*arguments).program.steps) == 1
+        assert relative(kernel(*arguments), function(*(t.double() for t in arguments))) < 1e-2
+
+
+def _epilogue(choice: random.Random) -> object:
+    unary = [F.silu, torch.tanh, F.relu, torch.sigmoid, lambda v: F.gelu(v), lambda v: v * 0.5 + 1.0, torch.abs]
+    functions = choice.choices(unary, k=3)
+    order = choice.sample(["bias", "residual", "row"], k=3)
+
+    def epilogue(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, row: Tensor) -> Tensor:
+        named = {"bias": bias, "residual": residual, "row": row}
+        y = F.linear(x, weight)
+        for function, name in zip(functions, order, strict=True):
+            y = function(y) + named[name]
+        return y
+
+    return epilogue
+
+
+def test_a_product_that_the_kernel_does_not_serve_is_a_library_step() -> None:
+    x, weight, bias = randn(64, 63), randn(65, 63), randn(65)
+    kernel = fg.kernel(linear_bias_gelu)
+    assert "library" in kernel.lower(x, weight, bias).explain()
+    assert relative(kernel(x, weight, bias), linear_bias_gelu(x.double(), weight.double(), bias.double())) < 2e-2
 
 
 # Slice 5: attention.
@@ -169,6 +274,14 @@ def test_attention_of_any_width(width: int, channels: int, dtype: torch.dtype) -
         assert len(kernel.lower(q, k, v, scale).program.steps) == 1
 
 
+def test_attention_of_packed_views() -> None:
+    packed = randn(2, 300, 3, 4, 64)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    kernel = fg.kernel(attention)
+    expected = attention(*(t.double() for t in (q, k, v)), 0.125)
+    assert relative(kernel(q, k, v, 0.125), expected) < 4 * torch.finfo(BF16).eps
+
+
 def packed_attention(qkv: Tensor, gate: Tensor, residual: Tensor, scale: float) -> Tensor:
     q, k, v = qkv.unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4).unbind(0)
     return torch.tanh(torch.softmax(q @ k.mT * scale, -1) @ v * torch.sigmoid(gate)) + residual
@@ -181,3 +294,13 @@ def test_attention_of_a_packed_tensor_with_an_epilogue() -> None:
     expected = packed_attention(*(t.double() for t in inputs), 0.125)
     assert relative(kernel(*inputs, 0.125), expected) < 2 * torch.finfo(BF16).eps
     assert len(kernel.lower(*inputs, 0.125).program.steps) == 1
+
+
+def test_product_of_sliced_operands() -> None:
+    def sliced(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(x[:, 64:] @ weight[8:, 64:].T)
+
+    x, weight = randn(100, 192), randn(264, 192)
+    kernel = fg.kernel(sliced)
+    assert relative(kernel(x, weight), sliced(x.double(), weight.double())) < 2 * torch.finfo(BF16).eps
+    assert len(kernel.lower(x, weight).program.steps) == 1

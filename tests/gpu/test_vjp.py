@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from tests.unit.test_vjp import CASES, autograd, error, fresh, listed
+from tests.unit.test_vjp import CASES, RULES, autograd, error, fresh, listed
 
 SIZES = {5: 500, 37: 4000, 96: 2048, 64: 1024}
 
@@ -25,3 +25,17 @@ def test_gradients_are_as_near_to_float64_as_eager_s(case: str, dtype: torch.dty
     for one, other, wanted in zip(got, eager, exact, strict=True):
         slack = 0.1 * torch.finfo(dtype).eps * float(wanted.square().mean().sqrt())
         assert error(one, wanted) <= 1.25 * error(other, wanted) + slack
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("case", RULES)
+def test_rules_as_they_run(case: str, dtype: torch.dtype) -> None:
+    function, shape, _ = RULES[case]
+    x = torch.randn([SIZES.get(n, n) for n in shape]).to(dtype).cuda()
+    passes = fg.vjp(fg.kernel(function), x)
+    y, saved = passes.forward(x)
+    given = torch.randn_like(y)
+    (exact,) = autograd(function, [x.double()], [given.double()])
+    (eager,) = autograd(function, [x], [given])
+    slack = torch.finfo(dtype).eps * float(exact.square().mean().sqrt())
+    assert error(passes.backward(saved, given)[0], exact) <= 1.25 * error(eager, exact) + slack
