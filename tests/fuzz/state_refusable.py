@@ -141,3 +141,8 @@ _ARGUMENTS = {
 
 REFUSABLE = _BEHIND | _READING | _DYNAMIC | _ARGUMENTS
 """What a kernel sees change, or refuses to read; a stale value is a defect here too."""
+REFUSED = frozenset({
+    "item", "float of a tensor", "loop over a tensor", "greatest of a tensor", "comparison of tensors", "iterator", "generator",
+    "random number of Python", "weight norm", "own mutable default", "object as an argument",
+})  # fmt: skip
+"""What a tour may find refused; all others work where one function alone reads them."""
