@@ -1,31 +1,8 @@
-"""What a call does, as data: formulas and numbers by themselves."""
+"""Numbers that a call computes: chains of any length, conditions in their order."""
 
 from __future__ import annotations
 
-import pytest
-
-from fusegen.calls.formula import Formula, Operator, Relation, formula_of, minimum, size
 from fusegen.calls.numbers import Numbers, Operation, Scalar, python_condition, python_function
-from fusegen.calls.structure import Kind, Structure, builder
-
-
-def test_formulas_are_computed_and_written() -> None:
-    n, m = size("n"), size("m")
-    cases = {
-        n + 3: (13, "n + 3"),
-        (n + 3) // 4: (3, "((n + 3) // 4)"),
-        (n + m) * 2: (34, "(n + m) * 2"),
-        minimum(n * m, 5): (5, "min(n * m, 5)"),
-        Formula(Operator.SUM, (n, Formula(Operator.NEGATION, (m * 2,)))): (-4, "n - m * 2"),
-        Formula(Operator.REMAINDER, (n * n, formula_of(7))): (2, "((n * n) % 7)"),
-        formula_of(-3) * n: (-30, "(-3) * n"),
-        n // (m + -7): (0, "(n // (m + (-7)))"),
-    }
-    for formula, (value, text) in cases.items():
-        assert (formula({"n": 10, "m": 7}), str(formula)) == (value, text)
-        assert eval(str(formula), {"n": 10, "m": 5}) == formula({"n": 10, "m": 5})
-    assert ((n + 3) // 4 * m).sizes == {"n", "m"} and ((n + 3) // 4).text("/") == "((n + 3) / 4)"
-    assert [Relation(n, sign, m)({"n": 3, "m": 4}) for sign in ("==", "!=", "<", "<=", ">", ">=")] == [0, 1, 1, 1, 0, 0]
 
 
 def chain(length: int) -> Numbers:
@@ -44,17 +21,3 @@ def test_a_later_condition_is_asked_where_the_earlier_hold() -> None:
     lines = (Scalar("s"), 0, Operation("gt", (0, 1), is_float=False), 1.0, Operation("div", (3, 0), is_float=True))
     condition = python_condition(Numbers((*lines, Operation("gt", (4, 1), is_float=False)), (("a", 2), ("b", 5))), {"s": 0}, {})
     assert [condition((s,)) for s in (2, 0, -1)] == [True, False, False]
-
-
-def test_results_are_put_together() -> None:
-    leaf = Structure(Kind.TENSOR)
-    pair = Structure(Kind.NAMED_TUPLE, (leaf, Structure(Kind.LIST, (leaf,))), ("a", "b"), "Pair")
-    whole = Structure(Kind.DICT, (pair, Structure(Kind.TUPLE, ()), leaf), ("x", 3, "y"))
-    make = builder(whole)
-    assert make is not None and whole.tensors == 3
-    found = make([1, 2, 3])
-    assert found == {"x": (1, [2]), 3: (), "y": 3} and found["x"].b == [2] and type(found["x"]).__name__ == "Pair"
-    assert builder(leaf) is None
-    for wrong in (Structure(Kind.TUPLE, (leaf,), ("a",)), Structure(Kind.NAMED_TUPLE, (leaf,), ("class",), "P")):
-        with pytest.raises(ValueError, match=r"keys|keyword"):
-            builder(wrong)
