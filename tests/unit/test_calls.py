@@ -1,8 +1,28 @@
-"""Numbers that a call computes: chains of any length, conditions in their order."""
+"""What a call does, as data: formulas and numbers by themselves."""
 
 from __future__ import annotations
 
+from fusegen.calls.formula import Formula, Operator, Relation, formula_of, minimum, size
 from fusegen.calls.numbers import Numbers, Operation, Scalar, python_condition, python_function
+
+
+def test_formulas_are_computed_and_written() -> None:
+    n, m = size("n"), size("m")
+    cases = {
+        n + 3: (13, "n + 3"),
+        (n + 3) // 4: (3, "((n + 3) // 4)"),
+        (n + m) * 2: (34, "(n + m) * 2"),
+        minimum(n * m, 5): (5, "min(n * m, 5)"),
+        Formula(Operator.SUM, (n, Formula(Operator.NEGATION, (m * 2,)))): (-4, "n - m * 2"),
+        Formula(Operator.REMAINDER, (n * n, formula_of(7))): (2, "((n * n) % 7)"),
+        formula_of(-3) * n: (-30, "(-3) * n"),
+        n // (m + -7): (0, "(n // (m + (-7)))"),
+    }
+    for formula, (value, text) in cases.items():
+        assert (formula({"n": 10, "m": 7}), str(formula)) == (value, text)
+        assert eval(str(formula), {"n": 10, "m": 5}) == formula({"n": 10, "m": 5})
+    assert ((n + 3) // 4 * m).sizes == {"n", "m"} and ((n + 3) // 4).text("/") == "((n + 3) / 4)"
+    assert [Relation(n, sign, m)({"n": 3, "m": 4}) for sign in ("==", "!=", "<", "<=", ">", ">=")] == [0, 1, 1, 1, 0, 0]
 
 
 def chain(length: int) -> Numbers:
