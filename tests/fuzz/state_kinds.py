@@ -197,6 +197,7 @@ OBJECTS = {
     "getattr with a constant": holder("e = $n", "getattr($v, 'e')", "$v.e = $n", "${v}_class.e = $n"),
     "getattr with a default": kind("$v = S()", "getattr($v, 'e', 7)", "$v.e = $n", "del $v.e"),
     "hasattr": kind("$v = S()", "(2 if hasattr($v, 'e') else 3)", "$v.e = $n", "del $v.e"),
+    "attribute that comes": holder("other = 1", "($v.e if hasattr($v, 'e') else 3)", "$v.e = $n", "del $v.e"),
     "isinstance": holder("def __init__(self): ...", "(2 if isinstance($v, ${v}_class) else 3)", "$v = S()", "$v = ${v}_class()"),
     "identity": kind("$v = S()\n${v}_b = $v", "(2 if $v is ${v}_b else 3)", "${v}_b = S()", "${v}_b = $v"),
 }  # fmt: skip

@@ -68,6 +68,23 @@ def test_an_argument_is_known_by_identity() -> None:
         del o
 
 
+def test_equal_arguments_that_read_differently() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Inner:
+        shift: float
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        name: str
+        scale: float = dataclasses.field(compare=False)
+        inner: Inner = dataclasses.field(compare=False)
+
+    kernel = fg.kernel(lambda x, c: x * c.scale + c.inner.shift)
+    for scale, shift in ((2.0, 1.0), (3.0, 1.0), (3.0, 4.0), (2.0, 1.0)):
+        compared(kernel, kernel.function, X, Config("a", scale, Inner(shift)))
+    assert variants(kernel) == 3
+
+
 def test_an_object_that_defines_equality_and_no_hash() -> None:
     @dataclasses.dataclass
     class Config:
