@@ -94,3 +94,12 @@ def test_every_plan_gives_what_the_function_gives() -> None:
         x = torch.randn(rows, 512).bfloat16()
         wanted = linear_gelu(x.double(), weight.double())
         assert (kernel(x, weight).double() - wanted).abs().max() <= 2.0**-7 * wanted.abs().max()
+
+
+def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
+    low = fg.kernel(lambda x: x.softmax(-1)).lower(meta(2, 1001), target="sm_90a")
+    (launch,) = low.program.launches
+    first = launch.candidates[0]
+    assert launch.plan != first, "two rows have more threads each than the first plan has"
+    (asked,) = low._forms.pinned(low.sizes, {launch.group.outputs: first}).program.launches
+    assert asked.plan == first
