@@ -96,6 +96,8 @@ CONTAINERS = {
     "length of a list": kind("$v = [1]", "len($v)", "$v.append(1)", "$v.append('a')", "$v.clear()"),
     "dict": kind("$v = {'e': $n}", "$v['e']", "$v['e'] = $n", "$v.update(e=$n)", "$v = {'e': $n}"),
     "keys of a dict": kind("$v = {'a': 1}", "(2 if 'b' in $v else 3)", "$v['b'] = 1", "del $v['b']"),
+    "values of a dict": kind("$v = {'a': $n}", "sum($v.values())", "$v['b'] = $n"),
+    "type of an element": kind("$v = [1]", "{int: 2, float: 3}[type($v[0])]", "$v[0] = 1.0"),
     "order of a dict": kind("$v = {2.0: 1, 3.0: 1}", "next(iter($v))", "$v[2.0] = $v.pop(2.0)"),
     "nested containers": kind("$v = {'a': [{'e': $n}]}", "$v['a'][0]['e']", "$v['a'][0]['e'] = $n", "$v['a'][0] = {'e': $n}"),
     "tuple of lists": kind("$v = ([$n], 1)", "$v[0][0]", "$v[0][0] = $n", "$v = ([$n],)"),
@@ -133,6 +135,17 @@ FUNCTIONS = {
     "module": kind("$v = types.ModuleType('config')\n$v.e = $n", "$v.e", "$v.e = $n", "$v = types.ModuleType('b')\n$v.e = $n"),
     "module in a module": kind("$v = types.ModuleType('a')\n$v.b = types.ModuleType('b')\n$v.b.e = $n", "$v.b.e", "$v.b.e = $n"),
     "function of a module": kind("$v = types.ModuleType('a')\n$v.e = lambda x: x + $n", "$v.e(x)", "$v.e = lambda x: x + $n"),
+    "module's computed name": kind("$v = types.ModuleType('a')\n$v.e = $n", "getattr($v, ''.join(['e']))", "$v.e = $n"),
+    "library that is rebound": kind("$v = torch", "$v.tanh(x)", "$v = S(tanh=torch.neg)"),
+    "import in the function": called(
+        "def f(x):\n    from module_of_a_user import e\n    return x * e",
+        "import sys\n$v = sys.modules.setdefault('module_of_a_user', types.ModuleType('module_of_a_user'))\n$v.e = $n",
+        "$k(x)", changes=("$v.e = $n",),
+    ),
+    "kernel of a method": kind(
+        "class C:\n    def scaled(self, x):\n        return x * self.e\n$v = C()\n$v.e = $n\n${v}_k = kernel($v.scaled)",
+        "${v}_k(x)", "$v.e = $n",
+    ),
 }  # fmt: skip
 
 OBJECTS = {
@@ -177,9 +190,14 @@ OBJECTS = {
     "cached property": holder(
         "n = $n\n@functools.cached_property\ndef e(self):\n    return self.n", "$v.e", "$v.n = $n", "del $v.e", "$v.e = $n",
     ),
+    "property that makes an object": holder("n = $n\n@property\ndef made(self):\n    return S(e=self.n)", "$v.made.e", "$v.n = $n"),
+    "property that reads a variable": kind(
+        "${v}_n = $n\nclass C:\n    @property\n    def e(self):\n        return ${v}_n\n$v = C()", "$v.e", "${v}_n = $n",
+    ),
     "getattr with a constant": holder("e = $n", "getattr($v, 'e')", "$v.e = $n", "${v}_class.e = $n"),
     "getattr with a default": kind("$v = S()", "getattr($v, 'e', 7)", "$v.e = $n", "del $v.e"),
     "hasattr": kind("$v = S()", "(2 if hasattr($v, 'e') else 3)", "$v.e = $n", "del $v.e"),
+    "attribute that comes": holder("other = 1", "($v.e if hasattr($v, 'e') else 3)", "$v.e = $n", "del $v.e"),
     "isinstance": holder("def __init__(self): ...", "(2 if isinstance($v, ${v}_class) else 3)", "$v = S()", "$v = ${v}_class()"),
     "identity": kind("$v = S()\n${v}_b = $v", "(2 if $v is ${v}_b else 3)", "${v}_b = S()", "${v}_b = $v"),
 }  # fmt: skip
@@ -255,6 +273,8 @@ TENSORS = {
     ),
     "two views of a tensor": kind("$v = ramp(8)\n${v}_b = $v[4:]", "$v[:4] + 3 * ${v}_b", "$v.mul_(2)", "${v}_b = $v[:4]"),
     "tensor or a number": kind("$v = $t", "$v", "$v = $n", "$v = $t", "$v = np.float32(3)"),
+    "tensor or nothing": kind("$v = S(e=None)", "(x if $v.e is None else $v.e)", "$v.e = $t", "$v.e = None"),
+    "attribute of a tensor": kind("$v = $t\n$v.e = $n", "$v * $v.e", "$v.e = $n"),
     "tensor that is an argument too": kind("$v = $t", "$v", "$v = $t", calls=("$k($v)", "$k(x)", "$k($v.clone())")),
 }  # fmt: skip
 

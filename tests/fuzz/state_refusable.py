@@ -62,6 +62,10 @@ _DYNAMIC = {
     "object that is true or not": holder("e = True\ndef __bool__(self):\n    return self.e", "(2 if $v else 3)", "$v.e = False"),
     "object that is a function": holder("e = $n\n@property\ndef get(self):\n    return lambda: self.e", "$v.get()", "$v.e = $n"),
     "object of another class": holder("e = $n", "$v.e", "class Other:\n    e = $n\n$v.__class__ = Other"),
+    "object of another class that is called": holder(
+        "def __call__(self):\n    return $n", "$v()",
+        "class Other(${v}_class):\n    def __call__(self):\n        return $n\n$v.__class__ = Other",
+    ),
     "linked list": kind(
         "$v = S(e=$n, next=S(e=$n, next=None))", "walk($v)", "$v.next.e = $n", "$v.next.next = S(e=$n, next=None)",
     ),
@@ -141,3 +145,8 @@ _ARGUMENTS = {
 
 REFUSABLE = _BEHIND | _READING | _DYNAMIC | _ARGUMENTS
 """What a kernel sees change, or refuses to read; a stale value is a defect here too."""
+REFUSED = frozenset({
+    "item", "float of a tensor", "loop over a tensor", "greatest of a tensor", "comparison of tensors", "iterator", "generator",
+    "random number of Python", "weight norm", "own mutable default", "object as an argument",
+})  # fmt: skip
+"""What a tour may find refused; all others work where one function alone reads them."""

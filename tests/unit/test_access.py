@@ -11,40 +11,23 @@ import torch
 
 import fusegen as fg
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.symbolic import Axes, Dim, FloorDiv, axis_symbol, size_symbol, stride_symbol
-from fusegen.schedule.access import Access, Pattern, is_alike, merge_axes, vector_width
+from fusegen.ir.symbolic import Dim, axis_symbol, size_symbol, stride_symbol
+from fusegen.schedule.access import Access, Pattern, is_alike, vector_width
 from fusegen.schedule.bodies import PointwiseBody
 
 N = size_symbol("n")
 ROW, LANE = axis_symbol("i0"), axis_symbol("i1")
 S = stride_symbol("x_stride0")
-AXES = Axes((ROW, LANE), (N, 64))
-
-
-def test_contiguous_axes_merge_into_one_position() -> None:
-    merged, replaced = merge_axes(AXES, [ROW * 64 + LANE], "position")
-    assert merged.extents == (64 * N,) and [s.name for s in merged.symbols] == ["position"]
-    assert replaced[ROW] == 0
-
-
-@pytest.mark.parametrize("other", [LANE, ROW * S + LANE, ROW + LANE * N, FloorDiv(LANE, sympy.Integer(2)) + ROW * 64])
-def test_axes_that_one_expression_tells_apart_do_not_merge(other: sympy.Expr) -> None:
-    merged, replaced = merge_axes(AXES, [ROW * 64 + LANE, other], "position")
-    assert merged == AXES and not replaced
 
 
 @pytest.mark.parametrize(
     ("index", "lower", "upper", "alike"),
     [
         (LANE, 64, 128, True),
-        (LANE + 64, None, 128, True),
-        (LANE, 4, None, False),
         (LANE, None, 12, False),
         (LANE + 4, 8, 16, False),
         (LANE + ROW * 8, 0, 64, True),
         (LANE + ROW * 4, 0, 64, False),
-        (LANE * 2, 0, 64, False),
-        (ROW + 3, 1, 5, True),
         (LANE, None, N, False),
         (LANE, None, 8 * N, True),
     ],

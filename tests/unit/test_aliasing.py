@@ -119,8 +119,3 @@ def test_equal_results_of_each_kind_of_group(emulates: bool, request: pytest.Fix
             kernel = apart(function, *args)
             target = "sm_80" if kind is GroupKind.ROW_COLUMN else "sm_90a"  # where few rows are two kernels
             assert kind in [group.kind for group in kernel.lower(*args, target=target).groups]
-
-
-def test_a_second_copy_is_explained() -> None:
-    text = fg.kernel(lambda a, b: (a @ b, a @ b)).lower(randn(6, 8), randn(8, 4), target="cpu").explain()
-    assert "1 kernel and 1 library product" in text and "wanted in another place" in text

@@ -15,7 +15,6 @@ from fusegen.api import Lowered
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.lower.weights import common_factor
 from fusegen.schedule.terms import Leaf, Term, Terms
 from tests.unit.lowering import lowered, meta
@@ -24,12 +23,6 @@ from tests.unit.ptxas import figures
 
 def qkv(width: int, keys: int = 256) -> tuple[Tensor, Tensor, Tensor]:
     return meta(2, 4, 256, width), meta(2, 4, keys, width), meta(2, 4, keys, width)
-
-
-def body_of(low: Lowered) -> AttentionBody:
-    (launch,) = (x for x in low.program.launches if isinstance(x.kernel.body, AttentionBody))
-    assert isinstance(launch.kernel.body, AttentionBody)
-    return launch.kernel.body
 
 
 def check(low: Lowered) -> None:
@@ -47,22 +40,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
     query, key = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
     return torch.softmax(torch.where(key <= query[:, None], scores, -math.inf), -1) @ v
-
-
-def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
-
-
-def test_causal_compares_32_bit_coordinates_and_scales_after_the_choice() -> None:
-    low = lowered(causal, *qkv(64))
-    check(low)
-    assert "i32 key, i32 query" in low.sources[0].math and "key <= query ? product :" in low.sources[0].math
-
-
-def test_an_even_number_of_keys_reads_masks_in_pairs() -> None:
-    low = lowered(masked, *qkv(64), meta(1, 1, 256, 256))
-    check(low)
-    assert body_of(low).score.reads[0].vector
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -87,14 +64,6 @@ def test_queries_that_see_no_key_get_nothing_on_a_cpu() -> None:
         torch.testing.assert_close(ours, attend(q, k, v, mask), rtol=1e-5, atol=1e-5)
     masked_softmax = fg.kernel(lambda s, m: torch.softmax(s.masked_fill(~m, -math.inf), -1))
     assert masked_softmax(torch.randn(5, 7), seen)[1].isnan().all()
-
-
-def test_an_odd_number_of_keys_reads_no_mask_past_the_last() -> None:
-    low = lowered(masked, *qkv(64, keys=77), meta(2, 1, 1, 77))
-    check(low)
-    (read,) = body_of(low).score.reads
-    assert not read.vector and [len(c) for c in read.conditions] == [0, 1]
-    assert "key + 1 < 77 ?" in low.sources[0].math
 
 
 def test_a_wide_kernel_uses_64_bit_coordinates() -> None:

@@ -20,7 +20,7 @@ from fusegen.bench.eager_cost import eager_cost
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
 from fusegen.bench.run import run_case
-from fusegen.bench.table import group_tables, heading, latency_table
+from fusegen.bench.table import group_tables
 from fusegen.errors import ArgumentError
 from fusegen.specs import SPECS, meta
 from tests.naming import case as named
@@ -31,14 +31,6 @@ QUICK = tuple(each for each in PROVIDERS if each.name in ("fusegen", "eager", "c
 
 
 # What eager costs.
-
-
-def test_gpt2s_activation_is_eight_launches() -> None:
-    cost = eager_cost(SPECS["gelu_new"].kernel.function, {"x": meta(8, 16, dtype=torch.float32)})
-    assert cost is not None
-    assert cost.launches == 8
-    assert cost.written == 8 * 8 * 16 * 4
-    assert cost.read == (8 + 2) * 8 * 16 * 4  # two of the eight read two tensors
 
 
 def test_launches() -> None:
@@ -84,8 +76,6 @@ def _tiny(name: str, *sizes: int) -> Case:
         _tiny("gelu_new", 2, 4, 32),
         _tiny("layer_norm_backward", 8, 32),
         _tiny("linear_bias_gelu", 8, 16, 32),
-        _tiny("flash_attention_alibi", 1, 2, 16, 8),
-        _tiny("column_sum", 8, 33),
     ],
     ids=lambda case: case.name,
 )
@@ -102,14 +92,6 @@ def test_a_case_is_measured_and_is_right(case: Case) -> None:
 def test_what_is_drawn_has_no_difference() -> None:
     row = run_case(_tiny("bias_dropout_add", 8, 32), HOST, QUICK, quick=True)
     assert [(timing.difference, timing.error) for timing in row.timings] == [(None, None)] * 3
-
-
-def test_a_tenth_is_dropped_before_the_sum() -> None:
-    case = _tiny("bias_dropout_add", 64, 256)
-    arguments = case.arguments(HOST)
-    for function in (case.kernel, case.kernel.function):
-        kept = function(**arguments) != arguments["residual"]
-        assert 0.88 < kept.float().mean() < 0.92
 
 
 def test_a_failing_kernel_leaves_a_row() -> None:
@@ -132,12 +114,6 @@ def test_a_failing_kernel_leaves_a_row() -> None:
     ours = failed.timing("fusegen")
     assert ours is not None and ours.error and ours.microseconds is None and failed.launches == ""
     assert failed.microseconds("eager") is not None and failed.timing("liger") is None
-
-
-def test_arguments_that_cannot_be_made_fail_for_everybody() -> None:
-    row = run_case(replace(_tiny("gelu", 4, 32), dtype=torch.int32), HOST, QUICK, quick=True)
-    assert len(row.timings) == 3 and all(timing.error and timing.microseconds is None for timing in row.timings)
-    assert row.bytes >= 4 * 4 * 32
 
 
 def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,15 +170,10 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for text in (
         "",
-        "[]",
-        "{}",
         "null",
-        "{",
-        '{"format": 99, "rows": []}',
+        "[" * 100_000,
         '{"format": 1, "rows": [], "latency": [], "environment": {}}',
         '{"format": 2, "rows": 3, "latency": [], "environment": {}}',
-        '{"format": 2, "rows": [{"case": "x"}], "latency": [], "environment": {}}',
-        '{"format": 2, "rows": [{"case": "x", "timings": 3}], "latency": [], "environment": {}}',
         '{"format": 2, "rows": [{"case": "x", "timings": [{}]}], "latency": [], "environment": {}}',
     ):
         with named(text):
@@ -216,20 +187,13 @@ def test_values_are_checked(tmp_path: Path) -> None:
     for field, value in (
         ("microseconds", "fast"),
         ("microseconds", True),
-        ("low", [1.0]),
+        ("microseconds", float("nan")),
+        ("microseconds", 10**400),
         ("provider", None),
-        ("provider", 3),
-        ("what", {}),
-        ("case", None),
-        ("bytes", None),
         ("bytes", 1.5),
-        ("launches", 1),
-        ("microseconds", -1),
         ("low", 0),
-        ("flops", -1),
         ("difference", -0.5),
         ("case", "gelu\x1b[31m"),
-        ("shape", "4\nx"),
         ("timings", {"provider": "eager"}),
     ):
         with named((field, value)):
@@ -239,7 +203,7 @@ def test_values_are_checked(tmp_path: Path) -> None:
             row = data["rows"][0]
             (row if field in row else row["timings"][1])[field] = value
             path.write_text(json.dumps(data))
-            with pytest.raises(ArgumentError, match="no record" if field == "timings" else f"{field} is"):
+            with pytest.raises(ArgumentError, match=f"no record|{field} is"):
                 read(path)
 
 
@@ -269,12 +233,6 @@ def test_the_table_says_what_the_record_says() -> None:
     (line,) = tables["rows"][1]
     found = dict(zip(tables["rows"][0], line, strict=True))
     assert found["liger µs"] == "wrong" and found["speed-up"] == found["best peer"] == "–"
-
-
-def test_the_heading_and_the_hosts_times() -> None:
-    assert latency_table(_record())[1] == [("fresh", "80.0", "2.0", "6.0"), ("several", "–", "–", "7.0")]
-    where = replace(environment(HOST, "wall clock"), commit="0123456789abcdef-dirty", driver="580", cuda="13.0")
-    assert "0123456789ab-dirty" in heading(where) and "driver 580" in heading(where)
 
 
 def test_cases_do_not_share_a_kernel() -> None:

@@ -54,12 +54,9 @@ COMPILERS: dict[str, tuple[str, type[FusegenError], str]] = {
     "does-nothing": ("true", CompileError, "built nothing"),
     "fails": ("false", CompileError, "ended with exit code 1, printed nothing"),
     "quote": ("g++ 'x", ToolNotFoundError, "cannot be read as a command line"),
-    "blank": (" ", ToolNotFoundError, "no host C\\+\\+ compiler"),
-    "folder": ("/tmp", ToolNotFoundError, "no host C\\+\\+ compiler"),
     "absent": ("/no/such/compiler", ToolNotFoundError, "no host C\\+\\+ compiler"),
     "no-program": ("nothing-but-text", ToolNotFoundError, "cannot be started"),
     "crashes": ("kill -SEGV $$\n", CompileError, "ended by SIGSEGV"),
-    "refuses": ("echo no, thanks; exit 1\n", CompileError, "no, thanks"),
     "bytes": ("printf '\\377\\376'; exit 1\n", CompileError, "refused the text"),
     "disk": ("echo fatal: No space left on device; exit 1\n", SettingsError, "No space left on device"),
 }

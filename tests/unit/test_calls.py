@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fusegen.calls.formula import Formula, Operator, Relation, formula_of, minimum, size
 from fusegen.calls.numbers import Numbers, Operation, Scalar, python_condition, python_function
-from fusegen.calls.structure import Kind, Structure, builder
 
 
 def test_formulas_are_computed_and_written() -> None:
@@ -44,17 +41,3 @@ def test_a_later_condition_is_asked_where_the_earlier_hold() -> None:
     lines = (Scalar("s"), 0, Operation("gt", (0, 1), is_float=False), 1.0, Operation("div", (3, 0), is_float=True))
     condition = python_condition(Numbers((*lines, Operation("gt", (4, 1), is_float=False)), (("a", 2), ("b", 5))), {"s": 0}, {})
     assert [condition((s,)) for s in (2, 0, -1)] == [True, False, False]
-
-
-def test_results_are_put_together() -> None:
-    leaf = Structure(Kind.TENSOR)
-    pair = Structure(Kind.NAMED_TUPLE, (leaf, Structure(Kind.LIST, (leaf,))), ("a", "b"), "Pair")
-    whole = Structure(Kind.DICT, (pair, Structure(Kind.TUPLE, ()), leaf), ("x", 3, "y"))
-    make = builder(whole)
-    assert make is not None and whole.tensors == 3
-    found = make([1, 2, 3])
-    assert found == {"x": (1, [2]), 3: (), "y": 3} and found["x"].b == [2] and type(found["x"]).__name__ == "Pair"
-    assert builder(leaf) is None
-    for wrong in (Structure(Kind.TUPLE, (leaf,), ("a",)), Structure(Kind.NAMED_TUPLE, (leaf,), ("class",), "P")):
-        with pytest.raises(ValueError, match=r"keys|keyword"):
-            builder(wrong)

@@ -16,7 +16,6 @@ from fusegen.cli import demo, show
 from fusegen.cli.demo_stages import FUSIONS
 from fusegen.cli.main import COMMANDS
 from fusegen.jit import disassemble, nvrtc
-from fusegen.settings import settings
 from fusegen.specs import SPECS
 from tests.naming import case
 from tests.unit.commands import Result, Run
@@ -207,33 +206,21 @@ def test_a_file_with_one_kernel_needs_no_name(run: Run, tmp_path: Path) -> None:
 MISTAKES = [
     ((), ("COMMAND", "--help")),
     (("shwo", "gelu"), ("'shwo'", "fusegen show")),
-    (("zzz",), ("'zzz'", "list")),
     (("show",), ("NAME", "show --help")),
-    (("show", "gleu"), ("'gleu'", "gelu")),
-    (("explain", "qqqqqqqq"), ("fusegen list",)),
     (("show", ""), ("no kernel",)),
-    (("show", ":"), ("no kernel",)),
     (("show", "gelu", "--stage", "asm"), ("--stage", "'asm'", "cuda")),
     (("show", "gelu", "--target", "sm_42"), ("sm_42", "sm_90a")),
-    (("show", "gelu", "--target", ""), ("unknown target",)),
     (("show", "gelu", "--dtype", "bf17"), ("bf17", "bf16")),
     (("show", "gelu", "--shape", "x=3xx4"), ("x=3xx4", "--shape x=")),
-    (("show", "gelu", "--shape", "x=-3"), ("x=-3",)),
-    (("show", "gelu", "--shape", "x=3:int9"), ("int9",)),
     (("show", "gelu", "--shape", "x=0x4"), ("empty",)),
     (("show", "gelu", "--shape", "x=9999999999x9999999999"), ("does not exist",)),
     (("show", "gelu", "--shape", "y=4"), ("'y' is no parameter", "x")),
     (("show", "gelu", "--arg", "y=4"), ("y=4", "x")),
-    (("show", "gelu", "--arg", "x"), ("'x'",)),
     (("show", "no/such.py:f"), ("no file", "path/to/file.py:kernel")),
-    (("show", "no_such_module_at_all:f"), ("ModuleNotFoundError",)),
     (("show", "os:path"), ("no kernel 'path'", "@fusegen.kernel")),
     (("show", "os:getcwd"), ("not a kernel", "@fusegen.kernel")),
-    (("bench", "gleu", "--device", "cpu"), ("gelu",)),
     (("bench", "add_rms_norm", "--device", "cpu"), ("no cases", "rms_norm")),
     (("bench", "--show", "no/such.json"), ("cannot read", "--out")),
-    (("bench", "--device", "tpu"), ("tpu",)),
-    (("--nonsense",), ("--help",)),
 ]
 
 
@@ -254,11 +241,8 @@ def test_mistakes_in_a_users_file(run: Run, user_file: str) -> None:
 
 
 BROKEN_FILES = [
-    ("import no_such_module_at_all\n", "ModuleNotFoundError"),
-    ("def f(:\n", "SyntaxError"),
     ("raise ValueError('two\\nlines')\n", "two lines"),
     ("raise SystemExit(3)\n", "SystemExit"),
-    ("import sys\nsys.exit('bye')\n", "bye"),
     ("import fusegen as fg\n@fg.kernel\ndef f(*xs):\n    return xs\n", "cannot take *xs"),
     ("", "no kernel"),
 ]
@@ -270,13 +254,6 @@ def test_files_that_do_not_import(run: Run, tmp_path: Path) -> None:
             path = tmp_path / f"broken{number}.py"
             path.write_text(text)
             refused(run("show", f"{path}:f"), part)
-
-
-def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "binary.py"
-    path.write_bytes(b"\xff\x00\xfe")
-    refused(run("show", f"{path}:f"), "importing")
-    refused(run("show", f"{tmp_path}.py:f"), "no file")
 
 
 # What goes wrong in the middle.
@@ -300,9 +277,6 @@ FAILURES: list[tuple[BaseException, str]] = [
     (KeyboardInterrupt(), "interrupted"),
     (RuntimeError("one\ntwo"), "RuntimeError: one two"),
     (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
-    (MemoryError(), "MemoryError"),
-    (SystemExit(0), "SystemExit: 0"),
-    (GeneratorExit(), "GeneratorExit"),
     (RuntimeError("\x1b[2J\0\udcff"), r"RuntimeError: \x1b[2J\x00\udcff"),
     (RuntimeError("long " * 10_000), "long …"),
     (_Mute(), "_Mute"),
@@ -381,12 +355,3 @@ def test_colour_when_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_mistake_is_said_with_what_was_meant(run: Run) -> None:
     message = "error: no kernel is called 'gleu' · try: did you mean gelu or swiglu or gelu_new?\n"
     assert run("show", "gleu").err == message
-
-
-def test_a_wrong_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_EMULATE", "maybe")
-        settings.cache_clear()
-        result = run("bench", "gelu", "--device", "cpu")
-    settings.cache_clear()
-    assert result.code in (1, 2) and result.err.count("\n") == 1 and "FUSEGEN_EMULATE" in result.err

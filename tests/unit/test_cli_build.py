@@ -15,7 +15,6 @@ from fusegen.cli.main import main
 from tests.naming import case
 from tests.unit.commands import Run
 
-ROOT = Path(__file__).resolve().parents[2]
 USER = """
 from typing import Annotated
 import torch.nn.functional as F
@@ -81,15 +80,12 @@ def test_shapes_on_the_command_line(tmp_path: Path, user_file: Path) -> None:
 
 MISTAKES = [
     (["softmax"], "the following arguments are required: --out", 2),
-    (["nothing", "--out", "OUT"], "no kernel is called 'nothing'", 2),
     (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
-    (["softmax", "--arch", "", "--out", "OUT"], "unknown target ''", 2),
     (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
     (["softmax", "--out", "MINE"], "is there already", 1),
     (["softmax", "--out", "nowhere/OUT"], "cannot be made", 1),
     (["MINE:plain", "--out", "OUT"], "nothing is known of x, w of plain · try: --shape x=16384x4096", 2),
     (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "are of one kernel", 2),
-    (["MINE:plain", "MINE:plain", "other.py:plain", "--out", "OUT"], "no file other.py", 2),
 ]
 
 

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from fusegen import __version__
 from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench, demo
 from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
-from fusegen.cli.document import plain_value
 from fusegen.cli.main import COMMANDS, main
-from fusegen.dtypes import DType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,21 +107,3 @@ def test_what_a_user_prints_does_not_mix_with_it(tmp_path: Path) -> None:
     assert done.returncode == 0 and json.loads(done.stdout)["kernel"] == "loud"
     for text in ("from Python", "from below", "from a process", "from the body"):
         assert text in done.stderr
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass(frozen=True)
-class Pair:
-    left: object
-    right: object
-
-
-def test_values() -> None:
-    assert plain_value(Pair(DType.BFLOAT16, Colour.RED)) == {"left": "bf16", "right": "red"}
-    assert plain_value([float("nan"), float("inf"), -float("inf"), 1.5, True, None]) == ["nan", "inf", "-inf", 1.5, True, None]
-    assert plain_value({1: Path("a/b"), "c": {3, 1, 2}}) == {"1": "a/b", "c": [1, 2, 3]}
-    with pytest.raises(TypeError, match="bytes"):
-        plain_value(b"")

@@ -7,7 +7,6 @@ import io
 import pytest
 
 from fusegen.cli.terminal import Terminal
-from fusegen.cli.text import printable, shortened
 
 
 class Screen(io.StringIO):
@@ -40,18 +39,6 @@ def test_a_person_sees_one_line_that_goes() -> None:
     assert err.getvalue().count("\x1b[K") == 2
 
 
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_elsewhere_it_is_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
-    monkeypatch.setenv("TERM", term)
-    out, err = io.StringIO(), Screen() if term == "dumb" else io.StringIO()
-    terminal = Terminal(out, err)
-    terminal.progress("first")
-    terminal.progress("second")
-    terminal.table(("a", "b"), [("1", "2")])
-    terminal.progress()
-    assert err.getvalue() == "first\nsecond\n" and "first" not in out.getvalue()
-
-
 def test_a_person_sees_a_bar_of_steps_that_goes() -> None:
     out, err = io.StringIO(), Screen()
     terminal = Terminal(out, err)
@@ -76,34 +63,7 @@ def test_elsewhere_steps_are_lines(stream: type[io.StringIO] | None) -> None:
     assert err is None or err.getvalue() == "1/2 first\naside\n2/2 second\n"
 
 
-def test_a_note_stays() -> None:
-    err = Screen()
-    terminal = Terminal(io.StringIO(), err)
-    terminal.progress("first")
-    terminal.note("aside")
-    terminal.progress()
-    assert err.getvalue() == "first\r\x1b[Kaside\n"
-
-
-def test_nowhere() -> None:
-    terminal = Terminal(io.StringIO())
-    terminal.progress("first")
-    terminal.progress()
-
-
 def test_text_is_printed_as_it_is() -> None:
     screen = Screen()
     Terminal(screen).line("[bold]x[/] :smile: 1.5")
     assert "[bold]x[/] :smile: 1.5" in screen.getvalue()
-
-
-def test_a_terminal_without_room_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "1")
-    screen = Screen()
-    Terminal(screen).table(("name", "size"), [("gelu", "3")])
-    assert screen.getvalue() == " name  size\n gelu  3\n"
-
-
-def test_one_line() -> None:
-    assert printable("a\nb\t\x1b[2J\0\udcff é") == "a b \\x1b[2J\\x00\\udcff é"
-    assert (shortened("abcd", 4), shortened("abcde", 4), shortened("ab", 0)) == ("abcd", "abc…", "…")

@@ -6,7 +6,6 @@ import statistics
 from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -70,12 +69,3 @@ def test_nothing_stands_apart_of_a_program_that_writes_over_what_it_reads() -> N
     x, w = torch.empty(1000, 4096, device="meta"), torch.empty(4096, device="meta")
     low = fg.kernel(written_over, mutates=("x",)).lower(x, w, target="sm_90a")
     assert GroupKind.ROW_COLUMN in {launch.group.kind for launch in low.program.launches}
-
-
-@pytest.mark.parametrize("columns", [4096, 2048])
-def test_lengths_that_are_known_by_bounds_stay_beside_their_sums(columns: int) -> None:
-    """A second length of the rows of one kernel makes it a run-time value, of which a bound and a divisor are known."""
-    kernel = fg.kernel(softmax_and_sums)
-    for extent in (1024, columns):
-        low = kernel.lower(torch.empty(20000, extent, device="meta"), torch.empty(extent, device="meta"), target="sm_90a")
-    assert low.program.launches[0].group.kind is GroupKind.ROW_COLUMN

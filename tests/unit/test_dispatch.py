@@ -152,22 +152,6 @@ def test_a_closed_over_tensor_that_comes_to_require_a_gradient() -> None:
 TABLE = randn(6, 8)
 
 
-def test_functions_of_closed_over_tensors_alone_are_part_of_the_kernel() -> None:
-    """Computed once while tracing, they would be stale in the next call."""
-    weight, matrix = randn(8), randn(8, 3)
-    kernel = fg.kernel(lambda x: (x * (1 + weight), x * weight.float().exp(), x @ matrix, (matrix.T * weight).sum(-1) + x.sum()))
-    agree(kernel, (X,))
-    weight.mul_(2)
-    matrix.add_(1)
-    agree(kernel, (X,))
-
-
-def test_modules() -> None:
-    norm, stack = torch.nn.LayerNorm(8).requires_grad_(False), torch.nn.Sequential(torch.nn.LayerNorm(8)).requires_grad_(False)
-    norm.weight.copy_(randn(8))
-    agree(lambda x: norm(x) + F.rms_norm(x, (8,), stack[0].weight), (X,))
-
-
 def test_a_tensor_that_cannot_be_found_again_is_refused() -> None:
     keep = weakref.WeakValueDictionary({"w": X})
     with pytest.raises(TraceError, match="neither a parameter nor") as caught:
@@ -264,10 +248,3 @@ def test_lower_shows_64_bit_indices_where_a_call_has_them() -> None:
     outer = fg.kernel(lambda x, y: x[:, None] * y)
     x, y = (torch.empty(n, dtype=torch.float16, device="meta") for n in ((1 << 16) + 1, 1 << 15))
     assert "using Index = i64" in outer.lower(x, y, target="sm_90a").sources[0].text
-
-
-def test_a_meta_view_is_as_aligned_as_its_offset() -> None:
-    x = torch.empty(65, device="meta", dtype=torch.bfloat16)
-    double = fg.kernel(lambda x: x * 2)
-    bodies = [double.lower(view, target="sm_90a").program.launches[0].kernel.body for view in (x[:64], x[1:])]
-    assert [body.reads[0].width for body in bodies] == [8, 1]

@@ -116,17 +116,6 @@ def test_no_function_gives_what_it_is_given() -> None:
                     assert given.isdisjoint(re.findall(r"^    (?:return|\w+ =) (\w+);", body, re.MULTILINE))
 
 
-def less_its_sum(factor: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: x - x.sum(-1, keepdim=True) * factor
-
-
-def test_only_a_mean_is_called_so() -> None:
-    for factor in (1 / 255, 0.5, 2.0):
-        kernel = fg.kernel(less_its_sum(factor))
-        (source,) = kernel.lower(torch.empty(5, 256, device="meta"), target="sm_90a").sources
-        assert "mean" not in source.text
-
-
 def test_results_that_are_there_already() -> None:
     """Of the row itself, and of its statistics; stored, and reduced once more."""
 
@@ -188,25 +177,3 @@ def test_a_value_of_a_line_whose_last_is_of_another_kernel() -> None:
     arguments = (torch.empty(s, device="meta", dtype=torch.bfloat16) for s in ((512, 256), (1, 256)))
     low = fg.kernel(space["f"]).lower(*arguments, target="sm_90a")
     assert re.findall(r"const float (\w+) = f_0_row_1", low.sources[0].pipeline) == ["row_value"]
-
-
-def test_phases_say_what_they_do() -> None:
-    (source,) = sources("several warps hold a row")
-    said = re.findall(r"// Phase (\d of \d): (.*)\.\n", source.pipeline)
-    assert said == [
-        ("1 of 3", "reduces each row to total"),
-        ("2 of 3", "computes mean; reduces each row to squares"),
-        ("3 of 3", "computes rstd; writes out"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "spelling"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "float")], ids=str
-)
-def test_primitives_are_those_of_the_types_and_widths_in_use(dtype: torch.dtype, spelling: str) -> None:
-    (source,) = sources("several warps hold a row", dtype)
-    assert re.findall(r" widen\((\w+) x\)", source.primitives) == [spelling]
-    assert re.findall(r" narrow\(\w+ value, (\w+)& out\)", source.primitives) in ([spelling], [])
-    assert re.findall(r"ld\.global\.(\S+) ", source.primitives) == ["v4.b32"]
-    assert re.findall(r"st\.global\.(\S+) ", source.primitives) == ["v4.b32"]
-    assert "TensorMap" not in source.primitives

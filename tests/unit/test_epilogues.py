@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,6 @@ from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
 from fusegen.schedule.bodies import ContractionBody
-from tests.emulator.test_epilogues import tokens_apart
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 
@@ -42,16 +40,6 @@ def test_grouped_q_k_and_v_are_one_launch_that_ptxas_is_content_with() -> None:
     (source,) = low.sources
     found = figures(source)
     assert found.spilled <= 16 and not found.warnings
-
-
-def test_a_bias_is_read_once_wherever_a_row_belongs() -> None:
-    arguments = (meta(2, 35, 64), meta(128, 64), meta(128, 64), meta(128), meta(32, 64), meta(32, 64))
-    low = lowered(tokens_apart, *arguments)
-    reads = re.findall(r"(load_wide\w*)\((?:([^,]*), )?\w+, operands\.(\w+)_ptr, (.*)\);", low.sources[0].math)
-    of_bias = [(how, where, at) for how, where, tensor, at in reads if tensor == "b"]
-    assert of_bias.count(("load_wide", "", "head * 64 + channel")) == len(parts(low)) == 2
-    assert sorted(where for how, where, _ in of_bias if how == "load_wide_if") == ["channel < 32", "channel >= 32"]
-    assert [where.split(" >= ")[0] for _, where, tensor, _ in reads if tensor in ("cos", "sin")] == ["i1", "i1"]
 
 
 def test_gate_and_up_share_the_accumulator() -> None:

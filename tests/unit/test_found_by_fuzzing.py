@@ -50,18 +50,6 @@ def test_alpha_does_not_change_the_dtype() -> None:
     refused(lambda x: torch.add(x, x, alpha=0.5), x, error=TraceError, says="integers scaled")
 
 
-def test_a_kernel_of_several_launches_is_one_unit() -> None:
-    """Each in a namespace of its own, and the primitives once."""
-    from fusegen.emit.unit import unit_text
-
-    low = fg.kernel(lambda x: torch.softmax(x, 0) + torch.softmax(x, 1)).lower(randn(5, 7), target="cpu")
-    text = unit_text(low.sources)
-    assert len(low.sources) > 1
-    assert text.count("namespace kernel_") == len(low.sources)
-    assert text.count("FG_INLINE float widen(float x)") == 1
-    assert unit_text(low.sources[:1]) == low.sources[0].text
-
-
 def test_a_number_beside_a_statistic() -> None:
     """Both are stored once a row."""
 

@@ -1,18 +1,14 @@
-"""The graph: hash-consing, liveness, inference, printing."""
+"""The graph: constants that stay apart, promotion, printing."""
 
 from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
 import fusegen as fg
 from fusegen.dtypes import DType, promote
-from fusegen.errors import ShapeError
-from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
-from fusegen.ir.infer import MismatchError, broadcast
-from fusegen.ir.ops import Op
+from fusegen.ir.graph import GraphBuilder, InputSpec
 from fusegen.ir.symbolic import size_symbol
 from tests.naming import case
 
@@ -24,48 +20,12 @@ def start() -> tuple[GraphBuilder, int]:
     return builder, builder.input(InputSpec("x", DType.BFLOAT16, (N, 8), (8, 1)))
 
 
-def test_equal_nodes_become_one_and_equal_graphs_are_equal() -> None:
-    def build() -> Graph:
-        builder, x = start()
-        a, b = builder.add(Op.EXP, [x]), builder.add(Op.EXP, [x])
-        assert a == b
-        return builder.build([builder.add(Op.ADD, [a, b])])
-
-    assert build() == build() and hash(build()) == hash(build())
-    assert len(build().nodes) == 3
-
-
 def test_constants_that_compare_equal_stay_apart() -> None:
     builder, _ = start()
     positions = [builder.constant(v) for v in (0.0, -0.0, 0, False, 1, True, 1.0)]
     assert len(set(positions)) == len(positions)
     assert builder.constant(float("nan")) == builder.constant(float("nan"))
     assert [builder.nodes[p].number for p in positions[2:4]] == [0, False]
-
-
-def test_what_no_result_needs_is_left_out_and_inputs_stay() -> None:
-    builder, x = start()
-    unused = builder.input(InputSpec("y", DType.FLOAT32, (N,), (1,)))
-    builder.add(Op.EXP, [unused])
-    graph = builder.build([builder.add(Op.NEG, [x])])
-    assert [n.op for n in graph.nodes] == [Op.INPUT, Op.INPUT, Op.NEG]
-    assert [s.name for s in graph.inputs] == ["x", "y"]
-
-
-def test_shapes_and_dtypes_are_inferred() -> None:
-    builder, x = start()
-    comparison = builder.nodes[builder.add(Op.GT, [x, builder.constant(0)])]
-    assert comparison.dtype is DType.BOOL and comparison.shape == (N, 8) and not comparison.weak
-    total = builder.nodes[builder.add(Op.SUM, [builder.add(Op.GT, [x, x])], dims=(1,))]
-    assert total.dtype is DType.INT64 and total.shape == (N, 1)
-    assert builder.nodes[builder.add(Op.MUL, [builder.constant(2), builder.constant(0.5)])].weak
-
-
-def test_sizes_that_do_not_fit_say_which() -> None:
-    with pytest.raises(MismatchError) as caught:
-        broadcast([(N, 8), (6, 8)])
-    assert caught.value.sizes == ((N, 6),) and isinstance(caught.value, ShapeError)
-    assert broadcast([(N, 1), (8,), ()]) == (N, 8)
 
 
 I64, F32, F64, BOOL = DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.BOOL

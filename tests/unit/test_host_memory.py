@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.runtime import host_memory
-from tests.unit.bundles import built
-
-
-def row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(x, x.shape[-1:], weight)
-
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -78,12 +71,3 @@ def test_a_large_result_that_something_else_stands_in_for() -> None:
     kernel(x)
     with pytest.raises(ArgumentError, match="tensor without memory"):
         torch.func.grad(lambda t: (kernel(x) * t).sum())(torch.tensor(2.0))
-
-
-@pytest.mark.deep
-def test_torch_compile_looks_on(tmp_path: Path) -> None:
-    kernel, weight = built(tmp_path / "kernels", row, (torch.randn(7, 1024), torch.randn(1024))), torch.randn(1024)
-    compiled = torch.compile(lambda x: kernel(x + 1, weight) * 2, backend="eager")
-    for rows in (2000, 3000):
-        x = torch.randn(rows, 1024)
-        assert torch.equal(compiled(x), kernel(x + 1, weight) * 2)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 
-import sympy
 import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
-from fusegen.ir.index_map import broadcast_index, identity_axes, reshape_blocks, sources
+from fusegen.ir.index_map import broadcast_index, identity_axes, sources
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import size_symbol
 from tests.naming import case
 
-N, M = size_symbol("n"), size_symbol("m")
+N = size_symbol("n")
 
 
 def read(graph: Graph, position: int, index: tuple[int, ...], x: Tensor) -> float:
@@ -109,25 +108,8 @@ def strided_views(random_: random.Random) -> None:
     assert torch.equal(base.as_strided([int(s) for s in view.shape], [int(s) for s in view.strides], int(view.offset)), value)
 
 
-def test_reshapes_fall_into_the_smallest_blocks() -> None:
-    assert reshape_blocks((N, 6, 4), (N, 24)) == (((0,), (0,)), ((1, 2), (1,)))
-    assert reshape_blocks((N, M, 4), (N * M, 2, 2)) == (((0, 1), (0,)), ((2,), (1, 2)))
-    assert reshape_blocks((4, N), (2, 2, N)) == (((0,), (0, 1)), ((1,), (2,)))
-    assert reshape_blocks((6, 4), (8, 3)) == (((0, 1), (0, 1)),)
-
-
 def test_broadcasts_read_extents_of_one_at_zero() -> None:
     i, j = identity_axes((N, 4)).symbols
     assert broadcast_index((1, 4), (i, j)) == (0, j)
     assert broadcast_index((4,), (i, j)) == (j,)
     assert broadcast_index((), (i, j)) == ()
-
-
-def test_halves_that_are_put_together_again_are_known_by_their_bounds() -> None:
-    builder = GraphBuilder("halves")
-    x = builder.input(InputSpec("x", DType.FLOAT32, (N, 8), (sympy.Integer(8), 1)))
-    low, high = (builder.add(Op.SLICE, [x], dim=1, start=s, length=4, step=1) for s in (0, 4))
-    both = builder.add(Op.CONCAT, [high, low], dim=1)
-    axes = identity_axes((N, 8))
-    found = sources(builder.build([both]), 3, axes.symbols, axes)
-    assert [(s.bounds.lower, s.bounds.upper) for s in found if s.bounds] == [(0, 4), (4, 8)]

@@ -44,13 +44,6 @@ class Builder:
         return [self.terms.items[a].dtype for a in self.terms.items[found].args]
 
 
-def test_coordinates_and_their_differences_are_compared_in_32_bits() -> None:
-    b = Builder()
-    i, j = b.coordinate(X), b.coordinate(Y)
-    assert b.operand_types(b.compared(i, j)) == [DType.INT32] * 2
-    assert b.operand_types(b.compared(b.op(Op.SUB, i, j), b.constant(-5))) == [DType.INT32] * 2
-
-
 @pytest.mark.parametrize("op", [Op.ADD, Op.SUB, Op.MUL])
 def test_what_may_overflow_stays_wide(op: Op) -> None:
     b = Builder()

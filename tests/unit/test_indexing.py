@@ -141,13 +141,6 @@ def test_what_reads_check_is_checked_once() -> None:
     assert source.pipeline.count("checked_index(") == 1
 
 
-def test_the_index_of_a_staged_row_is_found_once() -> None:
-    ids, table = meta(4096, dtype=torch.int64), meta(50257, 32768)
-    (source,) = fg.kernel(lambda i, t: F.embedding(i, t).softmax(-1)).lower(ids, table, target="sm_90a").sources
-    assert "copy_async<8>(t_staged" in source.pipeline
-    assert source.pipeline.count("const Index t_at = ") == 1
-
-
 @pytest.mark.usefixtures("either")
 def test_a_call_after_one_out_of_range() -> None:
     kernel = fg.kernel(lambda i, t: F.embedding(i, t))

@@ -239,14 +239,6 @@ def test_bits_of_integers() -> None:
     agree(lambda i, u, b: (i & u, i | b, b & u, b & True, b ^ 1, b | (i > 0), b << 1), (i, u, b))
 
 
-def test_nibbles_are_packed_and_unpacked() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        packed = x[:, ::2] | (x[:, 1::2] << 4)
-        return packed, torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2)
-
-    agree(function, (ints(4, 8, low=0, high=16, dtype=torch.uint8),))
-
-
 def test_numbers_that_16_bits_round_beside_a_reduction() -> None:
     """Each is a value of the row's of its own, of which nothing is to be read."""
     for dtype in (torch.float16, torch.bfloat16):

@@ -130,18 +130,6 @@ def test_reshapes_with_sizes_from_shapes_and_from_numbers() -> None:
     agree(lambda x: x.reshape(math.prod(x.shape[:1]), -1), (randn(3, 4),))
 
 
-# Results.
-
-
-def test_results_that_depend_on_each_other_and_views_of_them() -> None:
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        a = x.exp()
-        b = a * 2
-        return a, b, b.sum(-1), a.T, a.reshape(-1), a[1:], a[:, ::2], b.sum(-1).unsqueeze(0)
-
-    agree(function, (X,), (randn(3, 64),))
-
-
 # Layouts of inputs.
 
 BASE = randn(40, 40)
@@ -244,27 +232,6 @@ def test_sizes_in_arithmetic() -> None:
     agree(function, *[(randn(n, m),) for n in (4, 5) for m in (4, 6, 9)])
 
 
-def test_sizes_divided_and_rounded_as_python_rounds() -> None:
-    """A size that is negative on the way must not be rounded towards zero."""
-
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        n = x.shape[0]
-        up = -(-n // 4)
-        return (
-            x[:up] * 2,
-            x * up,
-            x * (-n % 4),
-            x * ((1 - n) // 2),
-            x * (n // -3),
-            x * (100 // n),
-            x * (100 % n),
-            x * divmod(n, 3)[1],
-            x * abs(n - 6),
-        )
-
-    agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_random_arithmetic_of_sizes(seed: int) -> None:
     random_ = random.Random(seed)
@@ -297,17 +264,6 @@ def test_sizes_where_only_a_number_will_do() -> None:
         )
 
     agree(function, *[(randn(n, 3),) for n in (5, 8, 7, 4, 9)])
-
-
-def test_windows_are_put_back_by_a_size_that_is_divided_as_a_number() -> None:
-    """As published with the Swin transformer."""
-
-    def window_reverse(windows: Tensor, window_size: int, height: int, width: int) -> Tensor:
-        batch = int(windows.shape[0] / (height * width / window_size / window_size))
-        x = windows.view(batch, height // window_size, width // window_size, window_size, window_size, -1)
-        return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(batch, height, width, -1)
-
-    agree(window_reverse, (randn(8, 4, 4, 6), 4, 8, 8), (randn(4, 4, 4, 6), 4, 8, 8))
 
 
 def test_ranges_over_sizes_are_one_variant() -> None:

@@ -1,4 +1,4 @@
-"""Python state that a kernel reads: when it changes, the next call sees it. The kinds stand in `tests.unit.state`."""
+"""Python state that a kernel reads: when it changes, the next call sees it. Kinds of state are told and toured in `tests.fuzz`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.errors import FusegenError, TraceError
-from tests.naming import case
 from tests.unit.eager import randn
-from tests.unit.state import CASES, Derived, Settings, frozen
 from tests.unit.test_dispatch import variants
 
 X = torch.arange(1.0, 9.0).reshape(2, 4)
@@ -40,38 +38,22 @@ def compared(kernel: fg.Kernel[..., Any], function: Callable[..., Any], *args: A
     torch.testing.assert_close(kernel(*args), function(*args), equal_nan=True)
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_a_change_is_seen(part: int) -> None:
-    for name in list(CASES)[part::6]:
-        with case(name), torch.no_grad():
-            change_is_seen(*CASES[name]())
+class Settings:
+    """A plain object."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale = scale
+
+    @property
+    def doubled(self) -> float:
+        return self.scale * 2
 
 
-def change_is_seen(function: Callable[[Tensor], Any], change: Callable[[], object]) -> None:
-    """By the next call, and by no variant more than that takes."""
-    kernel = fg.kernel(function)
-    compared(kernel, function, X)
-    compared(kernel, function, X)
-    assert variants(kernel) == 1, "nothing has changed, and still it is another variant"
-    before = function(X)
-    change()
-    after = function(X)
-    assert before.dtype != after.dtype or not torch.equal(before, after), "the case changes nothing that shows"
-    compared(kernel, function, X)
-    compared(kernel, function, X)
-    assert variants(kernel) <= 2
+class Derived(Settings):
+    """Of another class."""
 
 
 # Objects that are arguments.
-
-
-def test_an_argument_s_attribute() -> None:
-    kernel = fg.kernel(lambda x, o: x * o.scale)
-    o = Settings()
-    for scale in (2.0, 3.0, 2.0):
-        o.scale = scale
-        compared(kernel, kernel.function, X, o)
-    assert variants(kernel) == 2
 
 
 def test_an_argument_is_known_by_identity() -> None:
@@ -151,7 +133,7 @@ def test_a_kernel_as_forward_and_as_a_method() -> None:
 
 def test_a_kernel_does_not_keep_objects_alive() -> None:
     kernel = fg.kernel(lambda x, o: o(x))
-    module = frozen(nn.Linear(4, 4))
+    module = nn.Linear(4, 4).requires_grad_(False)
     reference, weight = weakref.ref(module), weakref.ref(module.weight)
     compared(kernel, kernel.function, X, module)
     del module
@@ -185,7 +167,7 @@ def test_other_threads_read_as_before_while_one_traces() -> None:
 
     def read() -> None:
         while not stop.is_set():
-            if o.scale != 2.0 or o.doubled != 6.0 or hasattr(o, "nothing"):
+            if o.scale != 2.0 or o.doubled != 4.0 or hasattr(o, "nothing"):
                 wrong.append(o)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
@@ -198,18 +180,6 @@ def test_other_threads_read_as_before_while_one_traces() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_a_function_that_counts_its_calls_is_traced_at_each() -> None:
-    o = Settings(0.0)
-
-    def function(x: Tensor) -> Tensor:
-        o.scale += 1
-        return x * o.scale
-
-    kernel = fg.kernel(function)
-    for n in range(1, 5):
-        torch.testing.assert_close(kernel(X), X * n)
 
 
 COLLECTIONS = 0.0
@@ -235,7 +205,7 @@ def test_what_the_garbage_collector_calls_is_not_read_by_the_function() -> None:
     assert before < COLLECTIONS and gc.isenabled() and variants(kernel) == 1
 
 
-# Containers.
+# What looking costs.
 
 
 def test_a_large_list_of_which_one_element_is_read_costs_nothing() -> None:
@@ -251,31 +221,18 @@ def test_a_large_list_of_which_one_element_is_read_costs_nothing() -> None:
     compared(kernel, kernel.function, X)
 
 
-def test_a_large_list_that_is_read_as_a_whole() -> None:
-    values = [float(n) for n in range(1000)]
-    kernel = fg.kernel(lambda x: x * sum(values))
+def test_a_stateless_kernel_checks_nothing() -> None:
+    kernel = fg.kernel(lambda x: x * 2 + 1)
     compared(kernel, kernel.function, X)
-    values[500] = 7.0
-    compared(kernel, kernel.function, X)
-
-
-def test_containers_that_hold_themselves() -> None:
-    table: dict[str, Any] = {"scale": 2.0}
-    table["self"] = [table, table]
-    kernel = fg.kernel(lambda x: x * table["self"][0]["scale"])
-    compared(kernel, kernel.function, X)
-    table["scale"] = 3.0
-    compared(kernel, kernel.function, X)
+    (found,) = kernel._dispatcher._variants.values()
+    assert found[0].state.check is None
 
 
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    "iterator", [lambda: iter([1.0, 2.0]), lambda: (n for n in (1.0, 2.0)), lambda: zip((1.0, 2.0), (3.0, 4.0), strict=True)]
-)
-def test_an_iterator_is_refused(iterator: Callable[[], Iterator[Any]]) -> None:
-    values = iterator()
+def test_an_iterator_is_refused() -> None:
+    values = iter([1.0, 2.0])
     with pytest.raises(TraceError, match="'values', which is an iterator"):
         fg.kernel(lambda x: x * next(values))(X)
 
@@ -295,13 +252,6 @@ def test_a_random_number_is_refused(name: str) -> None:
     draw = DRAWS[name]
     with pytest.raises(TraceError, match="draws"):
         fg.kernel(lambda x: x * draw())(X)
-
-
-def test_a_stateless_kernel_checks_nothing() -> None:
-    kernel = fg.kernel(lambda x: x * 2 + 1)
-    compared(kernel, kernel.function, X)
-    (found,) = kernel._dispatcher._variants.values()
-    assert found[0].state.check is None
 
 
 def test_a_user_s_file_may_have_the_name_of_one_of_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
