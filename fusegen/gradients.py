@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen.api import Kernel, Lowered, Method
 from fusegen.errors import ArgumentError
-from fusegen.runtime.differentiate import Calls, Found, Passes
+from fusegen.runtime.differentiate import Calls, Found
 from fusegen.runtime.graph_kernel import GraphKernel, Number
+from fusegen.runtime.passes import Passes
 from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.straight import drawn_key
 

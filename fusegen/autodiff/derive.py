@@ -158,6 +158,24 @@ def _dependent(graph: Graph, origins: Collection[int]) -> set[int]:
     return found
 
 
+def differentiated(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
+    """Those of some inputs on which a result depends through floats alone, so that there are gradients by them."""
+    found = {p for p in graph.outputs if graph.nodes[p].dtype.is_float}
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        if position in found and node.op is not Op.DETACH:
+            found.update(a for a in node.args if graph.nodes[a].dtype.is_float and not graph.nodes[a].weak)
+    inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
+    return tuple(spec.name for spec in graph.inputs if spec.name in wanted and inputs[spec.name] in found)
+
+
+def results_of(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
+    """For each result, whether it has a derivative by one of some inputs."""
+    origins = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
+    active = _dependent(graph, origins)
+    return tuple(position in active for position in graph.outputs)
+
+
 def _spec(name: str, node: Node, dtype: DType) -> InputSpec:
     """An input that holds a node's elements in row-major order."""
     strides = contiguous_strides(node.shape)

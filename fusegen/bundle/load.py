@@ -23,7 +23,7 @@ from fusegen.calls.structure import builder
 from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
 from fusegen.lang.running import is_tracing
 from fusegen.runtime import cuda, devices
-from fusegen.runtime.arguments import check
+from fusegen.runtime.arguments import check, check_recorded
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, unfollowed
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_call
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
@@ -159,6 +159,9 @@ class BuiltFunction:
         if is_tracing():
             raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", mend="call what it was built of")
         check(self.__name__, self._given, values)
+        for name, value in zip(self._given, values, strict=True):
+            if isinstance(value, Tensor):
+                check_recorded(self.__name__, name, value)
         with self._lock:
             bound = unfollowed(self._bound_for)(values)
             if len(self._bound) >= _MOST_BOUND:

@@ -43,7 +43,7 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
             check_plain(kernel, name, value)
             continue
         check_values(kernel, name, value)
-        check_derivatives(kernel, name, value)
+        check_tangent(kernel, name, value)
         first = first or (name, value)
         check_memory(kernel, name, value, first[1].device, repr(first[0]))
     if first is None:
@@ -85,17 +85,24 @@ def check_values(kernel: str, name: str, tensor: Tensor) -> None:
         raise ArgumentError(f"{kernel}: {name!r} {what}", mend=mend.format(name=name))
 
 
-def check_derivatives(kernel: str, name: str, tensor: Tensor) -> None:
-    """Refuses a tensor whose results would need a derivative.
+def check_recorded(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor whose results would need a derivative, where none is recorded.
 
     Raises:
         GradientError: they would.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise GradientError(
-            f"{kernel}: {name!r} requires a gradient, which kernels do not compute yet",
-            mend=f"pass {name}.detach(), or call under torch.no_grad()",
-        )
+        what = f"{kernel}: {name!r} requires a gradient, which is not recorded here"
+        raise GradientError(what, mend="call the kernel itself, which records it, or this under torch.no_grad()")
+    check_tangent(kernel, name, tensor)
+
+
+def check_tangent(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor whose results would need a derivative of forward mode.
+
+    Raises:
+        GradientError: they would.
+    """
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
         what = f"{kernel}: {name!r} has a tangent of forward-mode differentiation, which kernels do not compute yet"
         raise GradientError(what, mend=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal")

@@ -19,6 +19,9 @@ from fusegen.state import State
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
 
+ByValue: TypeAlias = Callable[[Values], Any]
+"""A call with the values of its scalars in the trace."""
+
 NOTHING: Hidden = ()
 NO_SCALARS: Mapping[str, float] = {}
 
@@ -83,7 +86,33 @@ def _always(_: Values) -> Hidden:
     return NOTHING
 
 
-class Bound(Fit):
+class Program(Fit):
+    """Something that runs calls of one key.
+
+    Attributes:
+        names: of the tensors that the function closes over.
+        plain: what runs, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
+            None where there is more to do.
+        found: how many look-ups found it.
+    """
+
+    def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
+        super().__init__(condition, state, hidden)
+        self.names = () if state is None else state.names
+        self.plain: Run | None = None
+        self.found = 0
+
+    def __call__(self, values: Values, hidden: Hidden) -> Any:
+        """Runs a call.
+
+        Args:
+            values: all arguments.
+            hidden: the tensors that the function closes over, as they are now.
+        """
+        raise NotImplementedError
+
+
+class Bound(Program):
     """A bound program.
 
     Args:
@@ -92,32 +121,25 @@ class Bound(Fit):
         by_value: makes a call whose scalars Python refuses to compute with.
         state: what else the function read; None where no function is left to ask.
         hidden: the tensors that the function closes over.
-
-    Attributes:
-        names: of the tensors that the function closes over.
-        plain: the program, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
-            None where there is more to do.
-        found: how many look-ups found it.
     """
 
     def __init__(
         self,
         program: Run,
         facts: Facts,
-        by_value: Callable[[Values], Any],
+        by_value: ByValue,
         state: State | None = None,
         hidden: Hidden = NOTHING,
     ) -> None:
         super().__init__(condition_of(facts.conditions, facts.sizes, facts.parameters), state, hidden)
-        self.found = 0
-        self.names = () if state is None else state.names
         self._program = program
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
         where = {name: place for place, name in enumerate((*facts.parameters, *self.names))}
         self._order = tuple(where[name] for _, name in facts.call.inputs)
         self._in_order = self._order == tuple(range(len(where)))
-        self.plain = program if self._in_order and not self.names and self._scalars is None else None
+        if self._in_order and not self.names and self._scalars is None:
+            self.plain = program
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

@@ -5,24 +5,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fusegen.autodiff.derive import Derivative, derive
-from fusegen.errors import ArgumentError, GradientError, UnsupportedError
-from fusegen.ir.graph import Graph
-from fusegen.runtime.arguments import check_derivatives
+from fusegen.errors import ArgumentError, GradientError
+from fusegen.runtime.arguments import check_tangent
 from fusegen.runtime.bound import Fit, Hidden
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.keys import Key, Values
+from fusegen.runtime.passes import Passes
 from fusegen.runtime.scalars import condition_of
-from fusegen.schedule.names import Namer, kernel_functions
-from fusegen.target import Target
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
 """The variant of a call, and the tensors that the function closes over."""
@@ -30,28 +26,6 @@ VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
 _AGAIN = "call fg.vjp again with such arguments"
 _MOST_KNOWN = 256  # kinds of calls that are remembered
 _MOST_ALIKE = 32  # of one kind, which differ in scalars and in what the function read of Python's state
-
-
-@dataclass(frozen=True, eq=False)
-class Passes:
-    """The passes of a graph.
-
-    Attributes:
-        derivative: of the graph.
-        forward, backward: its parts, as functions.
-    """
-
-    derivative: Derivative
-    forward: GraphKernel
-    backward: GraphKernel
-
-    @classmethod
-    def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
-        """The passes by some inputs."""
-        taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-        derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
-        forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
-        return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +56,7 @@ class Found:
             if recorded and tensor.requires_grad and name not in wrt:
                 what = f"{self.dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
                 raise GradientError(what, mend="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
-            with torch.no_grad():
-                check_derivatives(self.dispatcher.name, name, tensor)  # of forward mode
+            check_tangent(self.dispatcher.name, name, tensor)
             named[name] = tensor.detach()
         return named
 
@@ -112,7 +85,6 @@ class Calls:
         self._variant_of = variant_of
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
         self._known: dict[Key, list[tuple[Fit, Variant, Passes]]] = {}
-        self._passes: dict[tuple[Graph, Target], Passes] = {}
         self._lock = threading.RLock()
 
     def known(self, values: Values) -> Found | None:
@@ -134,7 +106,7 @@ class Calls:
         _require_elements(self.dispatcher, values)
         with self._lock, torch.enable_grad():  # else nothing would show what the function does without gradients
             variant, hidden = self._variant_of(values)
-            found = Found(self.dispatcher, variant, hidden, self._of(variant, hidden))
+            found = Found(self.dispatcher, variant, hidden, self.dispatcher.passes.of(variant, self._inputs(variant, hidden)))
             condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -142,22 +114,6 @@ class Calls:
             others = self._known.get(key, ())[: _MOST_ALIKE - 1]
             self._known[key] = [(Fit(condition, variant.state, hidden), variant, found.passes), *others]
         return found
-
-    def _of(self, variant: Variant, hidden: Hidden) -> Passes:
-        """The passes of a variant's graph, which others may have as well."""
-        if variant.traced.writes:
-            what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
-            raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
-        if variant.switches_gradients:
-            what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
-            raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")
-        wrt = self._inputs(variant, hidden)
-        key = variant.traced, variant.request.target
-        if key not in self._passes:
-            if len(self._passes) >= _MOST_KNOWN:
-                self._passes.clear()
-            self._passes[key] = Passes.of(variant.traced, wrt, variant.request.target)
-        return self._passes[key]
 
     def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
         """The inputs by which gradients are wanted, as the graph calls them."""
@@ -199,11 +155,3 @@ def _require_elements(dispatcher: Dispatcher, values: Values) -> None:
     for name, value in zip(dispatcher.parameters.given, values, strict=True):
         if isinstance(value, Tensor) and not value.numel():
             raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", mend="let torch compute what is empty")
-
-
-def _renamed(graph: Graph, suffix: str) -> Graph:
-    """A pass under a name of its own, of which no input has one that its functions have."""
-    name = f"{graph.name}_{suffix}"
-    while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
-        name += "_pass"
-    return replace(graph, name=name)

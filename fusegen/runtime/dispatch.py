@@ -13,18 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from fusegen.autodiff.derive import differentiated, results_of
 from fusegen.dtypes import DType
+from fusegen.errors import GradientError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.lang.values import TracedTensor, stale
-from fusegen.runtime.arguments import check, check_derivatives, check_memory, check_plain, check_values
+from fusegen.runtime.arguments import check, check_memory, check_plain, check_tangent, check_values
 from fusegen.runtime.backends import machine_of
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, Hidden, unfollowed
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part
 from fusegen.runtime.parameters import Parameters
+from fusegen.runtime.passes import KnownPasses
 from fusegen.runtime.promotion import Promotions
+from fusegen.runtime.recorded import Recorded
 from fusegen.runtime.remembered import Remembered
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
@@ -50,6 +54,7 @@ class Dispatcher:
 
     Attributes:
         remembered: the programs of earlier calls.
+        passes: of its graphs, for gradients.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
@@ -59,6 +64,7 @@ class Dispatcher:
         self.history = History()
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
+        self.passes = KnownPasses()
         self._lock = threading.RLock()
         self.remembered = Remembered(self.parameters, self.history, self._lock)
         self._warned = False
@@ -134,30 +140,56 @@ class Dispatcher:
             if name in self.parameters.mutates and isinstance(value, Tensor):
                 check_writable(self.name, name, value)
 
-    def _check_again(self, values: Values, bound: Bound, hidden: Hidden) -> None:
+    def _check_again(self, values: Values, bound: Program, hidden: Hidden) -> None:
         """The checks of a first call where something is on that may see or change what torch's operations do."""
         self.check(values)
         for name, tensor in zip(bound.names, hidden, strict=True):
-            check_derivatives(self.name, name, tensor)
+            check_tangent(self.name, name, tensor)
 
     # Variants.
 
-    def _bind(self, values: Values, device: torch.device) -> tuple[Bound, Hidden]:
+    def _bind(self, values: Values, device: torch.device) -> tuple[Program, Hidden]:
         machine = machine_of(device)
         variant, hidden = self.variant(values, machine.target, device)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
-            check_derivatives(self.name, name, tensor)
+            check_tangent(self.name, name, tensor)
             check_memory(self.name, name, tensor, device, "the first tensor")
+        wrt = self._recorded(variant, values, hidden)
+        if wrt:
+            return self._with_gradients(variant, values, hidden, wrt), hidden
         return self.bound(in_measured_form(variant, self.sizes(variant, values, hidden), device), values, hidden, device), hidden
+
+    def _recorded(self, variant: Variant, values: Values, hidden: Hidden) -> tuple[str, ...]:
+        """The inputs by which autograd wants gradients, and there are some.
+
+        Raises:
+            GradientError: the function writes to its parameters.
+        """
+        if not torch.is_grad_enabled():
+            return ()
+        named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
+        wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
+        if wanted and variant.traced.writes:
+            what = f"{self.name} writes in place, of which no gradient is recorded, and {', '.join(sorted(wanted))} requires one"
+            raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
+        return differentiated(variant.traced, wanted) if wanted else ()
 
     def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
         """A variant for the exact shapes of a call."""
         sizes = self.sizes(variant, values, hidden)
         program = machine_of(device).bound(variant, sizes, device)
-        scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
-        by_value = partial(self._call_by_value, scalars)
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
-        return Bound(program, facts, by_value, variant.state, hidden)
+        return Bound(program, facts, self._by_value(variant), variant.state, hidden)
+
+    def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
+        """The passes of a variant for the exact shapes of a call."""
+        passes, sizes = self.passes.of(variant, wrt), self.sizes(variant, values, hidden)
+        recorded, names = results_of(variant.traced, wrt), self.parameters.names
+        return Recorded(variant, passes, recorded, values, hidden, sizes, names, self._by_value(variant))
+
+    def _by_value(self, variant: Variant) -> ByValue:
+        scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
+        return partial(self._call_by_value, scalars)
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""

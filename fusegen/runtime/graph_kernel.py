@@ -23,7 +23,7 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
 from fusegen.runtime import straight
-from fusegen.runtime.arguments import check_derivatives, check_memory, check_surroundings, check_values
+from fusegen.runtime.arguments import check_memory, check_recorded, check_surroundings, check_values
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.compile import Compiled, compile_graph, needs_wide
 from fusegen.runtime.keys import tensor_part
@@ -79,7 +79,7 @@ class GraphKernel:
             with self._lock:
                 if len(self._bound) >= _MOST_BOUND:
                     self._bound.clear()
-                run = self._bound[key] = self._bind(tensors, sizes)
+                run = self._bound[key] = self.bound(tensors, sizes)
         return run(tensors, scalars)
 
     def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
@@ -118,7 +118,7 @@ class GraphKernel:
                 what = f"{name}: {spec.name!r} is a {type(tensor).__name__}, where a tensor is needed"
                 raise ArgumentError(what, mend="pass a tensor")
             check_values(name, spec.name, tensor)
-            check_derivatives(name, spec.name, tensor)
+            check_recorded(name, spec.name, tensor)
             check_memory(name, spec.name, tensor, tensors[0].device, repr(self.graph.inputs[0].name))
             if tensor.dtype is not spec.dtype.torch:
                 what = f"{name}: {spec.name!r} is of {tensor.dtype}, where {spec.dtype.torch} is needed"
@@ -129,7 +129,15 @@ class GraphKernel:
 
     # Binding.
 
-    def _bind(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Run:
+    def bound(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Run:
+        """The graph for the exact shapes of some tensors.
+
+        Args:
+            tensors, sizes: as of a call; such as it takes.
+
+        Raises:
+            ArgumentError: they are not of the shapes that the graph was traced for, or on another device.
+        """
         device = tensors[0].device
         machine = machine_of(device)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:

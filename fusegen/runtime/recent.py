@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
-from fusegen.runtime.bound import Bound, Hidden
+from fusegen.runtime.bound import Hidden, Program
 from fusegen.runtime.keys import GREATEST, LEAST, Values, is_scalar
 
 Knows: TypeAlias = Callable[[Values], Hidden | None]
@@ -29,9 +29,9 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self.known: tuple[tuple[Knows, Bound], ...] = ()
+        self.known: tuple[tuple[Knows, Program], ...] = ()
 
-    def found(self, bound: Bound, values: Values, statics: Callable[[], Sequence[bool]]) -> None:
+    def found(self, bound: Program, values: Values, statics: Callable[[], Sequence[bool]]) -> None:
         """Notes that a look-up found a program; at the second time, and now and then after it, the program becomes a recent one.
 
         Args:

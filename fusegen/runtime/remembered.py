@@ -10,7 +10,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
 
 from fusegen.errors import TraceError
-from fusegen.runtime.bound import Bound, Hidden
+from fusegen.runtime.bound import Hidden, Program
 from fusegen.runtime.keys import Key, Values, key_function
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.recent import Recent
@@ -38,11 +38,11 @@ class Remembered:
 
     def __init__(self, parameters: Parameters, history: History, lock: RLock) -> None:
         self._parameters, self._history, self._lock = parameters, history, lock
-        self._bound: dict[Key, list[Bound]] = {}
+        self._bound: dict[Key, list[Program]] = {}
         self.recent = Recent()
         self.key: Callable[[Values], Key] = self._late_key
 
-    def look_up(self, values: Values, check_again: Callable[[Values, Bound, Hidden], None]) -> tuple[Bound, Hidden] | None:
+    def look_up(self, values: Values, check_again: Callable[[Values, Program, Hidden], None]) -> tuple[Program, Hidden] | None:
         """The program of an earlier call like this one, and the tensors that the function closes over.
 
         Args:
@@ -67,7 +67,7 @@ class Remembered:
         except _NO_KEY:
             return ()
 
-    def keep(self, bound: Bound, values: Values) -> None:
+    def keep(self, bound: Program, values: Values) -> None:
         """Remembers a program, before others of its key; where there are too many, they are forgotten."""
         if len(self._bound) >= _MOST_BOUND:
             self.forget()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen as fg
-from fusegen.errors import FusegenError, GradientError, TraceError
+from fusegen.errors import FusegenError, TraceError
 from tests.unit.eager import agree, ints, randn
 
 X = randn(6, 8)
@@ -135,18 +135,6 @@ def test_a_closed_over_tensor_is_found_again_in_each_call() -> None:
     for value in values:
         change(value)
         agree(kernel, (X,), (randn(6, 8),))
-
-
-def test_a_closed_over_tensor_that_comes_to_require_a_gradient() -> None:
-    kernel, change = scaled_by(randn(8))
-    agree(kernel, (X,))
-    change(randn(8).requires_grad_())
-    with pytest.raises(GradientError, match="requires a gradient"):
-        kernel(X)
-    with torch.no_grad():
-        agree(kernel, (X,))
-    with pytest.raises(GradientError, match="requires a gradient"):
-        kernel(X)
 
 
 TABLE = randn(6, 8)

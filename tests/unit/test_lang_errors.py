@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, FusegenError, GradientError, ShapeError, TraceError, UnsupportedError
+from fusegen.errors import ArgumentError, FusegenError, ShapeError, TraceError, UnsupportedError
 from tests.naming import case
 from tests.unit.eager import randn, refused
 
@@ -149,7 +149,6 @@ ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
     ((X.to("meta"), V.to("meta")), ArgumentError, "meta tensor"),
     ((X, V.to("meta")), ArgumentError, "'w' is on meta, but 'x' is on cpu"),
     ((X.to_sparse(), V), ArgumentError, "sparse"),
-    ((X.clone().requires_grad_(), V), GradientError, "requires a gradient"),
     ((X, 2**70), ArgumentError, "does not fit 64 bits"),
 ]
 

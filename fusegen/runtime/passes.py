@@ -1,0 +1,76 @@
+"""The two passes of a graph as functions of tensors, made once for each choice of inputs by which gradients are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fusegen.autodiff.derive import Derivative, derive
+from fusegen.errors import UnsupportedError
+from fusegen.ir.graph import Graph
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.target import Target
+
+_Key: TypeAlias = tuple[Graph, Target, tuple[str, ...]]
+
+_MOST_KNOWN = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of a graph.
+
+    Attributes:
+        derivative: of the graph.
+        forward, backward: its parts, as functions.
+    """
+
+    derivative: Derivative
+    forward: GraphKernel
+    backward: GraphKernel
+
+    @classmethod
+    def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
+        """The passes by some inputs."""
+        taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
+        derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
+        forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+        return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
+
+
+class KnownPasses:
+    """The passes of a kernel's graphs."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, Passes] = {}
+
+    def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
+        """The passes of a variant's graph, which others may have as well.
+
+        Raises:
+            GradientError: no result depends on one of these inputs.
+            UnsupportedError: there are none.
+        """
+        if variant.traced.writes:
+            what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
+            raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
+        if variant.switches_gradients:
+            what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
+            raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")
+        key = variant.traced, variant.request.target, tuple(wrt)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = Passes.of(variant.traced, wrt, variant.request.target)
+        return self._known[key]
+
+
+def _renamed(graph: Graph, suffix: str) -> Graph:
+    """A pass under a name of its own, of which no input has one that its functions have."""
+    name = f"{graph.name}_{suffix}"
+    while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
+        name += "_pass"
+    return replace(graph, name=name)

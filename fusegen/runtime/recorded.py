@@ -1,0 +1,166 @@
+"""Calls whose results have gradients: the forward pass is a node of autograd's graph, whose backward is the backward pass.
+
+A node is a plain ``torch.autograd.Function``, which costs a third of the host time of an operator that is registered with autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.calls.numbers import ERRORS
+from fusegen.errors import GradientError
+from fusegen.runtime.backends import builder
+from fusegen.runtime.bound import ByValue, Hidden, Program
+from fusegen.runtime.compile import Variant
+from fusegen.runtime.keys import Values
+from fusegen.runtime.passes import Passes
+from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.signature import ITSELF
+from fusegen.runtime.straight import drawn_key
+
+Scalars: TypeAlias = Mapping[str, int | float]
+
+
+class Recorded(Program):
+    """The passes of a kernel, bound to the exact shapes of a call.
+
+    Args:
+        variant: of the call.
+        passes: of its graph.
+        recorded: for each result, whether there is a derivative of it.
+        values: all arguments of the call.
+        hidden: the tensors that the function closes over.
+        sizes: values of all sizes and strides.
+        parameters: names, in order.
+        by_value: makes a call whose scalars Python refuses to compute with.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        passes: Passes,
+        recorded: Sequence[bool],
+        values: Values,
+        hidden: Hidden,
+        sizes: Mapping[str, int],
+        parameters: Sequence[str],
+        by_value: ByValue,
+    ) -> None:
+        super().__init__(condition_of(variant.conditions, sizes, parameters), variant.state, hidden)
+        self._by_value = by_value
+        where = {name: place for place, name in enumerate((*parameters, *self.names))}
+        inputs = [spec.name for spec in passes.forward.graph.inputs]
+        self._order = tuple(where.get(name) for name in inputs)
+        self._scalars = tuple((name, where[name]) for name, _ in variant.request.scalars)
+        self._put_together = builder(variant.structure)
+        given = variant.request.sizes.sources
+        everything = (*values, *hidden)
+        self._sizes = {size: everything[where[name]] for size, (name, dim) in given if dim == ITSELF}
+        self._device = next(v.device for v in everything if isinstance(v, Tensor))
+        tensors = self._tensors(everything)
+        self._forward = passes.forward.bound(tensors, self._sizes)
+        self.node = _Node(passes, inputs, recorded, {**passes.forward.sizes(tensors), **self._sizes})
+
+    def __call__(self, values: Values, hidden: Hidden) -> Any:
+        everything = (*values, *hidden) if hidden else values
+        scalars = {name: everything[place] for name, place in self._scalars}
+        try:
+            results = _Call.apply(self.node, self._forward, scalars, *self._tensors(everything))  # type: ignore[no-untyped-call]
+        except ERRORS:
+            if not scalars:
+                raise
+            return self._by_value(values)  # the user's own line shall raise, or catch
+        return results[0] if self._put_together is None else self._put_together(list(results))
+
+    def _tensors(self, everything: Sequence[Any]) -> list[Tensor]:
+        """Those of the forward pass, the key of its random bits among them."""
+        return [drawn_key(self._device) if place is None else everything[place] for place in self._order]
+
+
+class _Node:
+    """What a node of autograd's graph knows of the passes.
+
+    Args:
+        passes: of the call.
+        inputs: names of the forward pass's.
+        recorded: for each result, whether there is a derivative of it.
+        sizes: values of the symbolic sizes.
+    """
+
+    def __init__(self, passes: Passes, inputs: Sequence[str], recorded: Sequence[bool], sizes: Mapping[str, int]) -> None:
+        derivative, graph = passes.derivative, passes.backward.graph
+        self.name = graph.name
+        self.backward, self.sizes = passes.backward, sizes
+        self.count = len(recorded)
+        self.plain = [place for place, is_recorded in enumerate(recorded) if not is_recorded]
+        self.kept = [inputs.index(k) if isinstance(k, str) else ~k for k in derivative.kept]
+        outputs = passes.forward.graph.outputs[: self.count]
+        self.floats = [n for n, p in enumerate(outputs) if passes.forward.graph.nodes[p].dtype.is_float]
+        given = {spec.name: n for n, spec in enumerate(graph.inputs[len(self.kept) :])}
+        sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
+        found = [sources.get(name) for name in inputs]
+        self.gradients = [~given[source] if isinstance(source, str) else source for source in found]
+
+    def saved(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """What the backward pass needs of the forward pass."""
+        return [tensors[place] if place >= 0 else outputs[~place] for place in self.kept]
+
+
+class _Call(torch.autograd.Function):
+    """A node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, node: _Node, run: Any, scalars: Scalars, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = run(tensors, scalars)
+        results: tuple[Tensor, ...] = outputs[: node.count]
+        ctx.node, ctx.scalars = node, scalars
+        ctx.save_for_backward(*node.saved(tensors, outputs))
+        ctx.like = [(result.shape, result.dtype, result.device) for result in results]
+        ctx.set_materialize_grads(False)
+        if node.plain:
+            ctx.mark_non_differentiable(*(results[place] for place in node.plain))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        node: _Node = ctx.node
+        saved, given = ctx.saved_tensors, [_given(gradients[n], *ctx.like[n]) for n in node.floats]
+        with torch.no_grad():
+            outputs = node.backward([*saved, *given], node.sizes, ctx.scalars)
+        found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
+        if torch.is_grad_enabled():  # somebody wants a derivative of these
+            needed = [t for t in (*saved, *given) if t.requires_grad]
+            found = _once(node.name, found, needed)
+        return (None, None, None, *found)
+
+
+def _given(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gradient by a result; zeros by one of which nothing was made."""
+    return torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
+
+
+def _once(name: str, gradients: list[Tensor | None], needed: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of which the derivative raises an error, instead of being none."""
+    places = [n for n, gradient in enumerate(gradients) if gradient is not None]
+    found = _Once.apply(name, len(places), *(gradients[n] for n in places), *needed)  # type: ignore[no-untyped-call]
+    return [found[places.index(n)] if n in places else None for n in range(len(gradients))]
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.name = name
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        what = f"{ctx.name}: its results are differentiated again, and kernels have first derivatives alone"
+        raise GradientError(
+            what, mend="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
+        )
