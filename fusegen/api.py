@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
 from fusegen.errors import ArgumentError
@@ -59,11 +60,16 @@ class Kernel(Generic[P, R]):
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype.
-            GradientError: an input requires a gradient.
+            GradientError: an input requires a gradient, of which there is none.
             TraceError: the function does something that no kernel can do.
         """
+        if is_dynamo_compiling():
+            return self._function_of(kwargs)(*args, **kwargs)  # which torch.compile and torch.export look into
         result: R = (self._dispatcher_of(kwargs) if kwargs else self._dispatcher).call(args, kwargs)
         return result
+
+    def _function_of(self, kwargs: Mapping[str, Any]) -> Callable[..., R]:
+        return with_out(self.function) if OUT in kwargs and OUT not in self._dispatcher.parameters.given else self.function  # type: ignore[arg-type, return-value]
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
         """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""

@@ -35,6 +35,7 @@ from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function
 from fusegen.runtime.tuned import in_measured_form
+from fusegen.runtime.watched import is_transformed, is_watched
 from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
@@ -67,7 +68,8 @@ class Dispatcher:
         self.passes = KnownPasses()
         self._lock = threading.RLock()
         self.remembered = Remembered(self.parameters, self.history, self._lock)
-        self._warned = False
+        self._warned = False  # of many variants
+        self._told = False  # that nothing is fused under a transform
 
     @cached_property
     def _positional(self) -> int | None:
@@ -97,11 +99,24 @@ class Dispatcher:
                 bound = recent
                 break
         else:
+            if is_watched(values):
+                return self._as_torch_does(values, args, kwargs)
             found = self.remembered.look_up(values, self._check_again)
             if found is None:
                 return self._first_call(values, args, kwargs)
             bound, hidden = found
         return bound(values, hidden) if bound.plain is None else bound.plain(values, NO_SCALARS)
+
+    def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call into which something looks: the function itself."""
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if not isinstance(value, Tensor):
+                check_plain(self.name, name, value)
+        if is_transformed() and not self._told:
+            self._told = True
+            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
+            warnings.warn(what, stacklevel=4)
+        return self.function(*args, **kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """All arguments in the order of the parameters."""

@@ -1,0 +1,42 @@
+"""Calls into which something looks that cannot look into a kernel: a transform, a recorder, tensors that stand for others.
+
+There torch runs the user's function itself, operation by operation: what comes of it is what comes of any function.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fusegen.runtime.keys import Values
+
+
+def is_watched(values: Values) -> bool:
+    """Whether torch is to run a call's function itself.
+
+    Args:
+        values: all arguments.
+    """
+    return is_transformed() or _is_recorded() or any(isinstance(v, Tensor) and _stands_for_another(v) for v in values)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, or differentiation in forward mode, is under way."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def _is_recorded() -> bool:
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return True
+    return bool(dispatch_modes()) and any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
+
+
+def _stands_for_another(tensor: Tensor) -> bool:
+    if type(tensor) is Tensor:
+        return tensor.is_meta or torch._is_functional_tensor(tensor)
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
