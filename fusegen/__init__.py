@@ -19,8 +19,9 @@ __all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", 
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
-    from fusegen.api import Kernel, Lowered, kernel
+    from fusegen.api import Kernel, Lowered
     from fusegen.bundle.load import load
+    from fusegen.declare import kernel
     from fusegen.errors import FusegenError
     from fusegen.gradients import Vjp, vjp
     from fusegen.lang.functions.random import dropout
@@ -34,7 +35,7 @@ else:
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
         "dropout": "fusegen.lang.functions.random",
-        "kernel": "fusegen.api",
+        "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "tune": "fusegen.tuning",
         "vjp": "fusegen.gradients",

@@ -10,14 +10,12 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
-from fusegen.errors import ArgumentError
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
@@ -47,11 +45,11 @@ class Kernel(Generic[P, R]):
 
     __name__: str  # of the function, as its documentation and module are
 
-    def __init__(self, function: Callable[P, R], mutates: Sequence[str] = ()) -> None:
+    def __init__(self, function: Callable[P, R], mutates: Sequence[str] = (), name: str | None = None) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.mutates = tuple(mutates)
-        self._dispatcher = Dispatcher(function, getattr(function, "__name__", type(function).__name__), self.mutates)
+        self._dispatcher = Dispatcher(function, name or str(getattr(function, "__name__", type(function).__name__)), self.mutates)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
@@ -182,26 +180,6 @@ class Method(Generic[Q, R]):
 
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.__name__} of {self.__self__!r}>"
-
-
-@overload
-def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
-@overload
-def kernel(*, mutates: Sequence[str]) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
-def kernel(function: Callable[P, R] | None = None, *, mutates: Sequence[str] = ()) -> Any:
-    """Declares a kernel: the function's body is ordinary torch on its arguments.
-
-    Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
-    annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
-    as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
-
-    Args:
-        mutates: names of tensors among the parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``.
-            What it writes is in the caller's tensors then. A write to any other parameter is an error.
-    """
-    if isinstance(mutates, str):
-        raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
-    return partial(Kernel, mutates=mutates) if function is None else Kernel(function, mutates)
 
 
 def _at(module: str, path: str) -> object:

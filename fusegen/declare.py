@@ -1,0 +1,43 @@
+"""The declaration of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
+
+from torch import nn
+
+from fusegen.api import Kernel
+from fusegen.errors import ArgumentError
+from fusegen.modules import fused_module
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+
+@overload
+def kernel(function: M) -> M: ...  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
+@overload
+def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
+@overload
+def kernel(*, mutates: Sequence[str]) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: Sequence[str] = ()) -> Any:
+    """Declares a kernel: the function's body is ordinary torch on its arguments.
+
+    Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
+    annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
+    as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
+
+    Of a module it makes a module with a kernel for its ``forward``, which shares all parameters, buffers and submodules with it.
+
+    Args:
+        mutates: names of tensors among the parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``.
+            What it writes is in the caller's tensors then. A write to any other parameter is an error.
+    """
+    if isinstance(mutates, str):
+        raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
+    if function is None:
+        return partial(kernel, mutates=mutates)
+    return fused_module(function, mutates) if isinstance(function, nn.Module) else Kernel(function, mutates)

@@ -1,0 +1,58 @@
+"""A module as a kernel: the same parameters, buffers and submodules, and a forward pass that is fused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fusegen.api import Kernel, Lowered
+from fusegen.errors import ArgumentError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
+    """The module with a kernel for its ``forward``: an object of a class derived from the module's, that shares all that it holds.
+    What changes in a parameter, a buffer, a submodule or a hook of one is seen in calls of the other. The mode and other plain
+    attributes are each one's own.
+
+    Args:
+        module: of a class with a ``forward`` in Python.
+        mutates: as of `fusegen.kernel`.
+
+    Raises:
+        ArgumentError: the module is one of TorchScript, or its forward is no function of its class.
+    """
+    cls = type(module)
+    if isinstance(module, _FusedModule):
+        raise ArgumentError(f"{cls.__name__} is a kernel already", mend="call it as it is")
+    if "forward" in vars(module) or not callable(getattr(cls, "forward", None)) or cls.__module__.startswith("torch.jit"):
+        what = f"the forward of this {cls.__name__} is no function of its class"
+        raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
+    forward: Kernel[..., Any] = (
+        cls.forward if isinstance(cls.forward, Kernel) else Kernel(cls.forward, mutates, cls.__name__.lower())
+    )
+    members = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
+    fused = copy.copy(module)
+    fused.__class__ = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
+    return fused
+
+
+class _FusedModule(nn.Module):
+    """What modules that are kernels have in common."""
+
+    forward: Kernel[..., Any]
+
+    def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
+        """What a call would run, as `Kernel.lower` shows it."""
+        return self.forward.lower(*args, target=target, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """As the module that it was made of, and made anew: its class has no place in a file."""
+        cls: Any = type(self).__mro__[2]
+        plain = cls.__new__(cls)
+        plain.__dict__.update(self.__dict__)
+        return fused_module, (plain, type(self).forward.mutates)
