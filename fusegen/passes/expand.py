@@ -291,6 +291,14 @@ def _softmax(args: Sequence[Value], node: Node) -> Value:
     return weights / weights.reduce(Op.SUM, dims)
 
 
+@_expands(Op.SAFE_SOFTMAX)
+def _safe_softmax(args: Sequence[Value], node: Node) -> Value:
+    """The weights of attention: 0 in a row that is masked as a whole."""
+    (x,) = args
+    is_masked = x.reduce(Op.AMAX, (cast(int, node.attr("dim")),)).apply(Op.EQ, -math.inf)
+    return is_masked.where(0.0, _softmax(args, node))
+
+
 @_expands(Op.LOG_SOFTMAX)
 def _log_softmax(args: Sequence[Value], node: Node) -> Value:
     (x,) = args
