@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen.api import Kernel, Lowered, Method
 from fusegen.errors import ArgumentError
+from fusegen.ir.graph import Graph
 from fusegen.runtime.differentiate import Calls, Found
 from fusegen.runtime.graph_kernel import GraphKernel, Number
 from fusegen.runtime.passes import Passes
@@ -27,6 +28,9 @@ def vjp(
     **kwargs: Any,
 ) -> Vjp:
     """The forward and backward pass of a kernel.
+
+    A tensor that the backward pass needs must not change in between, which `Backward` refuses. Torch does not count the writes to
+    tensors of inference mode: `Forward` refuses to save one, as autograd does. Call it under ``torch.no_grad()`` instead.
 
     Args:
         kernel: the kernel.
@@ -73,12 +77,20 @@ class Saved:
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
         """The same with tensors that were kept elsewhere, as ``ctx.save_for_backward`` keeps them, or with none."""
-        return replace(self, tensors=tuple(tensors), versions=tuple(map(_version, tensors)))
+        return replace(self, tensors=tuple(tensors), versions=_versions(self.passes.backward.graph, tensors))
 
 
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """How often each of the tensors that a backward pass begins with was written to.
+
+    Raises:
+        ArgumentError: one is of inference mode, where torch does not count.
+    """
+    for spec, tensor in zip(backward.inputs, tensors, strict=False):
+        if tensor.is_inference():
+            what = f"{backward.name}: {spec.name!r} is a tensor of inference mode, whose changes are not counted"
+            raise ArgumentError(what, mend="run the forward pass under torch.no_grad() in place of it, on clones of such tensors")
+    return tuple(tensor._version for tensor in tensors)
 
 
 class Vjp:
@@ -123,7 +135,7 @@ class Forward:
             What the kernel returns, and what the backward pass needs.
 
         Raises:
-            ArgumentError: an argument has the wrong type, device or dtype.
+            ArgumentError: an argument has the wrong type, device or dtype, or what the backward pass needs is of inference mode.
             GradientError: an argument requires a gradient, which torch would not record, or the function closes over a tensor that
                 requires one and by which there is none.
         """
@@ -140,7 +152,8 @@ class Forward:
         scalars = {name: named[name] for name, _ in variant.request.scalars}
         outputs = passes.forward(tensors, sizes, scalars)
         kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
-        saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, tuple(map(_version, kept)), self, passes)
+        versions = _versions(passes.backward.graph, kept)
+        saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, versions, self, passes)
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), saved
 
     def lower(self) -> Lowered:
@@ -179,7 +192,7 @@ class Backward:
         specs = kernel.graph.inputs
         _require_all(kernel.graph.name, saved, kept, len(gradients), len(specs) - kept)
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
-            if _version(tensor) != version:
+            if tensor._version != version:
                 what = f"{kernel.graph.name}: {spec.name!r} was changed in place after the forward pass, which needs it as it was"
                 raise ArgumentError(what, mend=f"change a copy: {spec.name}.clone()")
         outputs = kernel([*saved.tensors, *gradients], saved.sizes, saved.scalars)

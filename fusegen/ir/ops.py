@@ -233,6 +233,7 @@ class Op(Enum):
 
     # Compositions over the last dims.
     SOFTMAX = _normalization("softmax")
+    SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, and not NaN, where all of a row are minus infinity
     LOG_SOFTMAX = _normalization("log_softmax")
     LAYER_NORM = _normalization("layer_norm", Result.SAME)
     RMS_NORM = _normalization("rms_norm", Result.SAME)

@@ -394,6 +394,7 @@ RULES: dict[Op, Rule] = {
     Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
+    Op.SAFE_SOFTMAX: lambda x, dim: torch.softmax(x, dim).masked_fill((x == -torch.inf).all(dim, True), 0.0),
     Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),
     Op.LAYER_NORM: _layer_norm,
     Op.RMS_NORM: _rms_norm,

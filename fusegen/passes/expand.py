@@ -125,13 +125,17 @@ def _celu(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.SINH)
 def _sinh(x: Value) -> Value:
-    """By two terms of one sign, which do not cancel."""
-    return (x.apply(Op.EXPM1) - (x * -1.0).apply(Op.EXPM1)) * 0.5
+    """(u - v)/2 · (u + v + 2) with u = e^(x/2) - 1 and v = e^(-x/2) - 1: terms of one sign do not cancel, and e^x would be out of
+    range where its half is not."""
+    u, v = (x * 0.5).apply(Op.EXPM1), (x * -0.5).apply(Op.EXPM1)
+    return (u - v) * 0.5 * (u + v + 2.0)
 
 
 @_pointwise(Op.COSH)
 def _cosh(x: Value) -> Value:
-    return (x.apply(Op.EXP) + (x * -1.0).apply(Op.EXP)) * 0.5
+    """By the squares of e^(x/2) and e^(-x/2), halved before they could leave the range."""
+    u, v = (x * 0.5).apply(Op.EXP), (x * -0.5).apply(Op.EXP)
+    return u * (u * 0.5) + v * (v * 0.5)
 
 
 @_expands(Op.CLAMP_MIN)
@@ -289,6 +293,14 @@ def _softmax(args: Sequence[Value], node: Node) -> Value:
     dims = (cast(int, node.attr("dim")),)
     weights = (x - x.reduce(Op.AMAX, dims)).apply(Op.EXP)
     return weights / weights.reduce(Op.SUM, dims)
+
+
+@_expands(Op.SAFE_SOFTMAX)
+def _safe_softmax(args: Sequence[Value], node: Node) -> Value:
+    """The weights of attention: 0 in a row that is masked as a whole."""
+    (x,) = args
+    is_masked = x.reduce(Op.AMAX, (cast(int, node.attr("dim")),)).apply(Op.EQ, -math.inf)
+    return is_masked.where(0.0, _softmax(args, node))
 
 
 @_expands(Op.LOG_SOFTMAX)

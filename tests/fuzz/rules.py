@@ -320,6 +320,7 @@ OVER_DIMS: dict[Op, Rule] = {
     Op.VAR: _var,
     Op.LOGSUMEXP: _logsumexp,
     Op.SOFTMAX: _softmax,
+    Op.SAFE_SOFTMAX: _softmax,
     Op.LOG_SOFTMAX: _log_softmax,
     Op.LAYER_NORM: _layer_norm,
     Op.RMS_NORM: _rms_norm,

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.unit.eager import agree, agree_each, agree_over, ints, randn
+import fusegen as fg
+from tests.unit.eager import agree, agree_each, agree_over, ints, randn, same
 
 HARD = [-math.inf, -200.0, -30.0, -2.5, -1.0, -1e-6, -0.0, 0.0, 1e-6, 0.5, 1.5, 30.0, 200.0, math.nan]
 _FEW = [-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan]
@@ -95,6 +96,16 @@ def test_activations_at_hard_values(dtype: torch.dtype) -> None:
         """,
         (torch.tensor(HARD, dtype=dtype),),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_hyperbolic_functions_up_to_their_own_overflow(dtype: torch.dtype) -> None:
+    """Where e^x is out of range, and its half is not. Torch's own overflow early there, where they are vectorised."""
+    least = 710.3 if dtype is torch.float64 else 89.0
+    x = torch.tensor([least, 20.0, 1e-3, 1e-30, 0.0, -1.0, -least], dtype=dtype)
+    wanted = tuple(torch.tensor([f(v) for v in x.tolist()], dtype=dtype) for f in (math.sinh, math.cosh))
+    same(fg.kernel(lambda x: (x.sinh(), x.cosh()))(x), wanted)
+    agree(lambda x: (x.sinh(), x.cosh()), (torch.tensor([1000.0, math.inf, -math.inf, -1000.0, -0.0, math.nan], dtype=dtype),))
 
 
 def test_integers_between_bounds() -> None:

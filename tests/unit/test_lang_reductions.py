@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fusegen as fg
 from tests.unit.eager import agree, agree_each, ints, randn
 
 X, X3, X4 = randn(6, 8), randn(4, 6, 8), randn(2, 3, 4, 8)
@@ -85,6 +86,19 @@ def test_variance() -> None:
 
 def test_variance_does_not_cancel() -> None:
     agree(lambda x: x.var(-1), (1e4 + randn(4, 1000),))
+
+
+def test_sums_of_many_elements_are_as_near_as_torch_s() -> None:
+    """Of one row, and of an inner dim so short that each chunk is a piece of it."""
+    for x, dims in ((randn(1 << 21), 0), (randn(2, 1 << 17, 6)[..., :3], (1, 2))):
+        kernel, wide = fg.kernel(lambda x, d=dims: (x.sum(d), x.var(d), x.logsumexp(d))), x.double()
+        for got, eager, exact in zip(
+            kernel(x),
+            (x.sum(dims), x.var(dims), x.logsumexp(dims)),
+            (wide.sum(dims), wide.var(dims), wide.logsumexp(dims)),
+            strict=True,
+        ):
+            assert (got - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6 * exact.abs().max().clamp(min=100)
 
 
 def test_infinities_and_nan() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
-from fusegen.errors import TraceError
+from fusegen.errors import ArgumentError, TraceError
 from fusegen.ir.random import philox, random_bits
 from fusegen.ir.reference import evaluate
 from tests.unit.eager import agree, same
@@ -213,6 +213,14 @@ def test_a_share_or_a_seed_that_is_none() -> None:
             fg.kernel(seeded(seed))(x)
     with pytest.raises(TypeError, match="seed"):
         fg.dropout(x, 0.5, seed=True)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_integers_are_no_input(seed: int | None) -> None:
+    x = torch.arange(5)
+    with pytest.raises(ArgumentError, match=r"dropout of torch.int64\n  try: .*input.float\(\)"):
+        fg.dropout(x, 0.5, seed=seed)
+    assert torch.equal(fg.dropout(x, 0.5, training=False, seed=seed), x)
 
 
 # Around kernels.

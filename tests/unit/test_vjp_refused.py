@@ -70,6 +70,18 @@ def test_what_changes_between_the_passes_is_refused() -> None:
         passes.backward(saved, torch.ones_like(y))
 
 
+def test_what_inference_mode_would_hide_is_refused() -> None:
+    """Torch counts no writes to its tensors, so that a change between the passes would be one of the gradients, in silence."""
+    passes = fg.vjp(fresh(rms_norm), *(plain := (torch.randn(4, 16), torch.randn(16))))
+    with torch.inference_mode():
+        x, weight = (tensor.clone() for tensor in plain)
+        with pytest.raises(ArgumentError, match=r"'\w+' is a tensor of inference mode(.|\n)*try: .*no_grad"):
+            passes.forward(x, weight)
+    _, saved = passes.forward(*plain)
+    with pytest.raises(ArgumentError, match="inference mode"):
+        saved.with_tensors([x] * len(saved.tensors))
+
+
 class StraightThrough(torch.autograd.Function):
     """A step whose gradient is that of the identity."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -122,6 +123,21 @@ def test_compiled_in_float32(table: str, number: int) -> None:
         wrong = ~(torch.isclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True) | other.isnan())
         found = list(zip(points[wrong].tolist(), one[wrong].tolist(), other[wrong].tolist(), strict=True))
         assert not found, f"{text}: {found[:5]}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_queries_that_see_no_key(dtype: torch.dtype) -> None:
+    """A mask of floats that hides a whole row: no weights, and no gradients, neither NaN for what other rows share."""
+    mask = torch.zeros(6, 6, dtype=dtype)
+    mask[2], mask[4, 1:] = -INF, -INF
+    leaves = [torch.randn(1, 2, 6, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
+    result = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
+    arguments = [leaf.detach() for leaf in leaves]
+    passes = fg.vjp(fg.kernel(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)), *arguments, mask)
+    y, saved = passes.forward(*arguments, mask)
+    torch.testing.assert_close(y, result.detach())
+    wanted = torch.autograd.grad(result, leaves, torch.ones_like(y))
+    torch.testing.assert_close(passes.backward(saved, torch.ones_like(y))[:3], wanted)
 
 
 def test_the_deviation_of_equal_elements() -> None:

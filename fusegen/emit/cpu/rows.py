@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fusegen.emit.cpu.assemble import assemble, math_text, names_of
 from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
@@ -16,6 +18,8 @@ from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
+
+_CHUNKS = 32  # one after the other: so few that sums are as near as torch's, so many that pairs cost nothing
 
 
 def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
@@ -42,10 +46,20 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         sum_arrays=[component for r in columns for component in r.components],
         sums=[(r, [partials[name] for name, _ in r.components]) for r in columns],
         plan=body.plan,
+        pairwise=_pairwise(body),
     )
     reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
+
+
+def _pairwise(body: RowBody) -> int:
+    """Chunks after which what lanes have gathered is put aside, to be combined by pairs; 0 where rows are known to be no longer."""
+    *outer, last = (literal(extent) for extent in body.column_axes.extents)
+    if last is None or any(extent is None for extent in outer):
+        return _CHUNKS
+    chunks = -(-last // body.plan.lanes) * math.prod(extent for extent in outer if extent is not None)
+    return _CHUNKS if chunks > _CHUNKS else 0
 
 
 def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:

@@ -19,7 +19,6 @@ from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
 from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.products import linear, matmul, scaled
 from fusegen.lang.functions.random import dropped
-from fusegen.lang.functions.reductions import reduced
 from fusegen.lang.functions.views import holds, transpose, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -48,7 +47,8 @@ def scaled_dot_product_attention(
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
         scores = _masked(scores, attn_mask)
-    return matmul(_dropped(cast(_safe_softmax(scores), query.dtype), dropout_p), value)
+    weights = scores._tracer.add(Op.SAFE_SOFTMAX, scores, dim=scores.ndim - 1)
+    return matmul(_dropped(cast(weights, query.dtype), dropout_p), value)
 
 
 def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
@@ -60,12 +60,6 @@ def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
         what = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} heads of queries, {x.shape[-3]} of keys or values"
         raise ShapeError(what, mend="use literal numbers of heads, the first a multiple of the second")
     return repeat_interleave(x, wanted // own, -3)
-
-
-def _safe_softmax(scores: TracedTensor) -> TracedTensor:
-    """The softmax of rows, which is 0 and not NaN for a row that is masked as a whole."""
-    is_masked = scores._tracer.add(Op.EQ, reduced(Op.AMAX, scores, -1, True), scores._tracer.lift(-math.inf))
-    return pointwise.where(is_masked, 0.0, softmax(scores, -1))
 
 
 def _literal_width(query: TracedTensor) -> int:

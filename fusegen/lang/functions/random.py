@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError
+from fusegen.errors import ArgumentError, TraceError
 from fusegen.ir.graph import Node, Shape
 from fusegen.ir.ops import Op
 from fusegen.ir.random import BITS, random_bits
@@ -42,12 +42,14 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed:
 
     Raises:
         ValueError: p is no probability, or the seed has more bits. In a kernel, a `TraceError`, as where torch raises others.
-        TypeError: the seed is no int.
+        TypeError: the seed is no int, or the input no tensor of floats.
     """
     if isinstance(input, TracedTensor):
         return cast_to(torch.Tensor, located("dropout", dropped, (input, p, training, input._node.shape, seed), {}))
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if training and not (input.is_floating_point() or input.is_complex()):
+        raise ArgumentError(f"dropout of {input.dtype}", mend="convert it to floats, as input.float() does")
     if seed is None or not training or p in (0, 1):
         return F.dropout(input, p, training)
     if type(seed) is not int:
