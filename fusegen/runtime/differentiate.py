@@ -151,6 +151,9 @@ class Calls:
         if variant.switches_gradients:
             what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
             raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")
+        if variant.state.has_backward_hooks:
+            what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
+            raise UnsupportedError(what, mend="remove the hooks, or change the gradients that the backward pass returns")
         wrt = self._inputs(variant, hidden)
         key = variant.traced, variant.request.target
         if key not in self._passes:

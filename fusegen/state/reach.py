@@ -34,6 +34,9 @@ _ASKED = (
 )  # fmt: skip
 """What a function may ask torch for that is no argument's."""
 
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+"""Runs at each call of a module of torch's, whoever made the module and wherever."""
+
 _FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
 
@@ -58,6 +61,9 @@ class Notes(Protocol):
 
     def generator(self, value: Any, name: str) -> None:
         """A generator of random numbers."""
+
+    def module_call(self, module: torch.nn.Module) -> None:
+        """A module of torch's is called."""
 
 
 class Reach:
@@ -86,6 +92,8 @@ class Reach:
     def call(self, frame: FrameType) -> None:
         """Looks at a function that is about to run."""
         code = frame.f_code
+        if code is _MODULE_CALL:
+            self._notes.module_call(frame.f_locals["self"])
         if code in self._libraries:
             return
         if runs_library(frame):

@@ -62,6 +62,27 @@ def change_is_seen(function: Callable[[Tensor], Any], change: Callable[[], objec
     assert variants(kernel) <= 2
 
 
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_a_hook_of_all_modules(made_inside: bool) -> None:
+    """Registered and removed later, also where the function makes the module itself."""
+    hooks, module = nn.modules.module, nn.Tanh()
+    function = (lambda x: nn.Tanh()(x)) if made_inside else (lambda x: module(x))
+    kernel, factor = fg.kernel(function), [3.0]
+    compared(kernel, function, X)
+    for register, hook in (
+        (hooks.register_module_forward_hook, lambda m, args, y: y * factor[0]),
+        (hooks.register_module_forward_pre_hook, lambda m, args: (args[0] * factor[0],)),
+    ):
+        handle = register(hook)
+        try:
+            compared(kernel, function, X)
+            factor[0] += 1.0
+            compared(kernel, function, X)
+        finally:
+            handle.remove()
+        compared(kernel, function, X)
+
+
 # Objects that are arguments.
 
 
