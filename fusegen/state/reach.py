@@ -11,10 +11,12 @@ import functools
 import io
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
@@ -36,6 +38,11 @@ _ASKED = (
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 """Runs at each call of a module of torch's, whoever made the module and wherever."""
+
+_THREADS = {
+    threading.Thread.start.__code__: "starts a thread",
+    ThreadPoolExecutor.submit.__code__: "hands work to a thread",
+}
 
 _FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
@@ -92,6 +99,8 @@ class Reach:
     def call(self, frame: FrameType) -> None:
         """Looks at a function that is about to run."""
         code = frame.f_code
+        if code in _THREADS:
+            _refuse_thread(frame)
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
         if code in self._libraries:
@@ -304,6 +313,16 @@ class Reach:
         (ModuleType, _module),
         (type, _class),
     )
+
+
+def _refuse_thread(frame: FrameType) -> NoReturn:
+    """Refuses work in another thread, where nothing is watched."""
+    caller: FrameType | None = frame
+    while caller is not None and runs_library(caller):
+        caller = caller.f_back
+    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
+    where = None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    raise TraceError(what, where=where, mend="do that outside of the kernel, and pass what it gives")
 
 
 def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
