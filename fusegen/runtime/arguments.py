@@ -22,7 +22,7 @@ from fusegen.runtime.tensors import has_memory, span
 from fusegen.state import contents, has_identity
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
-_NO_MEMORY = "use lower(...) to inspect without data"
+_NO_MEMORY = "pass a tensor with data; lower(...) of a kernel that is declared here, not loaded, inspects without"
 
 
 def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -94,7 +94,7 @@ def check_derivatives(kernel: str, name: str, tensor: Tensor) -> None:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise GradientError(
             f"{kernel}: {name!r} requires a gradient, which kernels do not compute yet",
-            mend=f"pass {name}.detach(), or call under torch.no_grad()",
+            mend="get gradients from the passes of fg.vjp(kernel, ...); where none are wanted, call under torch.no_grad()",
         )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
         what = f"{kernel}: {name!r} has a tangent of forward-mode differentiation, which kernels do not compute yet"

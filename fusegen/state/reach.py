@@ -69,6 +69,12 @@ class Notes(Protocol):
     def generator(self, value: Any, name: str) -> None:
         """A generator of random numbers."""
 
+    def random_mentioned(self) -> None:
+        """Code has a word by which it may reach the generators of all."""
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """A library's function is called, which has these variables."""
+
     def module_call(self, module: torch.nn.Module) -> None:
         """A module of torch's is called."""
 
@@ -107,6 +113,7 @@ class Reach:
             return
         if runs_library(frame):
             self._libraries.add(code)
+            self._notes.library_call(frame.f_globals)
             return
         names = names_of(code)
         self._classes(frame, names)
@@ -115,6 +122,8 @@ class Reach:
         if code not in self._called:
             self._called.add(code)
             self._mentioned |= names.attributes
+            if "random" in names.attributes or "random" in (*names.variables, *names.modules):
+                self._notes.random_mentioned()
             self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             for module in names.modules:
@@ -256,6 +265,7 @@ class Reach:
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
             self._notes.watch_module(module)
+        self._notes.generator(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         """Its attributes are looked at where code mentions them."""

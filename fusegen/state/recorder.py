@@ -151,6 +151,14 @@ class Recorder:
         own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
         self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
+    def random_mentioned(self) -> None:
+        """Looks after the generators of all."""
+        self._generators.add_all()
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """Looks after generators that a library's function can reach."""
+        self._generators.library_call(variables)
+
     def attribute_wanted(self, owner: Any, name: str) -> None:
         """Looks behind what runs when an attribute is read."""
         found = _on_class(type(owner), name)

@@ -142,7 +142,7 @@ def test_a_closed_over_tensor_that_comes_to_require_a_gradient() -> None:
     kernel, change = scaled_by(randn(8))
     agree(kernel, (X,))
     change(randn(8).requires_grad_())
-    with pytest.raises(GradientError, match="requires a gradient"):
+    with pytest.raises(GradientError, match=r"requires a gradient.*\n.*fg\.vjp"):
         kernel(X)
     with torch.no_grad():
         agree(kernel, (X,))

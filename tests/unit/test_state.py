@@ -311,6 +311,25 @@ DRAWS: dict[str, Callable[[], Any]] = {
 }
 
 
+def test_another_thread_draws_a_random_number() -> None:
+    """Which is not the kernel's, unless the kernel can reach the generator."""
+    starts, drawn = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        starts.wait(60)
+        random.random(), np.random.rand()
+        drawn.set()
+
+    def function(x: Tensor) -> Tensor:
+        starts.set()
+        drawn.wait(60)
+        return x * np.float32(2)
+
+    threading.Thread(target=draw, daemon=True).start()
+    kernel = fg.kernel(function)
+    assert torch.equal(kernel(X), X * 2)
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_random_number_is_refused(name: str) -> None:
     draw = DRAWS[name]
