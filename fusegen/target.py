@@ -5,6 +5,7 @@ Nothing else in the package compares architecture names: it asks a capability.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,7 +83,9 @@ def target(name: str) -> Target:
         TargetError: when there is none of that name.
     """
     if name not in _BY_NAME:
-        raise TargetError(f"unknown target {name!r}", mend=f"choose one of {', '.join(_BY_NAME)}")
+        close = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1, cutoff=0.85)  # of sm_103, sm_100 is none
+        meant = f"{close[0]!r}, or another" if close else "one"
+        raise TargetError(f"unknown target {name!r}", mend=f"choose {meant} of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 

@@ -33,6 +33,15 @@ def _is_user(filename: str) -> bool:
     return filename.startswith(_SPECS) or not filename.startswith(_NOT_THE_USERS)
 
 
+def is_shown_to_user() -> bool:
+    """Whether a text that is being made of a value is the user's, or a library's, and none of ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return file.startswith(_SPECS) or not file.startswith(_NOT_THE_USERS[0])
+
+
 def location() -> Location | None:
     """The user's current line, counted from the first line of its function."""
     frame = user_frame()

@@ -209,8 +209,13 @@ def known_names() -> list[str]:
     return sorted({getattr(function, "__name__", "") for function in _HANDLERS})
 
 
+_CLOSE = 0.9
+"""From which likeness on a name means the same: torch has the one that is not known, so that it is not misspelt."""
+
+
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, known_names(), n=3)
+    known = [each for each in known_names() if not each.endswith("_")]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     if name.endswith("_") and not name.endswith("__"):
         return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
     listed = f"; close to it: {', '.join(close)}" if close else ""

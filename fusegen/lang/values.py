@@ -21,7 +21,7 @@ from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.memory import Memory
-from fusegen.lang.places import here
+from fusegen.lang.places import here, is_shown_to_user
 from fusegen.lang.scalars import TracedScalar, computed, require_static
 from fusegen.lang.shape import Shape
 
@@ -197,7 +197,17 @@ class SymbolicSize:
         )
 
     def __repr__(self) -> str:
-        return str(self.expr)
+        return str(self._shown)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._shown, spec) if spec else str(self._shown)
+
+    @property
+    def _shown(self) -> Dim:
+        """The number, in texts of the user's, which may also select code: the variant is then good for this value only. The formula
+        in texts of ours, and where no value is known."""
+        is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
+        return int(self) if is_known and is_shown_to_user() else self.expr
 
 
 def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:

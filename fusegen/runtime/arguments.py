@@ -22,7 +22,7 @@ from fusegen.runtime.tensors import has_memory, span
 from fusegen.state import contents, has_identity
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
-_NO_MEMORY = "use lower(...) to inspect without data"
+_NO_MEMORY = "pass a tensor with data; lower(...) of a kernel that is declared here, not loaded, inspects without"
 
 
 def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -114,9 +114,9 @@ def _strange(tensor: Tensor) -> tuple[str, str] | None:
         return "is a parameter without a shape yet", "run the module once, so that it is initialised"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "belongs to a transform of torch.func (vmap, grad, jvp, functionalize), which kernels do not support yet", _OUTSIDE
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not isinstance(tensor, FakeTensor):
-        kind = type(tensor).__name__
-        return f"is a {kind}, whose class says itself what operations do", "pass the plain tensors that it is made of"
+    if not isinstance(tensor, FakeTensor) and (member := _own_operation(type(tensor))):
+        what = f"is a {type(tensor).__name__}, whose class says itself what operations do ({member})"
+        return what, "pass {name}.as_subclass(torch.Tensor), or the plain tensors that it is made of"
     if tensor.is_nested:
         return "is a nested tensor", "pass its components, or one padded tensor"
     if tensor.layout is not torch.strided:
@@ -128,6 +128,31 @@ def _strange(tensor: Tensor) -> tuple[str, str] | None:
     if tensor.is_neg():
         return "has the negative bit, as .conj().imag gives it", "pass {name}.resolve_neg()"
     return None
+
+
+def _own_operation(kind: type) -> str | None:
+    """A member by which a class says itself what operations on its tensors do, which no trace sees; None where there is none.
+
+    That of parameters only keeps results plain, as ours are. How an object is made, shown and copied is no operation.
+    """
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return "__torch_dispatch__"
+    asked = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)  # type: ignore[attr-defined]
+    if asked not in (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl):  # type: ignore[attr-defined]
+        return "__torch_function__"
+    own = (name for cls in kind.__mro__ if not _is_of_torch(cls) for name in vars(cls))
+    return next((name for name in own if name not in _NO_OPERATION and hasattr(Tensor, name)), None)
+
+
+def _is_of_torch(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("torch", "builtins")
+
+
+_NO_OPERATION = frozenset(dir(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"} | {
+    "__module__", "__dict__", "__weakref__", "__slots__", "__annotations__", "__copy__", "__deepcopy__", "__setstate__",
+    "__torch_function__", "__torch_dispatch__",
+}  # fmt: skip
+"""Members of a class of tensors that change no operation's result; the last two are looked at before."""
 
 
 def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, other: str) -> None:

@@ -104,8 +104,9 @@ class Calls:
             UnsupportedError: there are none.
         """
         _require_elements(self.dispatcher, values)
-        with self._lock, torch.enable_grad():  # else nothing would show what the function does without gradients
-            variant, hidden = self._variant_of(values)
+        with torch.enable_grad():  # else nothing would show what the function does without gradients
+            variant, hidden = self._variant_of(values)  # unlocked, as it runs the function
+        with self._lock, torch.enable_grad():
             found = Found(self.dispatcher, variant, hidden, self.dispatcher.passes.of(variant, self._inputs(variant, hidden)))
             condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
             if len(self._known) >= _MOST_KNOWN:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.autodiff.derive import differentiated, results_of
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
+from fusegen.lang.run import Trace
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
@@ -38,6 +39,7 @@ from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.watched import is_transformed, is_watched
 from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
+from fusegen.state import State
 from fusegen.target import Target
 
 _MANY_VARIANTS = 32  # from here on the user is told
@@ -140,8 +142,8 @@ class Dispatcher:
             written = [v for n, v in zip(self.parameters.names, values, strict=True) if n in self.parameters.mutates]
             args, kwargs = _copied((tuple(args), dict(kwargs)), written)
             return _copied(self.function(*args, **kwargs), written)  # nothing to fuse: torch knows what an empty input gives
+        bound, hidden = unfollowed(self._bind)(values, _device(tensors))
         with self._lock:
-            bound, hidden = unfollowed(self._bind)(values, _device(tensors))
             if bound.find(values) is not None:  # else the function changes what it reads
                 self.remembered.keep(bound, values)
         return bound(values, hidden)
@@ -170,9 +172,11 @@ class Dispatcher:
             check_tangent(self.name, name, tensor)
             check_memory(self.name, name, tensor, device, "the first tensor")
         wrt = self._recorded(variant, values, hidden)
-        if wrt:
-            return self._with_gradients(variant, values, hidden, wrt), hidden
-        return self.bound(in_measured_form(variant, self.sizes(variant, values, hidden), device), values, hidden, device), hidden
+        with self._lock:
+            if wrt:
+                return self._with_gradients(variant, values, hidden, wrt), hidden
+            measured = in_measured_form(variant, self.sizes(variant, values, hidden), device)
+            return self.bound(measured, values, hidden, device), hidden
 
     def _recorded(self, variant: Variant, values: Values, hidden: Hidden) -> tuple[str, ...]:
         """The inputs by which autograd wants gradients, and there are some.
@@ -208,8 +212,7 @@ class Dispatcher:
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""
-        with self._lock:
-            self._make_static(scalars)
+        self._make_static(scalars)
         return self._first_call(values, values, {})
 
     def variant(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
@@ -228,31 +231,40 @@ class Dispatcher:
     def _in_form(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant in its form for the sizes of the call."""
         variant, hidden = self._variant(values, target, device, wide=wide)
-        return variant.at(self.sizes(variant, values, hidden)), hidden
+        with self._lock:
+            return variant.at(self.sizes(variant, values, hidden)), hidden
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
-        with self._lock:
-            while True:
+        while True:
+            with self._lock:
                 request = self._request(values, target, device, wide)
-                try:
-                    return self._match(request, values) or self._compile(request, values)
-                except NeedsLiteral as need:
+                known = self._match(request, values)
+            if known is not None:
+                return known
+            try:
+                found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
+                with self._lock:
+                    return self._compile(request, values, found, state)
+            except NeedsLiteral as need:
+                with self._lock:
                     self.history.literal.add(dict(request.sizes.sources)[need.size])
-                except NeedsSize as need:
-                    self._make_sizes(need.names)
-                except NeedsStatic as need:
-                    self._make_static(need.names)
+            except NeedsSize as need:
+                self._make_sizes(need.names)
+            except NeedsStatic as need:
+                self._make_static(need.names)
 
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""
-        self.history.static.update(names)
-        self.remembered.forget_keys()
+        with self._lock:
+            self.history.static.update(names)
+            self.remembered.forget_keys()
 
     def _make_sizes(self, names: Iterable[str]) -> None:
         """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
-        self.history.sizes.update(names)
-        self.remembered.forget_keys()
+        with self._lock:
+            self.history.sizes.update(names)
+            self.remembered.forget_keys()
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         for variant in self._variants.get(_variant_key(request), ()):
@@ -280,11 +292,15 @@ class Dispatcher:
                 return None
         return found
 
-    def _compile(self, request: Request, values: Values) -> tuple[Variant, Hidden]:
-        found, state = trace_function(request, self.parameters.names)
+    def _compile(self, request: Request, values: Values, found: Trace, state: State) -> tuple[Variant, Hidden]:
+        """The variant of a trace; another thread may have made it meanwhile."""
+        changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
+        known = None if changes else self._match(request, values)
+        if known is not None:
+            return known
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
         variant = self._promotions.variant(request, found, state, compile_trace, fixed)
-        if state.check is not None and state.check(values) is None:  # the function changes what it reads: each call runs it
+        if changes:
             return replace(variant, state=state.never()), found.hidden
         if sum(map(len, self._variants.values())) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept

@@ -59,7 +59,11 @@ class KnownPasses:
             raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
         if variant.switches_gradients:
             what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
-            raise UnsupportedError(f"{what}, which its graph does not show", mend="use x.detach() for what is to count as constant")
+            mend = "compute outside of the kernel what is to count as constant, and pass it"
+            raise UnsupportedError(f"{what}, which its graph does not show", mend=mend)
+        if variant.state.has_backward_hooks:
+            what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
+            raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
         key = variant.traced, variant.request.target, tuple(wrt)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:

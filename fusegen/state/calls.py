@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self, TypeAlias
 
 Notice: TypeAlias = Callable[[FrameType], None]
+
+
+class _Collector:
+    """The garbage collector, which is the whole process's: it waits while any thread traces."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._pauses = 0
+        self._was_on = False
+
+    def pause(self) -> None:
+        """Has it wait."""
+        with self._lock:
+            if not self._pauses:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+
+    def resume(self) -> None:
+        """Ends one pause; the last one leaves it as it was before the first."""
+        with self._lock:
+            self._pauses -= 1
+            if not self._pauses and self._was_on:
+                gc.enable()
+
+
+_COLLECTOR = _Collector()
 
 
 class Calls:
@@ -26,11 +54,9 @@ class Calls:
         self._notice = notice
         self._traces = sys.gettrace() is None
         self._before: Any = None
-        self._collects = False
 
     def __enter__(self) -> Self:
-        self._collects = gc.isenabled()
-        gc.disable()
+        _COLLECTOR.pause()
         if self._traces:
             sys.settrace(self._traced)
         else:
@@ -43,8 +69,7 @@ class Calls:
             sys.settrace(None)
         else:
             sys.setprofile(self._before if callable(self._before) else None)
-        if self._collects:
-            gc.enable()
+        _COLLECTOR.resume()
 
     def _traced(self, frame: FrameType, event: str, argument: Any) -> None:
         self._notice(frame)

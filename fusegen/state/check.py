@@ -95,9 +95,11 @@ class State:
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
         text: of that function.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
     check: Callable[[Sequence[Any]], Found | None] | None
+    has_backward_hooks = False
 
     def __init__(
         self,

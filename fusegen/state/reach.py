@@ -11,10 +11,12 @@ import functools
 import io
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
@@ -33,6 +35,14 @@ _ASKED = (
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
 )  # fmt: skip
 """What a function may ask torch for that is no argument's."""
+
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+"""Runs at each call of a module of torch's, whoever made the module and wherever."""
+
+_THREADS = {
+    threading.Thread.start.__code__: "starts a thread",
+    ThreadPoolExecutor.submit.__code__: "hands work to a thread",
+}
 
 _FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
@@ -58,6 +68,15 @@ class Notes(Protocol):
 
     def generator(self, value: Any, name: str) -> None:
         """A generator of random numbers."""
+
+    def random_mentioned(self) -> None:
+        """Code has a word by which it may reach the generators of all."""
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """A library's function is called, which has these variables."""
+
+    def module_call(self, module: torch.nn.Module) -> None:
+        """A module of torch's is called."""
 
 
 class Reach:
@@ -86,10 +105,15 @@ class Reach:
     def call(self, frame: FrameType) -> None:
         """Looks at a function that is about to run."""
         code = frame.f_code
+        if code in _THREADS:
+            _refuse_thread(frame)
+        if code is _MODULE_CALL:
+            self._notes.module_call(frame.f_locals["self"])
         if code in self._libraries:
             return
         if runs_library(frame):
             self._libraries.add(code)
+            self._notes.library_call(frame.f_globals)
             return
         names = names_of(code)
         self._classes(frame, names)
@@ -98,6 +122,8 @@ class Reach:
         if code not in self._called:
             self._called.add(code)
             self._mentioned |= names.attributes
+            if "random" in names.attributes or "random" in (*names.variables, *names.modules):
+                self._notes.random_mentioned()
             self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             for module in names.modules:
@@ -239,6 +265,7 @@ class Reach:
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
             self._notes.watch_module(module)
+        self._notes.generator(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         """Its attributes are looked at where code mentions them."""
@@ -296,6 +323,16 @@ class Reach:
         (ModuleType, _module),
         (type, _class),
     )
+
+
+def _refuse_thread(frame: FrameType) -> NoReturn:
+    """Refuses work in another thread, where nothing is watched."""
+    caller: FrameType | None = frame
+    while caller is not None and runs_library(caller):
+        caller = caller.f_back
+    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
+    where = None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    raise TraceError(what, where=where, mend="do that outside of the kernel, and pass what it gives")
 
 
 def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:

@@ -13,6 +13,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperTy
 from typing import Any, Self
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from fusegen.state.calls import Calls
 from fusegen.state.check import Question, State, Used
@@ -44,6 +45,7 @@ class Recorder:
         self._used: dict[int, Used] = {}
         self._names: dict[int, str] = {}
         self._caches: list[Any] = []
+        self._has_backward_hooks = False
 
     def __enter__(self) -> Self:
         self._watch.__enter__()
@@ -78,7 +80,9 @@ class Recorder:
         caches = [_cache_read(function) for function in self._caches]
         reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
         compares = self.compares_identity
-        return State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares, tensors=tensors)
+        state = State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares, tensors=tensors)
+        state.has_backward_hooks = self._has_backward_hooks
+        return state
 
     @property
     def asks_for_types(self) -> bool:
@@ -139,6 +143,22 @@ class Recorder:
         """Looks after a generator of random numbers."""
         self._generators.add(value, name)
 
+    def module_call(self, module: torch.nn.Module) -> None:
+        """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
+        backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
+        for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
+            self.note(Slot(vars(torch_module), Kind.ITEM, name), vars(torch_module)[name], name)
+        own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
+        self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
+
+    def random_mentioned(self) -> None:
+        """Looks after the generators of all."""
+        self._generators.add_all()
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """Looks after generators that a library's function can reach."""
+        self._generators.library_call(variables)
+
     def attribute_wanted(self, owner: Any, name: str) -> None:
         """Looks behind what runs when an attribute is read."""
         found = _on_class(type(owner), name)
@@ -147,7 +167,7 @@ class Recorder:
 
     def attribute_read(self, owner: Any, name: str, value: Any) -> None:
         """Keeps a read of an object's attribute."""
-        if name in _MACHINERY:
+        if name in _MACHINERY or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
             return
         shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
         found = _on_class(type(owner), name)
@@ -166,8 +186,12 @@ class Recorder:
         self.note(Slot(owner, Kind.HAS, name), False, name)
 
 
-_MACHINERY = frozenset({"_call_impl", "_compiled_call_impl", "_backward_hooks", "_backward_pre_hooks"})
+_MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})
 """What torch reads of a module at each call, and what changes no value."""
+
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
+_BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
+"""Change gradients alone: nothing without them."""
 
 
 def _cache_read(function: Any) -> Read:

@@ -1,7 +1,8 @@
 """Watching attribute reads: while a function is traced, the classes of the objects that it can reach report each read.
 
-A class reports by a ``__getattribute__`` of its own, put there for as long as the trace lasts. Other threads read through it as
-before. One trace at a time watches.
+A class reports by a ``__getattribute__`` of its own, put there for as long as a trace watches the class, and shared by all that do.
+Each thread reports to its own traces; other threads read through it as before. No lock is held while the function runs: it may
+wait for a thread that traces as well.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
 from fusegen.state.libraries import is_heap
 
 _IMMUTABLE = 1 << 8  # a flag of CPython's types: closed to changes
-_TURN = threading.RLock()
+_LOCK = threading.RLock()
+"""For what is put into classes and modules; no code of the user's runs under it."""
 
 
 class Listener(Protocol):
@@ -32,6 +35,15 @@ class Listener(Protocol):
         """An attribute was asked for that is not there."""
 
 
+class _Thread(threading.local):
+    """The watches of this thread, the outermost first: a trace may be made inside of another."""
+
+    watches: tuple[Watch, ...] = ()
+
+
+_THREAD = _Thread()
+
+
 class Watch:
     """Reports attribute reads of this thread to a listener while it is entered.
 
@@ -41,59 +53,42 @@ class Watch:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._thread = 0
         self._depth = 0  # of reads that are part of another read
-        self._watched: list[tuple[type, Any]] = []
-        self._modules: list[ModuleType] = []
-        reporting = self._reporting(_of_module)
-        self._reporting_module = type("module", (ModuleType,), {"__getattribute__": reporting})
+        self._watched: set[_Watched] = set()
 
     def __enter__(self) -> Self:
-        _TURN.acquire()
-        self._thread = threading.get_ident()
+        _THREAD.watches = (*_THREAD.watches, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._thread = 0
-        for cls, own in reversed(self._watched):
-            if own is None:
-                del cls.__getattribute__
-            else:
-                cls.__getattribute__ = own
+        _THREAD.watches = tuple(watch for watch in _THREAD.watches if watch is not self)
+        with _LOCK:
+            for each in self._watched:
+                each.release()
         self._watched.clear()
-        for module in self._modules:
-            module.__class__ = ModuleType
-        self._modules.clear()
-        _TURN.release()
 
     def add(self, cls: type) -> None:
         """Watches a class, if it can be watched."""
-        if not is_heap(cls) or cls.__flags__ & _IMMUTABLE or getattr(cls.__getattribute__, "watch", None) is self:
-            return
-        own = cls.__dict__.get("__getattribute__")
-        reporting = self._reporting(_attributes_of(cls))
-        try:
-            type.__setattr__(cls, "__getattribute__", reporting)
-        except TypeError:  # a class that is closed by other means
-            return
-        self._watched.append((cls, own))
+        if is_heap(cls) and not cls.__flags__ & _IMMUTABLE:
+            self._add(partial(_class_watched, cls))
 
     def add_module(self, module: ModuleType) -> None:
         """Watches a module, unless it has a class of its own."""
-        if type(module) is ModuleType:
-            module.__class__ = self._reporting_module
-            self._modules.append(module)
+        self._add(partial(_module_watched, module))
 
-    def _reporting(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        def __getattribute__(owner: Any, name: str) -> Any:
-            if threading.get_ident() != self._thread or self._depth or _by_library(name):
-                return original(owner, name)
-            return self._read(original, owner, name)
+    def _add(self, find: Callable[[], _Watched | None]) -> None:
+        with _LOCK:
+            watched = find()
+            if watched is not None and watched not in self._watched:
+                self._watched.add(watched)
+                watched.users += 1
 
-        __getattribute__.watch = self  # type: ignore[attr-defined]
-        return __getattribute__
+    def reads(self, watched: _Watched) -> bool:
+        """Whether reads of a class or module are to be reported now."""
+        return not self._depth and watched in self._watched
 
-    def _read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
+    def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
+        """Reads an attribute, and reports it."""
         with self._unwatched():
             self._listener.attribute_wanted(owner, name)
         try:
@@ -127,13 +122,75 @@ class Watch:
             self._depth -= 1
 
 
-def _attributes_of(cls: type) -> Callable[[Any, str], Any]:
-    found: Callable[[Any, str], Any] = cls.__getattribute__  # type: ignore[assignment]
-    return found
+class _Watched:
+    """A class or a module whose reads are reported; everything but reads is done under the lock.
+
+    Args:
+        original: what reads an attribute.
+        restore: puts back what was there.
+
+    Attributes:
+        users: how many watches it reports to.
+    """
+
+    def __init__(self, original: Callable[[Any, str], Any], restore: Callable[[], object]) -> None:
+        self._original, self._restore = original, restore
+        self.users = 0
+
+    def release(self) -> None:
+        """One watch less; the last one puts back what was there."""
+        self.users -= 1
+        if not self.users:
+            self._restore()
+
+    def reporting(self) -> Callable[[Any, str], Any]:
+        """The ``__getattribute__`` that reports."""
+
+        def __getattribute__(owner: Any, name: str) -> Any:
+            watches = _THREAD.watches
+            if not watches or _by_library(name):
+                return self._original(owner, name)
+            read = self._original
+            for watch in watches:
+                if watch.reads(self):
+                    read = partial(watch.read, read)
+            return read(owner, name)
+
+        __getattribute__.watched = self  # type: ignore[attr-defined]
+        return __getattribute__
 
 
-def _of_module(module: Any, name: str) -> Any:
-    return ModuleType.__getattribute__(module, name)
+def _class_watched(cls: type) -> _Watched | None:
+    """What reports the reads of a class's objects: put there, or there already, of a base also; None where it cannot be."""
+    found = type.__getattribute__(cls, "__getattribute__")  # past a metaclass of the user's
+    there: _Watched | None = getattr(found, "watched", None)
+    if there is not None:
+        return there
+    own = cls.__dict__.get("__getattribute__")
+    put = partial(type.__setattr__, cls, "__getattribute__")
+    watched = _Watched(found, partial(type.__delattr__, cls, "__getattribute__") if own is None else partial(put, own))
+    try:
+        put(watched.reporting())
+    except TypeError:  # a class that is closed by other means
+        return None
+    return watched
+
+
+_MODULES: dict[int, _Watched] = {}
+
+
+def _module_watched(module: ModuleType) -> _Watched | None:
+    """Likewise of a module."""
+    if type(module) is ModuleType:
+        watched = _Watched(ModuleType.__getattribute__, partial(_restore_module, module))
+        module.__class__ = type("module", (ModuleType,), {"__getattribute__": watched.reporting()})
+        _MODULES[id(module)] = watched
+    return _MODULES.get(id(module))
+
+
+def _restore_module(module: ModuleType) -> None:
+    module.__class__ = ModuleType
+    del _MODULES[id(module)]
 
 
 def _by_library(name: str) -> bool:

@@ -6,6 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -167,6 +168,63 @@ def test_a_kernel_inside_of_a_kernel_is_inlined() -> None:
 
 
 # Threads.
+
+
+def ended(*functions: Callable[[], object]) -> None:
+    """Runs each in a thread of its own, and expects all of them to end."""
+    threads = [threading.Thread(target=function, daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+
+
+@pytest.mark.parametrize("one_kernel", [False, True])
+def test_a_function_that_waits_for_a_thread_that_makes_a_first_call(one_kernel: bool) -> None:
+    users, traces, holds = threading.Lock(), threading.Event(), threading.Event()
+
+    def waits(x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            traces.set()
+            holds.wait(60)
+            with users:
+                return x * 2
+        return x + 1
+
+    kernel, x = fg.kernel(waits), torch.ones(4)
+    other = kernel if one_kernel else fg.kernel(lambda x: x + 1)
+    results = {}
+
+    def second() -> None:
+        traces.wait(60)
+        with users:
+            holds.set()
+            results["other"] = other(x)
+
+    ended(lambda: results.update(first=kernel(x[None])), second)
+    assert torch.equal(results["first"], x[None] * 2) and torch.equal(results["other"], x + 1)
+
+
+def test_a_function_that_starts_a_thread() -> None:
+    """Its reads are not seen: an error, and neither a wait without end."""
+    other, pool, errors = fg.kernel(lambda x: x + 1), ThreadPoolExecutor(1), []
+
+    def joins(x: Tensor) -> Tensor:
+        ended(lambda: other(torch.ones(4)))
+        return x * 2
+
+    def submits(x: Tensor) -> Tensor:
+        return x * pool.submit(lambda: 2.0).result()
+
+    def call() -> None:
+        for function in (joins, submits):
+            with pytest.raises(TraceError, match="thread while it is traced") as error:
+                fg.kernel(function)(torch.ones(4))
+            errors.append(error.value.where)
+
+    ended(call)
+    assert all("test_dispatch.py" in where for where in errors) and len(errors) == 2
 
 
 def test_threads_that_call_for_the_first_time_together() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, FusegenError, ShapeError, TraceError, UnsupportedError
+from fusegen.errors import ArgumentError, FusegenError, ShapeError, TargetError, TraceError, UnsupportedError
 from tests.naming import case
 from tests.unit.eager import randn, refused
 
@@ -128,10 +128,37 @@ def test_the_line_inside_of_a_longer_function_is_named() -> None:
     refused(function, X, error=ShapeError, says="do not broadcast", line="# the culprit")
 
 
-def test_a_misspelt_function_is_answered_with_close_ones() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        fg.kernel(lambda x: torch.erfc(x))(X)
-    assert "close to it" in (caught.value.mend or "")
+def test_an_unknown_function_is_answered_with_close_ones_where_there_are_some() -> None:
+    unknown: dict[str, Callable[[Tensor], Any]] = {
+        "; close to it: softmax": lambda x: torch._softmax(x, -1, False),
+        "topk": lambda x: x.topk(2)[0],
+        "sort": lambda x: x.sort()[0],
+        "conv1d": lambda x: F.conv1d(x, x),
+    }
+    for name, function in unknown.items():
+        with case(name), pytest.raises(UnsupportedError) as caught:
+            fg.kernel(function)(X)
+        assert ("close to it" in (caught.value.mend or "")) == ("close to it" in name)
+
+
+def test_an_unknown_target_is_answered_with_a_close_one() -> None:
+    for name, meant in {"sm_90": "'sm_90a', or", "CPU": "'cpu', or", "sm_103": "one of", "cuda": "one of"}.items():
+        with case(name), pytest.raises(TargetError, match=f"try: choose {meant}"):
+            fg.kernel(lambda x: x * 2).lower(X, target=name)
+
+
+def test_a_size_in_a_text_of_the_users_is_a_number() -> None:
+    def checked(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        assert n == 3, f"{x.shape} {n} {n * 2:>3} {[n]} {n!r}"
+        return x * (2 if str(n) == "3" else 1)
+
+    with pytest.raises(AssertionError, match=r"torch.Size\(\[6, 8\]\) 6  12 \[6\] 6"):
+        fg.kernel(checked)(X)
+    plural = fg.kernel(lambda x: x * (2 if f"{x.shape[0]}" == "3" else 1))
+    for rows in (6, 3, 5):
+        assert torch.equal(plural(X[:rows]), plural.function(X[:rows]))
+    assert torch.equal(fg.kernel(checked)(X[:3]), X[:3] * 2)
 
 
 # Arguments.

@@ -53,6 +53,27 @@ class Derived(Settings):
     """Of another class."""
 
 
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_a_hook_of_all_modules(made_inside: bool) -> None:
+    """Registered and removed later, also where the function makes the module itself."""
+    hooks, module = nn.modules.module, nn.Tanh()
+    function = (lambda x: nn.Tanh()(x)) if made_inside else (lambda x: module(x))
+    kernel, factor = fg.kernel(function), [3.0]
+    compared(kernel, function, X)
+    for register, hook in (
+        (hooks.register_module_forward_hook, lambda m, args, y: y * factor[0]),
+        (hooks.register_module_forward_pre_hook, lambda m, args: (args[0] * factor[0],)),
+    ):
+        handle = register(hook)
+        try:
+            compared(kernel, function, X)
+            factor[0] += 1.0
+            compared(kernel, function, X)
+        finally:
+            handle.remove()
+        compared(kernel, function, X)
+
+
 # Objects that are arguments.
 
 
@@ -245,6 +266,25 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(()),
     "torch item": lambda: torch.randn(3).sum().item(),
 }
+
+
+def test_another_thread_draws_a_random_number() -> None:
+    """Which is not the kernel's, unless the kernel can reach the generator."""
+    starts, drawn = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        starts.wait(60)
+        random.random(), np.random.rand()
+        drawn.set()
+
+    def function(x: Tensor) -> Tensor:
+        starts.set()
+        drawn.wait(60)
+        return x * np.float32(2)
+
+    threading.Thread(target=draw, daemon=True).start()
+    kernel = fg.kernel(function)
+    assert torch.equal(kernel(X), X * 2)
 
 
 @pytest.mark.parametrize("name", DRAWS)

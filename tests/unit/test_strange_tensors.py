@@ -47,6 +47,21 @@ class Dispatching(torch.Tensor):
         raise NotImplementedError(str(function))
 
 
+class Louder(torch.Tensor):
+    """A tensor with memory, whose class is asked about functions."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {}) + 100
+
+
+class Summing(torch.Tensor):
+    """A tensor with a method of its own for one of torch's."""
+
+    def sum(self, *args: Any) -> Tensor:
+        return super().sum(*args) * 2
+
+
 class Named(torch.Tensor):
     """A plain subclass."""
 
@@ -83,6 +98,8 @@ STRANGE: dict[str, tuple[Callable[[], Tensor], str]] = {
     "freed": (lambda: freed(0), "storage of 0 bytes"),
     "wrapper": (lambda: Wrapper(randn(COUNT)), "is a Wrapper, whose class"),
     "dispatching": (lambda: Dispatching(randn(COUNT)), "is a Dispatching, whose class"),
+    "functional-class": (lambda: randn(COUNT).as_subclass(Louder), r"is a Louder.*__torch_function__.*\n.*x\.as_subclass"),
+    "method-of-its-own": (lambda: randn(COUNT).as_subclass(Summing), r"is a Summing.*\(sum\)"),
     "masked": (quietly(masked), "is a MaskedTensor"),
     "nested": (quietly(nested), "nested tensor"),
     "sparse": (lambda: torch.eye(COUNT).to_sparse(), r"sparse_coo tensor.*\n.*to_dense"),
@@ -138,7 +155,7 @@ def test_a_strange_tensor_that_is_closed_over(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["negative", "negative-aligned", "zeros", "freed", "dispatching", "wrapper", "masked", "meta", "sparse"]
+    "name", ["negative", "negative-aligned", "zeros", "freed", "dispatching", "functional-class", "masked", "meta", "sparse"]
 )
 def test_a_closed_over_tensor_that_becomes_strange(name: str) -> None:
     make, words = STRANGE[name]
@@ -149,6 +166,20 @@ def test_a_closed_over_tensor_that_becomes_strange(name: str) -> None:
     weight = make()
     with pytest.raises(ArgumentError, match=words.replace("x\\.", "weight\\.")):
         kernel(x)
+
+
+@torch.no_grad()
+def test_a_class_that_says_what_operations_do_is_no_argument_of_other_calls() -> None:
+    strange, x = STRANGE["functional-class"][0](), randn(COUNT)
+    kernel, scaled = fg.kernel(doubled), fg.kernel(lambda x, o: x * o.weight)
+    passes = fg.vjp(kernel, x)
+    holder = torch.nn.Module()
+    holder.weight = strange
+    for call in (lambda: kernel.lower(strange), lambda: fg.vjp(kernel, strange), lambda: scaled(x, holder)):
+        with pytest.raises(ArgumentError, match="is a Louder"):
+            call()
+    with pytest.raises(ArgumentError, match="is a Louder"):
+        passes.forward(strange)
 
 
 def test_plain_subclasses_are_tensors_and_results_are_plain() -> None:

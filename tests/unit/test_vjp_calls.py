@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, GradientError
+from fusegen.errors import ArgumentError, GradientError, UnsupportedError
 from tests.naming import case
 from tests.unit.test_vjp import autograd, fresh, listed, rms_norm
 
@@ -25,6 +25,30 @@ def test_another_batch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     graph = passes.forward._passes.forward  # a batch of one, of which the kernel itself has another variant
     row = torch.randn(1, 16)
     torch.testing.assert_close(graph([row, weight], {}, {})[0], rms_norm.function(row, weight))
+
+
+HOOKS: list[Callable[[torch.nn.Module], Any]] = [
+    lambda m: m.register_full_backward_hook(lambda *_: None),
+    lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+    lambda _: torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None),
+    lambda _: torch.nn.modules.module.register_module_full_backward_pre_hook(lambda *_: None),
+]
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_backward_hooks_of_modules_are_refused_also_later(register: Callable[[torch.nn.Module], Any]) -> None:
+    module, x = torch.nn.Tanh(), torch.randn(4)
+    kernel = fg.kernel(lambda x: module(x) * 3)
+    passes = fg.vjp(kernel, x)
+    handle = register(module)
+    try:
+        for call in (passes.forward, lambda x: fg.vjp(kernel, x)):
+            with pytest.raises(UnsupportedError, match="backward hooks"):
+                call(x)
+        torch.testing.assert_close(kernel(x), torch.tanh(x) * 3)
+    finally:
+        handle.remove()
+    passes.forward(x)
 
 
 def _call(passes: fg.Vjp, x: Tensor, weight: Tensor) -> None:
