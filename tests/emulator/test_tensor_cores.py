@@ -266,6 +266,14 @@ def test_a_mask_is_read_in_bounds_and_may_hide_whole_tiles(keys: int) -> None:
     check(masked, *qkv(100, keys), mask)
 
 
+def test_keys_are_as_many_as_their_lengths_say() -> None:
+    def ragged(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+
+    check(ragged, *qkv(70, 130), torch.tensor([130, 33]))
+
+
 @pytest.mark.parametrize(("keys", "is_bool"), [(130, True), (77, False)])
 def test_queries_that_see_no_key_get_nothing(keys: int, is_bool: bool) -> None:
     """As torch's own attention has it; a softmax of the user's stays NaN there."""

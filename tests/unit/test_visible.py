@@ -54,6 +54,7 @@ ALL: dict[str, Callable[[Tensor], Tensor]] = {
     "positions that wrap": kept_by(lambda q, k: k.to(torch.int8) <= q),
     "beyond 32 bits": kept_by(lambda q, k: k <= q + 2**31),
     "floats": kept_by(lambda q, k: k.float() <= q),
+    "lengths that are read": kept_by(lambda q, k: k < torch.tensor([KEYS, 9]).to(q.device)[:, None, None, None] + q),
     "added behind": lambda s: kept_by(lambda q, k: k <= q)(s) + 1,
 }
 

@@ -109,6 +109,8 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
         return sympy.Integer(int(node.number))
     if node.op is Op.SIZE:
         return sympy.sympify(node.attr("size"))
+    if node.family is Family.LEAF:
+        return None  # read from memory, as lengths of keys are
     operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
     known = [o for o in operands if o is not None]
     if len(known) < len(operands):
