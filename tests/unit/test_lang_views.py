@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError
-from tests.unit.eager import agree, agree_each, ints, randn
+from tests.unit.eager import agree, agree_each, expressions, function_of, ints, randn, same
 
 X, X3 = randn(6, 8), randn(4, 6, 8)
 
@@ -379,3 +379,22 @@ def test_a_size_that_turns_out_to_be_one_is_squeezed_out() -> None:
         lambda x: (x[..., x.shape[-1] // 2 :][..., 1:].squeeze(), x[1:].squeeze(0) * 2),
         *[(randn(n, m),) for n, m in ((4, 6), (5, 4), (2, 3), (3, 7))],
     )
+
+
+AT_OTHER_SHAPES = """
+    x[..., :c.shape[-1] * 2].chunk(2, -1) | x.flatten().chunk(2) | x.flatten(0, 1).chunk(c.shape[0]) | x.flatten(1).chunk(len(c), 1)
+    x.view(len(x), -1).split([c.shape[-1], x[0].numel() - c.shape[-1]], 1) | x[..., :c.shape[-1] * 2].unflatten(-1, (2, -1))
+    x.narrow(-1, c.shape[-1], c.shape[-1]) | x.unfold(-1, c.shape[-1], c.shape[-1]) | x[:, :1].expand(-1, c.shape[0] * 3, -1)
+    c.expand(x.shape[0], *c.shape) | c.repeat(x.shape[0], 2) | x.movedim(-1, 0).flatten(1) | x.reshape(-1, x.shape[-1] // 2)
+    x.roll(c.shape[-1] - 1, -1) | torch.cat([x[..., c.shape[-1]:], x[..., :c.shape[-1]]], -1)
+"""
+
+
+@pytest.mark.parametrize("text", expressions(AT_OTHER_SHAPES))
+def test_views_by_sizes_at_other_shapes(text: str) -> None:
+    """A kernel that was called before takes the shapes that a new one takes."""
+    kernel = fg.kernel(function_of(text, "x, c"))
+    for extents in ((2, 4, 32, 4), (2, 4, 64, 16), (1, 4, 8, 4), (4, 4, 16, 8), (3, 6, 32, 4)):
+        outer, rows, width, short = extents
+        x, c = randn(outer, rows, width), randn(rows, short)
+        same(kernel(x, c), kernel.function(x, c), str(extents))

@@ -256,18 +256,22 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
         if whole is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
             raise ShapeError(text, mend="give the parts: split(sizes, dim)")
-        part = -(-whole // chunks)
-    return split(input, part, dim)
+        part = -(-whole // dim_of(chunks))
+    return _in_parts(input, dim, _equal_parts(input._tracer, size, part))
 
 
 @implements("split")
 def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTensor, ...]:
     """A dim in parts of one size, or of the sizes given."""
+    if isinstance(split_size, (tuple, list)):
+        return _in_parts(input, dim, [dim_of(s) for s in split_size])
+    size = input._node.shape[normalize_dim(dim, input.ndim)]
+    return _in_parts(input, dim, _equal_parts(input._tracer, size, dim_of(split_size)))
+
+
+def _in_parts(input: TracedTensor, dim: int, lengths: Sequence[Dim]) -> tuple[TracedTensor, ...]:
     place = normalize_dim(dim, input.ndim)
     size = input._node.shape[place]
-    lengths = (
-        [dim_of(s) for s in split_size] if isinstance(split_size, (tuple, list)) else _equal_parts(input._tracer, size, split_size)
-    )
     starts = [simplify_dim(sum(lengths[:k], start=0)) for k in range(len(lengths))]
     total = simplify_dim(sum(lengths, start=0))
     if not same(total, size):
@@ -276,8 +280,7 @@ def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTen
     return tuple(sliced(input, place, start, length) for start, length in zip(starts, lengths, strict=True))
 
 
-def _equal_parts(tracer: Tracer, size: Dim, part: Any) -> list[Dim]:
-    length = dim_of(part)
+def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     total, step = literal(size), literal(length)
     if total is not None and step is not None:
         if step < 0 or (total and not step):
