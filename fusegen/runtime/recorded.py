@@ -61,7 +61,8 @@ class Recorded(Program):
         everything = (*values, *hidden)
         self._sizes = {size: everything[where[name]] for size, (name, dim) in given if dim == ITSELF}
         self._device = next(v.device for v in everything if isinstance(v, Tensor))
-        tensors = self._tensors(everything)
+        key = torch.empty(1, dtype=torch.int64, device=self._device)  # of no call: none is drawn
+        tensors = [key if place is None else everything[place] for place in self._order]
         self._forward = passes.forward.bound(tensors, self._sizes)
         self.node = _Node(passes, inputs, recorded, {**passes.forward.sizes(tensors), **self._sizes})
 

@@ -119,6 +119,11 @@ def test_dropout_has_one_mask_in_both_passes() -> None:
         y = kernel(x, scale)
         assert 0.4 < (y == 0).double().mean() < 0.6
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y.detach())
+    masks = []
+    for one in (kernel, kernel, fg.kernel(kernel.function)):  # of a seed, whether it is the first call or not
+        torch.manual_seed(3)
+        masks.append(one(x, 2.0))
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
     y = checkpoint(kernel, x, 2.0, use_reentrant=False)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y.detach())
 
