@@ -147,6 +147,7 @@ class _Writer:
     ) -> None:
         self.lines: list[str] = []
         self._tensors = tensors  # positions of arguments
+        self._owners = {id(read.slot.owner) for read in reads}
         self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
@@ -190,7 +191,9 @@ class _Writer:
             kept = self._constant(value)
             self._require(f"(v := {place}) is {kept} or same(v, {kept})")
         elif is_a(value, torch.Tensor):
-            if id(read.slot) not in self._inputs:
+            if id(value) in self._owners and id(value) not in self._locals:
+                self._give(value, place)  # what is read of it is read of the tensor that is there in a call
+            elif id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
         elif contents(value) is not None:
             self._container(place, read)

@@ -236,6 +236,14 @@ def _softmax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return m.div(weights, _total(m, weights, attrs))
 
 
+def _safe_softmax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """0 where all of a row are minus infinity."""
+    found, zero, dim = _softmax(m, attrs, x), constant(0.0), attrs["dim"]
+    may_be_hidden = (x.lo == -INF).all(dim, keepdim=True).expand(x.lo.shape)
+    is_hidden = ((x.hi == -INF) & ~x.nan).all(dim, keepdim=True).expand(x.lo.shape)
+    return where(is_hidden, zero, where(may_be_hidden, hull(found, zero), found))
+
+
 def _log_softmax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     shifted, weights = _weights(m, attrs, x)
     return m.sub(shifted, m.log(_total(m, weights, attrs)))
@@ -320,7 +328,7 @@ OVER_DIMS: dict[Op, Rule] = {
     Op.VAR: _var,
     Op.LOGSUMEXP: _logsumexp,
     Op.SOFTMAX: _softmax,
-    Op.SAFE_SOFTMAX: _softmax,
+    Op.SAFE_SOFTMAX: _safe_softmax,
     Op.LOG_SOFTMAX: _log_softmax,
     Op.LAYER_NORM: _layer_norm,
     Op.RMS_NORM: _rms_norm,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.errors import GradientError
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 
@@ -37,17 +36,6 @@ def test_a_tensor_that_differs_in_one_respect() -> None:
 
 def test_the_second_of_two_tensors_that_differs() -> None:
     agree(lambda x, y: x - y, *((X, make()) for name, make in DIFFERENT.items() if name not in ("rows", "columns", "rank")))
-
-
-def test_a_tensor_that_comes_to_require_a_gradient() -> None:
-    kernel = agree(lambda x: x * 2, (X,))
-    x = X.clone().requires_grad_()
-    with pytest.raises(GradientError, match="'x' requires a gradient"):
-        kernel(x)
-    with torch.no_grad():
-        agree(kernel, (x,))
-    with pytest.raises(GradientError):
-        kernel(x)
 
 
 def test_a_tensor_that_is_no_tensor_in_the_next_call() -> None:

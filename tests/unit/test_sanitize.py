@@ -16,8 +16,12 @@ from tests.naming import case
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-CLEAN = {tool: "========= ERROR SUMMARY: 0 errors" for tool in TOOLS}
-CLEAN["racecheck"] = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+RAN = "2 plans of 1 cases ran once each"
+CLEAN = {tool: f"========= COMPUTE-SANITIZER\n{RAN}\n========= ERROR SUMMARY: 0 errors" for tool in TOOLS}
+CLEAN["racecheck"] = f"""{RAN}
+========= Warning: Race reported between Write access at mbarrier_init(unsigned long long *, unsigned int)+0x1b0
+=========     and Read access at mbarrier_expect(unsigned long long *, unsigned int)+0x1f0 [128 hazards]
+========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"""
 
 
 def test_planted_faults_compile() -> None:
@@ -42,7 +46,9 @@ def sanitized(folder: Path, clean: dict[str, str], *, blind: str = "", status: i
     """
     cases = [f"  *planted_faults*{blind}) echo '========= ERROR SUMMARY: 0 errors';;"] if blind else []
     cases += ['  *planted_faults*) echo "========= Invalid read at fg_planted_$2+0x40"; exit 1;;']
-    cases += [f"  *{tool}*every_plan) printf '%s\\n' 'a plan' {shlex.quote(said)}; exit {status};;" for tool, said in clean.items()]
+    cases += [
+        f"  *{tool}*every_plan*) printf '%s\\n' {shlex.quote(said)}; exit {status};;" for tool, said in clean.items()
+    ]
     said = "\n".join(['[[ "$*" == *kernel_substring=fg_* ]] || exit 3', 'case "$*" in', *cases, "esac"])
     for name, text in (("compute-sanitizer", said), ("python3", "echo a plan")):
         (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
@@ -54,7 +60,8 @@ def sanitized(folder: Path, clean: dict[str, str], *, blind: str = "", status: i
 def test_tools_that_see_their_faults_and_none_of_ours(tmp_path: Path) -> None:
     done = sanitized(tmp_path, CLEAN)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [f"{tool}: {CLEAN[tool]}" for tool in TOOLS]
+    assert [line.partition(" in ")[0] for line in done.stdout.splitlines()] == [f"{tool}: 16 plans" for tool in TOOLS]
+    assert done.stdout.count("no errors") == len(TOOLS)
 
 
 def test_a_tool_that_sees_nothing_is_not_believed(tmp_path: Path) -> None:
@@ -66,11 +73,11 @@ def test_a_tool_that_sees_nothing_is_not_believed(tmp_path: Path) -> None:
 
 def test_what_a_tool_says_of_ours(tmp_path: Path) -> None:
     for tool, said, status in (
-        ("memcheck", "========= ERROR SUMMARY: 3 errors", 1),
-        ("memcheck", CLEAN["memcheck"], 1),  # the program failed, say
-        ("racecheck", "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", 0),
+        ("memcheck", f"========= Invalid __global__ read of size 16 bytes\n{CLEAN['memcheck']}", 1),
+        ("memcheck", "========= ERROR SUMMARY: 0 errors", 0),  # the program ended early
+        ("racecheck", CLEAN["racecheck"].replace("mbarrier_init", "store"), 0),
         ("initcheck", "Killed", 0),
     ):
         with case((tool, said, status)):
             done = sanitized(tmp_path, CLEAN | {tool: said}, status=status)
-            assert done.returncode == 1 and f"{tool}: errors, see" in done.stdout
+            assert (done.returncode == 1 and f"{tool}: see" in done.stdout) or f"{tool}: it did not come to an end" in done.stdout
