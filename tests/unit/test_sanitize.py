@@ -46,9 +46,7 @@ def sanitized(folder: Path, clean: dict[str, str], *, blind: str = "", status: i
     """
     cases = [f"  *planted_faults*{blind}) echo '========= ERROR SUMMARY: 0 errors';;"] if blind else []
     cases += ['  *planted_faults*) echo "========= Invalid read at fg_planted_$2+0x40"; exit 1;;']
-    cases += [
-        f"  *{tool}*every_plan*) printf '%s\\n' {shlex.quote(said)}; exit {status};;" for tool, said in clean.items()
-    ]
+    cases += [f"  *{tool}*every_plan*) printf '%s\\n' {shlex.quote(said)}; exit {status};;" for tool, said in clean.items()]
     said = "\n".join(['[[ "$*" == *kernel_substring=fg_* ]] || exit 3', 'case "$*" in', *cases, "esac"])
     for name, text in (("compute-sanitizer", said), ("python3", "echo a plan")):
         (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
