@@ -67,11 +67,16 @@ class Kernel(Generic[P, R]):
         return result
 
     def _function_of(self, kwargs: Mapping[str, Any]) -> Callable[..., R]:
-        return with_out(self.function) if OUT in kwargs and OUT not in self._dispatcher.parameters.given else self.function  # type: ignore[arg-type, return-value]
+        """The function that runs for a call of a kind."""
+        return with_out(self.function) if self._has_out(kwargs) else self.function  # type: ignore[arg-type, return-value]
+
+    def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
+        """Tells if a call names a tensor for the result by a parameter that the function does not have."""
+        return OUT in kwargs and OUT not in self._dispatcher.parameters.given
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
         """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""
-        return self._into_out if OUT in kwargs and OUT not in self._dispatcher.parameters.given else self._dispatcher
+        return self._into_out if self._has_out(kwargs) else self._dispatcher
 
     @functools.cached_property
     def _into_out(self) -> Dispatcher:

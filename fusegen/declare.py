@@ -30,7 +30,7 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
     annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
     as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
 
-    Of a module it makes a module with a kernel for its ``forward``, which shares all parameters, buffers and submodules with it.
+    A module becomes a module with a kernel for its ``forward``, which shares all parameters, buffers and submodules with it.
 
     Args:
         mutates: names of tensors among the parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``.

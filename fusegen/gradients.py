@@ -81,7 +81,7 @@ class Saved:
 
 
 def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """How often each of the tensors that a backward pass begins with was written to.
+    """Counts the writes to each of the tensors that a backward pass begins with.
 
     Raises:
         ArgumentError: one is of inference mode, where torch does not count.

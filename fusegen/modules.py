@@ -42,17 +42,17 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
 
 
 class _FusedModule(nn.Module):
-    """What modules that are kernels have in common."""
+    """The base of modules that are kernels."""
 
     forward: Kernel[..., Any]
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
-        """What a call would run, as `Kernel.lower` shows it."""
+        """Shows the stages of a call without running it, as `Kernel.lower` does."""
         return self.forward.lower(*args, target=target, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """As the module that it was made of, and made anew: its class has no place in a file."""
-        cls: Any = type(self).__mro__[2]
+        cls: Any = type(self).__bases__[1]
         plain = cls.__new__(cls)
         plain.__dict__.update(self.__dict__)
         return fused_module, (plain, type(self).forward.mutates)

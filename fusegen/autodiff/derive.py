@@ -158,8 +158,8 @@ def _dependent(graph: Graph, origins: Collection[int]) -> set[int]:
     return found
 
 
-def differentiated(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
-    """Those of some inputs on which a result depends through floats alone, so that there are gradients by them."""
+def differentiated_inputs(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
+    """Selects the inputs that have gradients: a result depends on them through floats alone."""
     found = {p for p in graph.outputs if graph.nodes[p].dtype.is_float}
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
@@ -169,8 +169,8 @@ def differentiated(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
     return tuple(spec.name for spec in graph.inputs if spec.name in wanted and inputs[spec.name] in found)
 
 
-def results_of(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
-    """For each result, whether it has a derivative by one of some inputs."""
+def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
+    """Tells for each result if it has a derivative by one of some inputs."""
     origins = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     active = _dependent(graph, origins)
     return tuple(position in active for position in graph.outputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from fusegen.autodiff.derive import differentiated, results_of
+from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
 from fusegen.lang.run import Trace
@@ -21,7 +21,7 @@ from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.lang.values import TracedTensor, stale
-from fusegen.runtime.arguments import check, check_memory, check_plain, check_tangent, check_values
+from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, unfollowed
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
@@ -103,7 +103,7 @@ class Dispatcher:
         else:
             if is_watched(values):
                 return self._as_torch_does(values, args, kwargs)
-            found = self.remembered.look_up(values, self._check_again)
+            found = self.remembered.look_up(values, self.check)
             if found is None:
                 return self._first_call(values, args, kwargs)
             bound, hidden = found
@@ -157,19 +157,12 @@ class Dispatcher:
             if name in self.parameters.mutates and isinstance(value, Tensor):
                 check_writable(self.name, name, value)
 
-    def _check_again(self, values: Values, bound: Program, hidden: Hidden) -> None:
-        """The checks of a first call where something is on that may see or change what torch's operations do."""
-        self.check(values)
-        for name, tensor in zip(bound.names, hidden, strict=True):
-            check_tangent(self.name, name, tensor)
-
     # Variants.
 
     def _bind(self, values: Values, device: torch.device) -> tuple[Program, Hidden]:
         machine = machine_of(device)
         variant, hidden = self.variant(values, machine.target, device)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
-            check_tangent(self.name, name, tensor)
             check_memory(self.name, name, tensor, device, "the first tensor")
         wrt = self._recorded(variant, values, hidden)
         with self._lock:
@@ -191,7 +184,7 @@ class Dispatcher:
         if wanted and variant.traced.writes:
             what = f"{self.name} writes in place, of which no gradient is recorded, and {', '.join(sorted(wanted))} requires one"
             raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
-        return differentiated(variant.traced, wanted) if wanted else ()
+        return differentiated_inputs(variant.traced, wanted) if wanted else ()
 
     def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
         """A variant for the exact shapes of a call."""
@@ -203,7 +196,7 @@ class Dispatcher:
     def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
         """The passes of a variant for the exact shapes of a call."""
         passes, sizes = self.passes.of(variant, wrt), self.sizes(variant, values, hidden)
-        recorded, names = results_of(variant.traced, wrt), self.parameters.names
+        recorded, names = differentiated_results(variant.traced, wrt), self.parameters.names
         return Recorded(variant, passes, recorded, values, hidden, sizes, names, self._by_value(variant))
 
     def _by_value(self, variant: Variant) -> ByValue:

@@ -1,6 +1,6 @@
 """Calls whose results have gradients: the forward pass is a node of autograd's graph, whose backward is the backward pass.
 
-A node is a plain ``torch.autograd.Function``, which costs a third of the host time of an operator that is registered with autograd.
+A node is a plain ``torch.autograd.Function``, which costs less host time than an operator that is registered with autograd.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Recorded(Program):
 
 
 class _Node:
-    """What a node of autograd's graph knows of the passes.
+    """The parts of the passes that a node of autograd's graph needs.
 
     Args:
         passes: of the call.
@@ -107,7 +107,7 @@ class _Node:
         self.gradients = [~given[source] if isinstance(source, str) else source for source in found]
 
     def saved(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-        """What the backward pass needs of the forward pass."""
+        """Selects the tensors that the backward pass reads."""
         return [tensors[place] if place >= 0 else outputs[~place] for place in self.kept]
 
 

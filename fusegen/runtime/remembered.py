@@ -7,7 +7,6 @@ from threading import RLock
 from typing import TypeVar
 
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch.autograd import forward_ad
 
 from fusegen.errors import TraceError
 from fusegen.runtime.bound import Hidden, Program
@@ -42,19 +41,19 @@ class Remembered:
         self.recent = Recent()
         self.key: Callable[[Values], Key] = self._late_key
 
-    def look_up(self, values: Values, check_again: Callable[[Values, Program, Hidden], None]) -> tuple[Program, Hidden] | None:
+    def look_up(self, values: Values, check_again: Callable[[Values], None]) -> tuple[Program, Hidden] | None:
         """The program of an earlier call like this one, and the tensors that the function closes over.
 
         Args:
             values: all arguments of the call.
-            check_again: makes the checks of a first call, where something is on that may see or change what torch's operations do.
+            check_again: makes the checks of a first call, where a mode is on that sees torch's operations.
         """
         recent = self.recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
         for bound in self.known(self._bound, values):
             hidden = bound.find(values)
             if hidden is not None:
-                if dispatch_modes() or forward_ad._current_level >= 0:
-                    check_again(values, bound, hidden)
+                if dispatch_modes():
+                    check_again(values)
                 else:
                     recent.found(bound, values, self._statics)
                 return bound, hidden

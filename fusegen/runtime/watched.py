@@ -17,7 +17,7 @@ from fusegen.runtime.keys import Values
 
 
 def is_watched(values: Values) -> bool:
-    """Whether torch is to run a call's function itself.
+    """Tells if torch is to run a call's function itself.
 
     Args:
         values: all arguments.
@@ -26,7 +26,7 @@ def is_watched(values: Values) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func, or differentiation in forward mode, is under way."""
+    """Tells if a transform of torch.func, or differentiation in forward mode, is under way."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

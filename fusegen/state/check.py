@@ -86,6 +86,7 @@ class State:
         used: tensors that are inputs of the kernel.
         compares_identity: whether code may have asked whether two tensors are one.
         tensors: positions of the arguments that are tensors.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
 
     Attributes:
         names: of the inputs that the function closes over.
@@ -95,11 +96,10 @@ class State:
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
         text: of that function.
-        has_backward_hooks: whether a module that ran has hooks that may change gradients.
+        has_backward_hooks: as given.
     """
 
     check: Callable[[Sequence[Any]], Found | None] | None
-    has_backward_hooks = False
 
     def __init__(
         self,
@@ -111,7 +111,9 @@ class State:
         *,
         compares_identity: bool,
         tensors: Sequence[int],
+        has_backward_hooks: bool,
     ) -> None:
+        self.has_backward_hooks = has_backward_hooks
         self.names = tuple(each.name for each in used)
         self.asked = _asked(reads, questions, compares_identity)
         self.compares_identity = compares_identity
@@ -192,7 +194,7 @@ class _Writer:
             self._require(f"(v := {place}) is {kept} or same(v, {kept})")
         elif is_a(value, torch.Tensor):
             if id(value) in self._owners and id(value) not in self._locals:
-                self._give(value, place)  # what is read of it is read of the tensor that is there in a call
+                self._give(value, place)  # later reads of it are of the tensor that is there in a call
             elif id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
         elif contents(value) is not None:

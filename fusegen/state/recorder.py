@@ -79,10 +79,10 @@ class Recorder:
         """
         caches = [_cache_read(function) for function in self._caches]
         reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
-        compares = self.compares_identity
-        state = State(self._function, self._arguments, reads, self._questions, used, compares_identity=compares, tensors=tensors)
-        state.has_backward_hooks = self._has_backward_hooks
-        return state
+        return State(
+            self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
+            tensors=tensors, has_backward_hooks=self._has_backward_hooks,
+        )  # fmt: skip
 
     @property
     def asks_for_types(self) -> bool:

@@ -84,7 +84,7 @@ class Watch:
                 watched.users += 1
 
     def reads(self, watched: _Watched) -> bool:
-        """Whether reads of a class or module are to be reported now."""
+        """Tells if reads of a class or module are to be reported now."""
         return not self._depth and watched in self._watched
 
     def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
@@ -161,7 +161,7 @@ class _Watched:
 
 
 def _class_watched(cls: type) -> _Watched | None:
-    """What reports the reads of a class's objects: put there, or there already, of a base also; None where it cannot be."""
+    """Finds or puts there the reporter of reads of a class's objects, which may be a base's; None where there can be none."""
     found = type.__getattribute__(cls, "__getattribute__")  # past a metaclass of the user's
     there: _Watched | None = getattr(found, "watched", None)
     if there is not None:

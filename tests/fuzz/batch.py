@@ -186,6 +186,6 @@ def _runs_in_torch(program: Program, device: str) -> bool:
     function, args = program.build(device)
     try:
         function(*args)
-    except Exception:  # of whatever kind torch raises
+    except Exception:  # torch raises many kinds
         return False
     return True

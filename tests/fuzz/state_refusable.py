@@ -149,4 +149,4 @@ REFUSED = frozenset({
     "item", "float of a tensor", "loop over a tensor", "greatest of a tensor", "comparison of tensors", "iterator", "generator",
     "random number of Python", "weight norm", "own mutable default", "object as an argument",
 })  # fmt: skip
-"""What a tour may find refused; all others work where one function alone reads them."""
+"""The kinds that a tour may find refused; all others work where one function alone reads them."""

@@ -186,7 +186,7 @@ COMPOSITIONS: dict[Op, Rule] = {
     Op.HUBER: _huber,
     Op.LOGSIGMOID: lambda y, dy: (dy * (-y.arg(0)).apply(Op.SIGMOID),),
     Op.SOFTMAX: _softmax,
-    Op.SAFE_SOFTMAX: _softmax,  # of its own result: in a row that is masked as a whole the other one is NaN
+    Op.SAFE_SOFTMAX: _softmax,  # by its own result, which is 0 in a row that is masked as a whole; a softmax is NaN there
     Op.LOG_SOFTMAX: _log_softmax,
     Op.LAYER_NORM: _norm,
     Op.RMS_NORM: _norm,
