@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -19,6 +19,7 @@ from fusegen import target as targets
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
+from fusegen.operators.recorded_call import operator_for, recorded_call
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.bound import Hidden
@@ -49,7 +50,8 @@ class Kernel(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.mutates = tuple(mutates)
-        self._dispatcher = Dispatcher(function, name or str(getattr(function, "__name__", type(function).__name__)), self.mutates)
+        name = name or str(getattr(function, "__name__", type(function).__name__))
+        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
@@ -62,9 +64,20 @@ class Kernel(Generic[P, R]):
             TraceError: the function does something that no kernel can do.
         """
         if is_dynamo_compiling():
-            return self._function_of(kwargs)(*args, **kwargs)  # which torch.compile and torch.export look into
+            return cast(R, self._while_compiling(args, kwargs))
         result: R = (self._dispatcher_of(kwargs) if kwargs else self._dispatcher).call(args, kwargs)
         return result
+
+    def _while_compiling(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that torch.compile, or torch.export, looks into."""
+        if self.mutates or self._has_out(kwargs):
+            return self._function_of(kwargs)(*args, **kwargs)
+        return self._recorded(args, kwargs)
+
+    def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call as an operator in the graph that is being recorded."""
+        dispatcher = self._dispatcher
+        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)
 
     def _function_of(self, kwargs: Mapping[str, Any]) -> Callable[..., R]:
         """The function that runs for a call of a kind."""
@@ -97,6 +110,21 @@ class Kernel(Generic[P, R]):
         values = dispatcher.bind(args, kwargs)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.sizes(variant, values, hidden))
+
+    def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
+        """The operator that a call is in a graph of torch.compile, torch.export or make_fx: ``torch.ops.fusegen.<name>_<digest>``.
+
+        It takes the tensors of the call, those that the function closes over, sizes and run-time numbers, in the order of its
+        schema; of a random kernel a key of its random bits as well, one int64.
+
+        Args:
+            args, kwargs: as in a call.
+
+        Raises:
+            UnsupportedError: there is none for such a call.
+        """
+        values = self._dispatcher.bind(args, kwargs)
+        return operator_for(self.function, self._dispatcher.name, self._dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.
@@ -158,33 +186,36 @@ class Method(Generic[Q, R]):
     Args:
         kernel: the kernel.
         instance: its first argument.
+
+    Attributes:
+        kernel, instance: as given. They have names of their own, since torch.compile knows those of Python's methods otherwise.
     """
 
     def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
-        self.__func__, self.__self__ = kernel, instance
+        self.kernel, self.instance = kernel, instance
         self.__name__, self.__doc__ = kernel.function.__name__, kernel.__doc__
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
         """Runs the kernel, as `Kernel` does."""
-        return self.__func__(self.__self__, *args, **kwargs)
+        return self.kernel(self.instance, *args, **kwargs)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """What a call would run, as `Kernel.lower` shows it."""
-        return self.__func__.lower(self.__self__, *args, target=target, **kwargs)
+        return self.kernel.lower(self.instance, *args, target=target, **kwargs)
 
     @property
     def function(self) -> Callable[..., R]:
         """The user's function, bound to the object."""
-        return types.MethodType(self.__func__.function, self.__self__)
+        return types.MethodType(self.kernel.function, self.instance)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Method) and self.__func__ is other.__func__ and self.__self__ is other.__self__
+        return isinstance(other, Method) and self.kernel is other.kernel and self.instance is other.instance
 
     def __hash__(self) -> int:
-        return hash((id(self.__func__), id(self.__self__)))
+        return hash((id(self.kernel), id(self.instance)))
 
     def __repr__(self) -> str:
-        return f"<fusegen kernel {self.__name__} of {self.__self__!r}>"
+        return f"<fusegen kernel {self.__name__} of {self.instance!r}>"
 
 
 def _at(module: str, path: str) -> object:

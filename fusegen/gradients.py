@@ -44,8 +44,8 @@ def vjp(
         GradientError: there is nothing to differentiate.
         UnsupportedError: an operation has no derivative, or the function switches gradients off, or has a backward of its own.
     """
-    instance = (kernel.__self__,) if isinstance(kernel, Method) else ()
-    kernel = kernel.__func__ if isinstance(kernel, Method) else kernel
+    instance = (kernel.instance,) if isinstance(kernel, Method) else ()
+    kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
     variant_of = partial(kernel._variant, dispatcher, target=target)
     values = dispatcher.bind((*instance, *args), kwargs)

@@ -113,7 +113,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
         VerificationError: two plans give different results.
     """
     if isinstance(kernel, Method):
-        return tune(kernel.__func__, kernel.__self__, *args, **kwargs)
+        return tune(kernel.kernel, kernel.instance, *args, **kwargs)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)

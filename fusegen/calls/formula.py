@@ -43,7 +43,7 @@ class Formula:
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """The value for some sizes."""
         if self.operator is Operator.SIZE:
-            return int(sizes[str(self.value)])
+            return sizes[str(self.value)]
         if self.operator is Operator.INTEGER:
             return int(self.value)
         return _COMPUTED[self.operator]([operand(sizes) for operand in self.operands])

@@ -36,7 +36,7 @@ from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function
 from fusegen.runtime.tuned import in_measured_form
-from fusegen.runtime.watched import is_transformed, is_watched
+from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
 from fusegen.state import State
@@ -54,15 +54,23 @@ class Dispatcher:
         function: the user's function.
         name: the kernel's name.
         mutates: parameters that it may write to.
+        recorded: what runs a call that is recorded in a graph of torch's operators; the function where there is nothing else.
 
     Attributes:
         remembered: the programs of earlier calls.
         passes: of its graphs, for gradients.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        mutates: Sequence[str] = (),
+        recorded: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
+    ) -> None:
         self.function = function
         self.name = name
+        self._recorded_call = recorded
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._variants: dict[Key, list[Variant]] = {}
@@ -118,6 +126,8 @@ class Dispatcher:
             self._told = True
             what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
             warnings.warn(what, stacklevel=4)
+        if self._recorded_call is not None and is_recorded_as_operators():
+            return self._recorded_call(args, kwargs)
         return self.function(*args, **kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
@@ -239,13 +249,33 @@ class Dispatcher:
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
                     return self._compile(request, values, found, state)
-            except NeedsLiteral as need:
-                with self._lock:
-                    self.history.literal.add(dict(request.sizes.sources)[need.size])
-            except NeedsSize as need:
-                self._make_sizes(need.names)
-            except NeedsStatic as need:
-                self._make_static(need.names)
+            except (NeedsLiteral, NeedsSize, NeedsStatic) as need:
+                self._learn(need, request)
+
+    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, State]:
+        """The trace for some arguments, of which nothing is compiled.
+
+        Args:
+            values: all arguments, in the order of the parameters.
+            target: the machine.
+            device: what ``x.device`` answers.
+        """
+        while True:
+            request = self._request(values, target, device, wide=False)
+            try:
+                return (request, *trace_function(request, self.parameters.names))
+            except (NeedsLiteral, NeedsSize, NeedsStatic) as need:
+                self._learn(need, request)
+
+    def _learn(self, need: NeedsLiteral | NeedsSize | NeedsStatic, request: Request) -> None:
+        """Takes into account what a trace needs to know."""
+        if isinstance(need, NeedsLiteral):
+            with self._lock:
+                self.history.literal.add(dict(request.sizes.sources)[need.size])
+        elif isinstance(need, NeedsSize):
+            self._make_sizes(need.names)
+        else:
+            self._make_static(need.names)
 
     def _make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code: what was bound without them is forgotten."""

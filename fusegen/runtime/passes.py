@@ -35,10 +35,15 @@ class Passes:
     @classmethod
     def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
         """The passes by some inputs."""
-        taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-        derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
-        forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+        derivative, forward, backward = named_passes(graph, wrt)
         return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
+
+
+def named_passes(graph: Graph, wrt: Sequence[str]) -> tuple[Derivative, Graph, Graph]:
+    """The derivative of a graph by some inputs, and its passes under names of their own."""
+    taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
+    derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
+    return derivative, _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
 
 
 class KnownPasses:

@@ -11,6 +11,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.runtime.keys import Values
@@ -28,6 +29,11 @@ def is_watched(values: Values) -> bool:
 def is_transformed() -> bool:
     """Tells if a transform of torch.func, or differentiation in forward mode, is under way."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_recorded_as_operators() -> bool:
+    """Tells if a graph of torch's operators is being recorded, in which a kernel can be one: by make_fx, or torch.export."""
+    return get_proxy_mode() is not None and not is_transformed()
 
 
 def _is_recorded() -> bool:

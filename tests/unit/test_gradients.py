@@ -155,42 +155,6 @@ def test_a_module_trains() -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-class Block(nn.Module):
-    """Kernels in a module: a method, one of arguments, and one that closes over another module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.scale, self.shift = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
-        linear = self.linear = nn.Linear(8, 8)
-        self.project = fg.kernel(lambda x: linear(x).relu())
-        self.norm = fg.kernel(norm_gelu)
-
-    @fg.kernel
-    def scaled(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.project(self.norm(self.scaled(x), self.scale, self.shift))
-
-
-def test_a_training_step_is_compiled_without_graph_breaks() -> None:
-    block, x = Block(), randn(5, 8)
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        wanted = torch.autograd.grad(block(x).sum(), list(block.parameters()))
-        same(torch.autograd.grad(compiled(x).sum(), list(block.parameters())), wanted)
-        with torch.no_grad():
-            block.linear.weight.mul_(2)  # which the compiled step sees
-
-
-def test_a_module_of_kernels_is_exported() -> None:
-    block, x = Block(), randn(5, 8)
-    exported = torch.export.export(block, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    x = randn(7, 8)
-    same(exported.module()(x), block(x))
-
-
 def test_gradients_in_half_precision_and_double() -> None:
     x = randn(4, 8, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(fg.kernel(lambda x: (x.sin() * x).exp()), (x,))

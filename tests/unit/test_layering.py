@@ -43,7 +43,7 @@ ORDER = (
     ("jit",),
     ("runtime",),
     ("explain", "timing"),
-    ("bundle",),
+    ("bundle", "operators"),
     ("api",),
     ("gradients", "modules", "tuning"),
     ("declare",),

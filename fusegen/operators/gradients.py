@@ -1,0 +1,162 @@
+"""Gradients of operators: the passes of a graph are operators themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.autodiff.derive import Derivative, differentiated_inputs
+from fusegen.errors import GradientError
+from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator, in_row_major_order
+from fusegen.runtime.passes import named_passes
+
+
+def operator_of(assumed: Assumed) -> GraphOperator:
+    """The operator of a graph. Its backward pass runs the forward pass once more, for what that leaves."""
+    return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
+
+
+def recording_operator_of(assumed: Assumed, wrt: Sequence[str]) -> GraphOperator:
+    """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
+
+    Args:
+        assumed: the graph.
+        wrt: inputs by which there are gradients.
+    """
+    passes = _Passes.of(assumed, wrt)
+    return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The passes of a graph.
+
+    Attributes:
+        derivative: of the graph.
+        forward, backward: its parts, as of operators.
+    """
+
+    derivative: Derivative
+    forward: Assumed
+    backward: Assumed
+
+    @classmethod
+    def of(cls, assumed: Assumed, wrt: Sequence[str]) -> _Passes:
+        """The passes by some inputs."""
+        derivative, forward, backward = named_passes(assumed.graph, wrt)
+        given = {str(dim) for spec in backward.inputs for dim in spec.shape}
+        placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
+        further = tuple(symbol for symbol in (*placed, *assumed.sizes) if symbol not in given)
+        return cls(
+            derivative,
+            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations),
+            Assumed(in_row_major_order(backward), further),
+        )
+
+    def gradients(
+        self, kept: Sequence[Tensor], given: Sequence[Tensor], sizes: dict[str, Any], scalars: Sequence[Any]
+    ) -> dict[str, Tensor]:
+        """Runs the backward pass.
+
+        Args:
+            kept: what the forward pass left.
+            given: gradients by the results that are floats.
+            sizes: values of the symbolic sizes.
+            scalars: those of the call.
+
+        Returns:
+            The gradients by input.
+        """
+        operator = GraphOperator.of(self.backward, _register_once)
+        found = operator([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
+        named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(kept) :], given, strict=True)}
+        sources = zip(self.derivative.wrt, self.derivative.gradients, strict=True)
+        return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources}
+
+
+def _register(formula: _Again | _Kept, operator: GraphOperator) -> None:
+    torch.library.register_autograd(operator.qualified, formula.backward, setup_context=formula.setup, lib=LIBRARY)
+
+
+def _register_once(operator: GraphOperator) -> None:
+    """Registers for a pass that its results have no derivative."""
+
+    def backward(_ctx: Any, *_gradients: Tensor) -> None:
+        what = f"{operator.name}: its results are differentiated again, and kernels have first derivatives alone"
+        raise GradientError(
+            what, mend="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
+        )
+
+    torch.library.register_autograd(operator.qualified, backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY)
+
+
+class _Again:
+    """The gradients of an operator that leaves nothing.
+
+    Args:
+        assumed: its graph.
+    """
+
+    def __init__(self, assumed: Assumed) -> None:
+        self._assumed = assumed
+        self._names = [spec.name for spec in assumed.graph.inputs]
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the inputs."""
+        ctx.save_for_backward(*inputs[: len(self._names)])
+        ctx.numbers = inputs[len(self._names) :]
+
+    def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs both passes."""
+        needed = {name for name, needs in zip(self._names, ctx.needs_input_grad, strict=False) if needs}
+        passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed))
+        forward = GraphOperator.of(passes.forward, _register_once)
+        tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
+        outputs = forward(tensors, ctx.numbers)
+        kept = _selected(passes, self._names, tensors, outputs)
+        given = _of_floats(self._assumed, gradients)
+        found = passes.gradients(kept, given, forward.sizes(tensors, ctx.numbers), ctx.numbers[count:])
+        return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
+
+
+class _Kept:
+    """The gradients of an operator that gives what the backward pass needs.
+
+    Args:
+        assumed: the graph.
+        passes: of it.
+    """
+
+    def __init__(self, assumed: Assumed, passes: _Passes) -> None:
+        self._assumed, self._passes = assumed, passes
+        self._names = [spec.name for spec in passes.forward.graph.inputs]
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the backward pass needs."""
+        tensors, numbers = inputs[: len(self._names)], inputs[len(self._names) :]
+        outputs = (output,) if isinstance(output, Tensor) else output
+        ctx.save_for_backward(*_selected(self._passes, self._names, tensors, outputs))
+        operator = GraphOperator.of(self._passes.forward, _register_once)
+        ctx.sizes, ctx.numbers = operator.sizes(tensors, numbers), numbers
+
+    def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs the backward pass."""
+        given = _of_floats(self._assumed, gradients)
+        found = self._passes.gradients(ctx.saved_tensors, given, ctx.sizes, ctx.numbers[len(self._assumed.sizes) :])
+        return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
+
+
+def _selected(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """What the backward pass begins with, of the tensors and results of the forward pass."""
+    return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
+
+
+def _of_floats(assumed: Assumed, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients by results that are floats; those by what else a pass gives are of nothing."""
+    outputs = assumed.graph.outputs
+    return [g for g, p in zip(gradients, outputs, strict=False) if assumed.graph.nodes[p].dtype.is_float]

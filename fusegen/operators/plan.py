@@ -1,0 +1,250 @@
+"""The plan of a recorded call: which operator it is, and where the operator's arguments come from, as text.
+
+It is made while torch.compile or torch.export looks on, which take it for a constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusegen.autodiff.derive import differentiated_inputs
+from fusegen.autodiff.randomness import draws, with_key
+from fusegen.errors import FusegenError
+from fusegen.ir.symbolic import literal
+from fusegen.lang.run import Trace
+from fusegen.operators.facts import CONSTANT, FLOAT, INT, TENSOR
+from fusegen.operators.gradients import operator_of, recording_operator_of
+from fusegen.operators.graph_operator import Assumed, in_row_major_order
+from fusegen.runtime.backends import target_of
+from fusegen.runtime.compile import Request, guards_of
+from fusegen.runtime.dispatch import Dispatcher
+from fusegen.schedule.names import Namer
+from fusegen.state import State
+from fusegen.state.paths import BETWEEN
+
+LINES, ITEMS = "\n", BETWEEN
+"""Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which
+of the operator's it is, and each further one is an argument: a way to a tensor (`fusegen.state.paths`), or what follows."""
+
+VALUE, KEY, NUMBER = "value", "key", "number"
+"""An argument of the call, by its place; a fresh key of random bits, by its device; a number."""
+
+CELLS = SimpleNamespace()
+"""Functions that give what cells of other functions hold: torch.compile can look into them, and cannot into a cell."""
+
+_FIRST = 1_000_003  # a size that is not known, in place of its value: odd, and no other is as large
+_numbers = itertools.count()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def planned(
+    function: Callable[..., Any],
+    name: str,
+    given: tuple[str, ...],
+    facts: tuple[tuple[Any, ...], ...],
+    recording: bool,
+    exporting: bool,
+    *constants: Any,
+) -> str:
+    """The plan of a call; nothing where it has none, and the function itself is to run.
+
+    Args:
+        function: the kernel's.
+        name: the kernel's.
+        given: the parameters that the call names.
+        facts: what is known of their values (`facts_of`).
+        recording: whether gradients are recorded.
+        exporting: whether the graph is to be exported: it shall hold what the user wrote, without what a backward pass needs.
+        constants: the values that are no tensors and no numbers to be known later.
+    """
+    try:
+        return plan_of(function, name, given, facts, recording, exporting, *constants)
+    except Unplanned as reason:
+        what = f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}"
+        warnings.warn(what, stacklevel=2)
+        return ""
+
+
+def plan_of(
+    function: Callable[..., Any],
+    name: str,
+    given: tuple[str, ...],
+    facts: tuple[tuple[Any, ...], ...],
+    recording: bool,
+    exporting: bool,
+    *constants: Any,
+) -> str:
+    """The plan of a call, as `planned`.
+
+    Raises:
+        Unplanned: there is no operator for it.
+    """
+    with _disable_current_modes(), torch.set_grad_enabled(recording):
+        try:
+            return _Plan(function, name, given, facts, constants).text(recording, exporting)
+        except FusegenError as error:
+            raise Unplanned(error.what) from error
+
+
+class Unplanned(Exception):
+    """There is no operator for a call."""
+
+
+def _tell(name: str, reason: str) -> None:
+    warnings.warn(f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}", stacklevel=2)
+
+
+class _Plan:
+    """The plan of a call in the making."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        given: Sequence[str],
+        facts: Sequence[tuple[Any, ...]],
+        constants: Sequence[Any],
+    ) -> None:
+        self._dispatcher = Dispatcher(function, name)
+        parameters = self._dispatcher.parameters
+        self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(given, facts, strict=True)}
+        self._constants = dict(zip((n for n, fact in self._facts.items() if fact[0] == CONSTANT), constants, strict=True))
+        self._places = {parameter: place for place, parameter in enumerate(self._facts)}
+        defaults = dict(zip(parameters.given, parameters.names, strict=True))
+        self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
+        self._is_unknown = False
+
+    def text(self, recording: bool, exporting: bool) -> str:
+        """The plan."""
+        values = [self._value(name) for name in self._dispatcher.parameters.names]
+        device = self._device()
+        request, found, state = self._dispatcher.traced(values, target_of(device), device)
+        self._require_plain(request, found, state)
+        graph, sources, key = found.graph, self._sources(state, found, request), None
+        if draws(graph):
+            key = Namer(reserved=False, taken=list(sources)).take("random_key")
+            graph, sources = with_key(graph, key), {**sources, key: f"{KEY}{ITEMS}{device}"}
+        results = list(dict.fromkeys(graph.outputs))
+        of_parameters = request.sizes.of_parameters
+        assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
+        wrt = differentiated_inputs(assumed.graph, self._wanted(state, found)) if recording else ()
+        if wrt and (found.switches_gradients or state.has_backward_hooks):
+            raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
+        operator = recording_operator_of(assumed, wrt) if wrt and not exporting else operator_of(assumed)
+        numbers = [*of_parameters.values(), *(name for name, _ in graph.scalars)]
+        lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
+        lines += [sources[spec.name] for spec in graph.inputs]
+        lines += [sources[name] for name in numbers]
+        return LINES.join(lines)
+
+    # The trace.
+
+    def _value(self, name: str) -> Any:
+        """What stands for an argument in the trace."""
+        fact = self._facts.get(name)
+        if fact is None:
+            return self._defaults[name]
+        if fact[0] == TENSOR:
+            _, dtype, _, shape, _ = fact
+            self._is_unknown |= any(size < 0 for size in shape)
+            if shape and shape[-1] < 0:
+                self._dispatcher.history.run_time.add((name, len(shape) - 1))
+            if 0 in shape:
+                raise Unplanned("a tensor has no elements")
+            return torch.empty([size if size >= 0 else _FIRST - 2 * size for size in shape], dtype=dtype, device="meta")
+        if fact[0] in (INT, FLOAT):
+            self._is_unknown = True
+            return _FIRST if fact[0] == INT else 1.5
+        return self._constants[name]
+
+    def _device(self) -> torch.device:
+        devices = {fact[2] for fact in self._facts.values() if fact[0] == TENSOR}
+        if len(devices) != 1:
+            raise Unplanned("no argument is a tensor" if not devices else "its tensors are on several devices")
+        return torch.device(devices.pop())
+
+    def _require_plain(self, request: Request, found: Trace, state: State) -> None:
+        """Refuses what a graph for sizes and numbers that are not known cannot stand for."""
+        for spec in request.specs:
+            for dim, (size, extent) in enumerate(zip(self._facts[spec.name][3], spec.shape, strict=True)):
+                if size < 0 and literal(extent) is not None:
+                    raise Unplanned(f"dim {dim} of {spec.name!r} must be known, and is not yet")
+        if found.graph.writes:
+            raise Unplanned("it writes in place")
+        if state.compares_identity:
+            raise Unplanned("it asks whether two tensors are one")
+        for guard in guards_of(found):
+            if guard.sizes & {name for name, hint in request.sizes.hints if hint >= _FIRST}:
+                raise Unplanned(f"it is traced for sizes of which {guard} holds, and they are not known yet")
+        if self._is_unknown and found.conditions.results:
+            raise Unplanned("it chooses by a number that is not known yet")
+
+    # Where arguments come from.
+
+    def _sources(self, state: State, found: Trace, request: Request) -> dict[str, str]:
+        """For each input and number its source."""
+        sources = {name: f"{NUMBER}{ITEMS}{value!r}" for name, value in self._defaults.items()}
+        sources |= {name: f"{VALUE}{ITEMS}{place}" for name, place in self._places.items()}
+        for name, way in zip(state.names, state.ways, strict=True):
+            if way is None:
+                raise Unplanned(f"no way is known to {name!r}, which it closes over")
+            sources[name] = self._followed(way)
+        return sources
+
+    def _followed(self, way: str) -> str:
+        """A way that torch.compile can follow: it begins with an argument that the call names, or with the function."""
+        start, *steps = way.split(ITEMS)
+        found: Any = self._dispatcher.function
+        taken: list[str] = []
+        if start != "function":
+            name = self._dispatcher.parameters.names[int(start.removeprefix("argument "))]
+            if name not in self._places:
+                raise Unplanned(f"it reads the default of {name!r}")
+            taken, found = [f"value {self._places[name]}"], self._constants[name]
+        for step in steps:
+            kind, _, key = step.partition(" ")
+            if kind == "cell":
+                found, taken = found.__closure__[int(key)], [f"cell {_reader(found.__closure__[int(key)])}"]
+                found = found.cell_contents
+            else:
+                found, taken = _STEPS[kind](found, key), [*taken, step]
+        return ITEMS.join(taken)
+
+    def _wanted(self, state: State, found: Trace) -> set[str]:
+        """Inputs that require a gradient."""
+        given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[4]}
+        return given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
+
+
+_STEPS: dict[str, Callable[[Any, str], Any]] = {
+    "member": getattr,
+    "item": lambda found, key: found[int(key)],
+    "key": lambda found, key: found[key],
+    "globals": lambda found, _: found.__globals__,
+}
+
+
+def _reader(cell: Any) -> str:
+    """The name of a function among `CELLS` that gives what a cell holds."""
+    for name, function in vars(CELLS).items():
+        if function.__closure__[0] is cell:
+            return name
+    name = f"cell_{next(_numbers)}"
+    setattr(CELLS, name, FunctionType(_READS_A_CELL, globals(), name, None, (cell,)))
+    return name
+
+
+def _code_that_reads_a_cell() -> CodeType:
+    held = None
+    return (lambda: held).__code__
+
+
+_READS_A_CELL = _code_that_reads_a_cell()

@@ -1,0 +1,117 @@
+"""A call that is recorded: by torch.compile, torch.export or make_fx. The kernel becomes one operator in their graph.
+
+torch.compile reads this file as it reads a user's: it is plain Python. The function itself is run as well, though nothing needs
+its results: so whoever records sees all that it reads, and watches it. torch drops what is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fusegen.errors import UnsupportedError
+from fusegen.operators.facts import CONSTANT, facts_of
+from fusegen.operators.plan import CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
+
+
+def recorded_call(
+    function: Callable[..., Any], names: Sequence[str], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """A call as an operator, where there is one for it, and as torch runs the function elsewhere.
+
+    Args:
+        function: the kernel's.
+        names: of its parameters.
+        name: the kernel's.
+        args, kwargs: of the call.
+    """
+    is_compiled = is_dynamo_compiling()
+    if is_compiled:
+        expected = function(*args, **kwargs)  # first: now torch.compile knows what it reads, and which sizes are equal
+    values, given = [], []
+    for place, parameter in enumerate(names):
+        if place < len(args) or parameter in kwargs:
+            values.append(args[place] if place < len(args) else kwargs[parameter])
+            given.append(parameter)
+    facts = facts_of(values)
+    constants = [value for value, fact in zip(values, facts, strict=True) if fact[0] == CONSTANT]
+    recording, exporting = torch.is_grad_enabled(), torch.compiler.is_exporting()
+    plan = planned(function, name, tuple(given), tuple(facts), recording, exporting, *constants)
+    if not plan:
+        return expected if is_compiled else function(*args, **kwargs)
+    if not is_compiled:
+        with disable_proxy_modes_tracing():  # torch.compile drops what is not used, other recorders do not
+            expected = function(*args, **kwargs)
+    leaves, structure = tree_flatten(expected)
+    results = _results(plan.split(LINES), function, values)
+    count = 0
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[place] = results[count]
+            count += 1
+    return tree_unflatten(leaves, structure)
+
+
+def operator_for(
+    function: Callable[..., Any], name: str, parameters: Sequence[str], values: Sequence[Any]
+) -> torch._ops.OpOverload[..., Any]:
+    """The operator of a call.
+
+    Args:
+        function: the kernel's.
+        name: the kernel's.
+        parameters: of the function.
+        values: one a parameter.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    facts = facts_of(values)
+    constants = [value for value, fact in zip(values, facts, strict=True) if fact[0] == CONSTANT]
+    try:
+        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, True, *constants)
+    except Unplanned as reason:
+        what = f"{name} is no operator for such a call: {reason}"
+        raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason
+    found: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, plan.split(LINES)[0]).default
+    return found
+
+
+def _results(lines: Sequence[str], function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+    """Calls the operator."""
+    arguments = [_argument(line, function, values) for line in lines[2:]]
+    found = getattr(torch.ops.fusegen, lines[0])(*arguments)
+    results = [found] if isinstance(found, torch.Tensor) else found
+    return [results[int(place)] for place in lines[1].split(ITEMS)]
+
+
+def _argument(line: str, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """An argument of an operator."""
+    parts = line.split(ITEMS)
+    if parts[0] == KEY:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=parts[1])
+    if parts[0] == VALUE:
+        return values[int(parts[1])]
+    if parts[0] == NUMBER:
+        return int(parts[1]) if parts[1].lstrip("-").isdigit() else float(parts[1])
+    found: Any = function
+    for part in parts:
+        kind, _, key = part.partition(" ")
+        if kind == "value":
+            found = values[int(key)]
+        elif kind == "member":
+            found = getattr(found, key)
+        elif kind == "item":
+            found = found[int(key)]
+        elif kind == "key":
+            found = found[key]
+        elif kind == "globals":
+            found = found.__globals__
+        elif kind == "cell":
+            found = getattr(CELLS, key)()
+    return found

@@ -1,0 +1,274 @@
+"""A kernel is one operator in a graph of torch's: torch.compile, torch.export and make_fx."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+import fusegen as fg
+from fusegen.errors import GradientError, UnsupportedError
+from fusegen.specs import SPECS, materialize
+from tests.naming import case
+from tests.unit.eager import randn
+from tests.unit.test_specs import SMALL
+
+IN_GATE = ("gelu", "gelu_dropout_add", "add_rms_norm", "layer_norm_backward", "linear_bias_gelu")
+OUTER = randn(16).requires_grad_()
+
+
+@fg.kernel
+def norm_gelu(x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b, eps), approximate="tanh")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layers = nn.LayerNorm(16), nn.ModuleList([nn.Linear(16, 32), nn.Linear(32, 16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers[1](F.silu(self.layers[0](self.norm(x))))
+
+
+class Compiled:
+    """A function that torch compiles as one graph, and the operators of ours in its graphs, forward and backward."""
+
+    def __init__(self, function: Callable[..., Any], **settings: Any) -> None:
+        torch._dynamo.reset()
+        self.operators: list[str] = []
+        self.others: list[str] = []
+        backend = aot_autograd(fw_compiler=self._look, bw_compiler=self._look)
+        self.call = torch.compile(function, fullgraph=True, backend=backend, **settings)
+
+    def _look(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                name = node.target.name()
+                (self.operators if name.startswith("fusegen::") else self.others).append(name.rpartition("_")[0])
+        return make_boxed_func(graph.forward)
+
+
+def gradients(result: Any, by: Any) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    floats = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, Tensor) and r.is_floating_point()]
+    return torch.autograd.grad(floats, by, [torch.randn_like(r) for r in floats], allow_unused=True)
+
+
+def alike(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n if n in IN_GATE else pytest.param(n, marks=pytest.mark.deep) for n in SPECS])
+def test_what_torch_checks_of_an_operator(name: str) -> None:
+    spec = SPECS[name]
+    given = materialize(spec.example(torch.float32, **{size: SMALL[size] for size in spec.sizes}), torch.device("cpu"))
+    bound = inspect.signature(spec.kernel.function).bind(**given)
+    bound.apply_defaults()
+    operator = spec.fresh().operator(*bound.args)
+    tensors = [v.requires_grad_(v.is_floating_point()) for v in bound.args if isinstance(v, Tensor)]
+    further = {f"{n}_number": v for n, v in bound.arguments.items()} | {"random_key": torch.tensor([5])}
+    opcheck(operator, (*tensors, *(further[a.name] for a in operator._schema.arguments if a.name in further)))
+
+
+def test_a_training_step_is_two_operators() -> None:
+    def step(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return norm_gelu(x * 2, w, b) + 1
+
+    compiled = Compiled(step)
+    w, b = randn(16).requires_grad_(), randn(16).requires_grad_()
+    for rows in (3, 4, 5):
+        x = randn(rows, 16).requires_grad_()
+        ours, theirs = compiled.call(x, w, b), step(x, w, b)
+        alike(ours, theirs)
+        alike(gradients(ours, (x, w, b)), gradients(theirs, (x, w, b)))
+    kinds = ["fusegen::norm_gelu_forward", "fusegen::norm_gelu_backward"]
+    assert compiled.operators == kinds * 2  # for three rows, and for any number of them
+    assert not any("layer_norm" in name or "gelu" in name for name in compiled.others)
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    compiled = Compiled(norm_gelu)
+    with torch.no_grad():
+        alike(compiled.call(randn(3, 16), OUTER, OUTER).shape, (3, 16))
+    assert compiled.operators == ["fusegen::norm_gelu"]
+
+
+def test_a_module_trains() -> None:
+    torch.manual_seed(0)
+    plain, other = Block(), Block()
+    other.load_state_dict(plain.state_dict())
+    compiled = Compiled(fg.kernel(plain))
+    both = [(m, torch.optim.SGD(m.parameters(), lr=0.1)) for m in (plain, other)]
+    losses: list[list[float]] = [[], []]
+    for _ in range(3):
+        x = randn(8, 16)
+        for number, (module, optimizer) in enumerate(both):
+            loss = (compiled.call if module is plain else module)(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[number].append(loss.item())
+    alike(*losses)
+    assert compiled.operators == ["fusegen::block_forward", "fusegen::block_backward"]
+    plain.norm.weight = nn.Parameter(torch.zeros(16))
+    plain.norm.bias = nn.Parameter(torch.zeros(16))
+    x = randn(8, 16)
+    alike(compiled.call(x), plain(x))  # parameters that were replaced are seen
+
+
+def test_what_a_kernel_closes_over_is_found() -> None:
+    held, settings = randn(16).requires_grad_(), {"scales": [randn(16).requires_grad_()]}
+
+    def helper(x: Tensor) -> Tensor:
+        return x * held
+
+    def function(x: Tensor) -> Tensor:
+        return torch.tanh(helper(x) * OUTER) + settings["scales"][0]
+
+    kernel = fg.kernel(function)
+    compiled = Compiled(lambda x: kernel(x))
+    x = randn(4, 16).requires_grad_()
+    by = (x, held, OUTER, settings["scales"][0])
+    for _ in range(2):
+        ours, theirs = compiled.call(x), function(x)
+        alike(ours, theirs)
+        alike(gradients(ours, by), gradients(theirs, by))
+    assert compiled.operators == ["fusegen::function_forward", "fusegen::function_backward"]
+    settings["scales"][0] = randn(16).requires_grad_()
+    alike(compiled.call(x), function(x))
+
+
+def test_a_method_is_one_operator() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(randn(16))
+
+        @fg.kernel
+        def scaled(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * self.scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scaled(x)
+
+    module, x = Scaled(), randn(4, 16)
+    compiled = Compiled(module)
+    ours = compiled.call(x)
+    alike(ours, torch.tanh(x) * module.scale)
+    alike(gradients(ours, module.scale), gradients(torch.tanh(x) * module.scale, module.scale))
+    assert compiled.operators == ["fusegen::scaled_forward", "fusegen::scaled_backward"]
+
+
+def test_results_of_all_kinds() -> None:
+    def function(x: Tensor, flag: bool, scale: float = 2.0, *, rows: int = 3) -> dict[str, Any]:
+        y = torch.exp(x) * scale
+        return {"twice": (y, y), "none": None, "index": y.argmax(-1), "input": x, "sum": y.sum(0) if flag else y[:rows]}
+
+    kernel = fg.kernel(function)
+    for settings in ({"flag": True}, {"flag": False, "scale": 3.0}, {"flag": False, "rows": 2}):
+        with case(str(settings)):
+            x = randn(4, 16).requires_grad_()
+            compiled = Compiled(lambda x, settings=settings: kernel(x, **settings))
+            ours, theirs = compiled.call(x), function(x, **settings)
+            alike(ours, theirs)
+            alike(gradients(ours, x), gradients(theirs, x))
+            assert compiled.operators == ["fusegen::function_forward", "fusegen::function_backward"]
+
+
+def test_two_random_calls_draw_twice() -> None:
+    @fg.kernel
+    def dropped(x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5) * 2
+
+    compiled = Compiled(lambda x: (dropped(x), dropped(x)))
+    x = torch.ones(64, 16, requires_grad=True)
+    one, other = compiled.call(x)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, compiled.call(x)[0])
+    (gradient,) = torch.autograd.grad(one.sum(), x)
+    assert torch.equal(gradient, one.detach())  # of the same mask
+    assert compiled.operators.count("fusegen::dropped_forward") == 2
+    assert not any("dropout" in name or "bernoulli" in name for name in compiled.others)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program(strict: bool) -> None:
+    plain = Block()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = fg.kernel(plain)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x) * 2
+
+    model = Model()
+    program = torch.export.export(model, (randn(4, 16),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=strict)
+    program.graph_module.graph.eliminate_dead_code()  # a strict export leaves what the function itself does, which nothing uses
+    names = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert [name.startswith("fusegen.block_") for name in names] == [True, False]
+    assert set(program.graph_signature.inputs_to_parameters.values()) == {n for n, _ in model.named_parameters()}
+    for rows in (2, 7):
+        x = randn(rows, 16).requires_grad_()
+        ours, theirs = program.module()(x), plain(x) * 2
+        alike(ours, theirs)
+        alike(gradients(ours, x), gradients(theirs, x))
+
+
+def test_what_make_fx_records() -> None:
+    traced = make_fx(lambda x, w: norm_gelu(x, w, w), tracing_mode="symbolic")
+    x, w = randn(3, 16), randn(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all sizes are symbols there, which a row of features cannot be
+        alike(traced(x, w)(x, w), norm_gelu(x, w, w))
+    fixed = make_fx(lambda x, w: norm_gelu(x, w, w))(x, w)
+    alike(fixed(x, w), norm_gelu(x, w, w))
+    assert [str(n.target).startswith("fusegen.norm_gelu_") for n in fixed.graph.nodes if n.op == "call_function"] == [True]
+
+
+def test_an_operator_by_itself() -> None:
+    x, w = randn(3, 16).requires_grad_(), randn(16).requires_grad_()
+    operator = norm_gelu.operator(x, w, w)
+    alike(gradients(operator(x, w, w), (x, w)), gradients(norm_gelu.function(x, w, w), (x, w)))
+    assert operator(x[:0], w, w).shape == (0, 16)
+    with pytest.raises(GradientError, match="differentiated again"):
+        (first,) = torch.autograd.grad(operator(x, w, w).sum(), x, create_graph=True)
+        first.sum().backward()
+    with pytest.raises(UnsupportedError, match="no operator for such a call"):
+        fg.kernel(lambda x: x.nonzero()).operator(x)
+
+
+def test_what_is_no_operator_runs_and_is_told() -> None:
+    def branches(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 5 else x * 3
+
+    kernel = fg.kernel(branches)
+    compiled = Compiled(lambda x: kernel(x), dynamic=True)
+    with pytest.warns(UserWarning, match="branches is not fused where torch records it"):
+        alike(compiled.call(torch.ones(4, 16)), torch.ones(4, 16) * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alike(compiled.call(torch.ones(6, 16)), torch.ones(6, 16) * 2)
+
+
+def test_a_kernel_that_writes_is_compiled() -> None:
+    @fg.kernel(mutates=("cache",))
+    def store(cache: Tensor, x: Tensor) -> None:
+        cache[1] = x * 2
+
+    compiled = Compiled(lambda cache, x: store(cache, x))
+    cache, x = torch.zeros(3, 4), randn(4)
+    compiled.call(cache, x)
+    alike(cache[1], x * 2)
