@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -87,11 +88,16 @@ def plan_of(
     Raises:
         Unplanned: there is no operator for it.
     """
+    have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
-            return _Plan(function, name, given, facts, constants).text(recording, exporting)
-        except FusegenError as error:
-            raise Unplanned(error.what) from error
+            return _Plan(function, name, given, facts, constants, by_hints=False).text(recording, exporting)
+        except (Unplanned, FusegenError) as error:
+            reason = error
+        if have_hints:
+            with suppress(Unplanned, FusegenError):
+                return _Plan(function, name, given, facts, constants, by_hints=True).text(recording, exporting)
+    raise Unplanned(getattr(reason, "what", str(reason))) from reason
 
 
 class Unplanned(Exception):
@@ -103,7 +109,13 @@ def _tell(name: str, reason: str) -> None:
 
 
 class _Plan:
-    """The plan of a call in the making."""
+    """The plan of a call in the making.
+
+    Args:
+        function, name, given, facts, constants: as of `planned`.
+        by_hints: whether sizes that are not known, and equal in this call, count as one. What is assumed of them is then asked of
+            whoever records, by the operator's shapes.
+    """
 
     def __init__(
         self,
@@ -112,7 +124,10 @@ class _Plan:
         given: Sequence[str],
         facts: Sequence[tuple[Any, ...]],
         constants: Sequence[Any],
+        *,
+        by_hints: bool,
     ) -> None:
+        self._by_hints = by_hints
         self._dispatcher = Dispatcher(function, name)
         parameters = self._dispatcher.parameters
         self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(given, facts, strict=True)}
@@ -128,7 +143,10 @@ class _Plan:
         device = self._device()
         request, found, state = self._dispatcher.traced(values, target_of(device), device)
         self._require_plain(request, found, state)
-        graph, sources, key = found.graph, self._sources(state, found, request), None
+        graph, sources = (
+            replace(found.graph, multiples=(), bounds=()),
+            self._sources(state),
+        )  # these are of sizes that are not known
         if draws(graph):
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources = with_key(graph, key), {**sources, key: f"{KEY}{ITEMS}{device}"}
@@ -153,13 +171,14 @@ class _Plan:
         if fact is None:
             return self._defaults[name]
         if fact[0] == TENSOR:
-            _, dtype, _, shape, _ = fact
+            _, dtype, _, shape, hints, _ = fact
             self._is_unknown |= any(size < 0 for size in shape)
             if shape and shape[-1] < 0:
                 self._dispatcher.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
                 raise Unplanned("a tensor has no elements")
-            return torch.empty([size if size >= 0 else _FIRST - 2 * size for size in shape], dtype=dtype, device="meta")
+            extents = hints if self._by_hints else [size if size >= 0 else _FIRST - 2 * size for size in shape]
+            return torch.empty(extents, dtype=dtype, device="meta")
         if fact[0] in (INT, FLOAT):
             self._is_unknown = True
             return _FIRST if fact[0] == INT else 1.5
@@ -181,7 +200,7 @@ class _Plan:
             raise Unplanned("it writes in place")
         if state.compares_identity:
             raise Unplanned("it asks whether two tensors are one")
-        for guard in guards_of(found):
+        for guard in () if self._by_hints else guards_of(found):
             if guard.sizes & {name for name, hint in request.sizes.hints if hint >= _FIRST}:
                 raise Unplanned(f"it is traced for sizes of which {guard} holds, and they are not known yet")
         if self._is_unknown and found.conditions.results:
@@ -189,7 +208,7 @@ class _Plan:
 
     # Where arguments come from.
 
-    def _sources(self, state: State, found: Trace, request: Request) -> dict[str, str]:
+    def _sources(self, state: State) -> dict[str, str]:
         """For each input and number its source."""
         sources = {name: f"{NUMBER}{ITEMS}{value!r}" for name, value in self._defaults.items()}
         sources |= {name: f"{VALUE}{ITEMS}{place}" for name, place in self._places.items()}
@@ -220,7 +239,7 @@ class _Plan:
 
     def _wanted(self, state: State, found: Trace) -> set[str]:
         """Inputs that require a gradient."""
-        given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[4]}
+        given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
 
 

@@ -250,17 +250,46 @@ def test_an_operator_by_itself() -> None:
         fg.kernel(lambda x: x.nonzero()).operator(x)
 
 
-def test_what_is_no_operator_runs_and_is_told() -> None:
+def test_sizes_that_the_recorder_does_not_know() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def losses(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x, target) * x.shape[0]
+
     def branches(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] > 5 else x * 3
 
-    kernel = fg.kernel(branches)
-    compiled = Compiled(lambda x: kernel(x), dynamic=True)
-    with pytest.warns(UserWarning, match="branches is not fused where torch records it"):
-        alike(compiled.call(torch.ones(4, 16)), torch.ones(4, 16) * 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        alike(compiled.call(torch.ones(6, 16)), torch.ones(6, 16) * 2)
+    def softmax(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+    calls: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Tensor, ...]]]] = {
+        "lengths that must be equal": (attention, lambda n: (randn(2, 3, n, 8), randn(2, 3, n, 8), randn(2, 3, n, 8))),
+        "rows of two inputs": (losses, lambda n: (randn(n, 10), torch.arange(n))),
+        "a branch": (branches, lambda n: (randn(n, 8),)),
+        "a row": (softmax, lambda n: (randn(3, n),)),
+    }
+    for name, (function, arguments) in calls.items():
+        with case(name):
+            kernel, compiled = fg.kernel(function), None
+            for n in (3, 7, 9):
+                given = arguments(n)
+                for tensor in given:
+                    torch._dynamo.mark_dynamic(tensor, tensor.shape.index(n))
+                compiled = compiled or Compiled(kernel.__call__)
+                alike(compiled.call(*given), function(*given))
+            assert set(compiled.operators) == {f"fusegen::{function.__name__}"} and not {"aten::softmax"} & set(compiled.others)
+
+
+def test_what_is_no_operator_runs_and_is_told() -> None:
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(x) @ y
+
+    kernel = fg.kernel(product)
+    compiled = Compiled(lambda x, y: kernel(x, y), dynamic=True)
+    with pytest.warns(UserWarning, match="product is not fused where torch records it.*dim 1 of 'x' must be known"):
+        alike(compiled.call(torch.ones(4, 16), torch.ones(16, 8)), torch.full((4, 8), 16.0))
+    assert not compiled.operators
 
 
 def test_a_kernel_that_writes_is_compiled() -> None:
