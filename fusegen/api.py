@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -19,6 +20,7 @@ from fusegen import target as targets
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
+from fusegen.operators.named import register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
@@ -46,12 +48,17 @@ class Kernel(Generic[P, R]):
 
     __name__: str  # of the function, as its documentation and module are
 
-    def __init__(self, function: Callable[P, R], mutates: Sequence[str] = (), name: str | None = None) -> None:
+    def __init__(
+        self, function: Callable[P, R], mutates: Sequence[str] = (), name: str | None = None, op: str | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.mutates = tuple(mutates)
         name = name or str(getattr(function, "__name__", type(function).__name__))
-        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded)
+        requires = None if op is None else partial(require_closed, op)
+        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires)
+        self.op = op
+        self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
@@ -76,6 +83,8 @@ class Kernel(Generic[P, R]):
 
     def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call as an operator in the graph that is being recorded."""
+        if self._operator is not None:
+            return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
         return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)
 
@@ -112,7 +121,9 @@ class Kernel(Generic[P, R]):
         return Lowered(variant, dispatcher.sizes(variant, values, hidden))
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
-        """The operator that a call is in a graph of torch.compile, torch.export or make_fx: ``torch.ops.fusegen.<name>_<digest>``.
+        """The operator that a call is in a graph of torch.compile, torch.export or make_fx.
+
+        It is ``torch.ops.fusegen.<name>_<digest>``, or has the name that the kernel was declared with.
 
         It takes the tensors of the call, those that the function closes over, sizes and run-time numbers, in the order of its
         schema; of a random kernel a key of its random bits as well, one int64.
@@ -124,6 +135,8 @@ class Kernel(Generic[P, R]):
             UnsupportedError: there is none for such a call.
         """
         values = self._dispatcher.bind(args, kwargs)
+        if self._operator is not None:
+            return self._operator
         return operator_for(self.function, self._dispatcher.name, self._dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
@@ -154,8 +167,8 @@ class Kernel(Generic[P, R]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
-        """A kernel of the copied function: that of an object's method belongs to the copied object."""
-        return Kernel(copy.deepcopy(self.function, memo), self.mutates)
+        """A kernel of the copied function: that of an object's method belongs to the copied object. An operator is there once."""
+        return self if self.op else Kernel(copy.deepcopy(self.function, memo), self.mutates)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.

@@ -23,7 +23,9 @@ def kernel(function: M) -> M: ...  # type: ignore[overload-overlap]  # a module 
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(*, mutates: Sequence[str]) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
-def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: Sequence[str] = ()) -> Any:
+@overload
+def kernel(*, op: str) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: Sequence[str] = (), op: str | None = None) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
     Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
@@ -35,9 +37,19 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
     Args:
         mutates: names of tensors among the parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``.
             What it writes is in the caller's tensors then. A write to any other parameter is an error.
+        op: a name, ``library::name``, under which the kernel is an operator of torch, ``torch.ops.library.name``, once it is
+            declared: an exported program that has it can be loaded wherever that is done. All parameters and the result must be
+            annotated; such a kernel closes over no tensors, draws no random numbers without a seed, and does not write in place.
+            In a graph that torch records its backward pass runs the forward pass once more.
+
+    Raises:
+        ArgumentError: a name that no parameter has, or under which there is an operator.
     """
     if isinstance(mutates, str):
         raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
     if function is None:
-        return partial(kernel, mutates=mutates)
-    return fused_module(function, mutates) if isinstance(function, nn.Module) else Kernel(function, mutates)
+        return partial(kernel, mutates=mutates, op=op)
+    if op is not None and (mutates or isinstance(function, nn.Module)):
+        what = "a kernel that writes in place" if mutates else "a module"
+        raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
+    return fused_module(function, mutates) if isinstance(function, nn.Module) else Kernel(function, mutates, op=op)

@@ -55,6 +55,7 @@ class Dispatcher:
         name: the kernel's name.
         mutates: parameters that it may write to.
         recorded: what runs a call that is recorded in a graph of torch's operators; the function where there is nothing else.
+        requires: refuses variants that the kernel must not have.
 
     Attributes:
         remembered: the programs of earlier calls.
@@ -67,10 +68,11 @@ class Dispatcher:
         name: str,
         mutates: Sequence[str] = (),
         recorded: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
+        requires: Callable[[Variant], None] | None = None,
     ) -> None:
         self.function = function
         self.name = name
-        self._recorded_call = recorded
+        self._recorded_call, self._requires = recorded, requires
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._variants: dict[Key, list[Variant]] = {}
@@ -172,6 +174,8 @@ class Dispatcher:
     def _bind(self, values: Values, device: torch.device) -> tuple[Program, Hidden]:
         machine = machine_of(device)
         variant, hidden = self.variant(values, machine.target, device)
+        if self._requires is not None:
+            self._requires(variant)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
         wrt = self._recorded(variant, values, hidden)
