@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
 from fusegen.errors import GradientError
+from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator, in_row_major_order
 from fusegen.runtime.passes import named_passes
 
@@ -59,7 +60,12 @@ class _Passes:
         )
 
     def gradients(
-        self, kept: Sequence[Tensor], given: Sequence[Tensor], sizes: dict[str, Any], scalars: Sequence[Any]
+        self,
+        kept: Sequence[Tensor],
+        given: Sequence[Tensor],
+        sizes: dict[str, Any],
+        scalars: Sequence[Any],
+        needed: Collection[str],
     ) -> dict[str, Tensor]:
         """Runs the backward pass.
 
@@ -68,15 +74,31 @@ class _Passes:
             given: gradients by the results that are floats.
             sizes: values of the symbolic sizes.
             scalars: those of the call.
+            needed: inputs by which gradients are wanted: some of those that there are.
 
         Returns:
             The gradients by input.
         """
-        operator = GraphOperator.of(self.backward, _register_once)
-        found = operator([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
+        sources = {n: s for n, s in zip(self.derivative.wrt, self.derivative.gradients, strict=True) if n in needed}
+        computed = sorted({source for source in sources.values() if isinstance(source, int)})
+        found: dict[int, Tensor] = {}
+        if computed:
+            operator = GraphOperator.of(replace(self.backward, graph=_only(self.backward.graph, computed)), _register_once)
+            results = operator([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
+            found = dict(zip(computed, results, strict=True))
         named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(kept) :], given, strict=True)}
-        sources = zip(self.derivative.wrt, self.derivative.gradients, strict=True)
-        return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources}
+        return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources.items()}
+
+
+def _only(graph: Graph, places: Sequence[int]) -> Graph:
+    """A graph with some of its results, and without what the others need."""
+    if len(places) == len(graph.outputs):
+        return graph
+    builder = GraphBuilder(graph.name).like(graph)
+    moved: list[int] = []
+    for position, node in graph:
+        moved.append(builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position]))
+    return builder.build([moved[graph.outputs[place]] for place in places])
 
 
 def _register(formula: _Again | _Kept, operator: GraphOperator) -> None:
@@ -113,14 +135,14 @@ class _Again:
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs both passes."""
-        needed = {name for name, needs in zip(self._names, ctx.needs_input_grad, strict=False) if needs}
+        needed = _needed(self._names, ctx)
         passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed))
         forward = GraphOperator.of(passes.forward, _register_once)
         tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
         outputs = forward(tensors, ctx.numbers)
         kept = _selected(passes, self._names, tensors, outputs)
         given = _of_floats(self._assumed, gradients)
-        found = passes.gradients(kept, given, forward.sizes(tensors, ctx.numbers), ctx.numbers[count:])
+        found = passes.gradients(kept, given, forward.sizes(tensors, ctx.numbers), ctx.numbers[count:], needed)
         return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
 
 
@@ -147,8 +169,14 @@ class _Kept:
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs the backward pass."""
         given = _of_floats(self._assumed, gradients)
-        found = self._passes.gradients(ctx.saved_tensors, given, ctx.sizes, ctx.numbers[len(self._assumed.sizes) :])
+        needed = _needed(self._names, ctx)
+        found = self._passes.gradients(ctx.saved_tensors, given, ctx.sizes, ctx.numbers[len(self._assumed.sizes) :], needed)
         return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
+
+
+def _needed(names: Sequence[str], ctx: Any) -> set[str]:
+    """The inputs by which autograd wants gradients."""
+    return {name for name, needs in zip(names, ctx.needs_input_grad, strict=False) if needs}
 
 
 def _selected(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:

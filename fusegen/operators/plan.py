@@ -23,7 +23,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, TENSOR
 from fusegen.operators.gradients import operator_of, recording_operator_of
-from fusegen.operators.graph_operator import Assumed, in_row_major_order
+from fusegen.operators.graph_operator import Assumed, GraphOperator, in_row_major_order
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
@@ -153,10 +153,10 @@ class _Plan:
         results = list(dict.fromkeys(graph.outputs))
         of_parameters = request.sizes.of_parameters
         assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
-        wrt = differentiated_inputs(assumed.graph, self._wanted(state, found)) if recording else ()
-        if wrt and (found.switches_gradients or state.has_backward_hooks):
+        needed = self._needed(state, found) if recording else set()
+        if needed and (found.switches_gradients or state.has_backward_hooks):
             raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
-        operator = recording_operator_of(assumed, wrt) if wrt and not exporting else operator_of(assumed)
+        operator = operator_of(assumed) if exporting or not needed else self._recording(assumed, needed)
         numbers = [*of_parameters.values(), *(name for name, _ in graph.scalars)]
         lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
         lines += [sources[spec.name] for spec in graph.inputs]
@@ -237,10 +237,22 @@ class _Plan:
                 found, taken = _STEPS[kind](found, key), [*taken, step]
         return ITEMS.join(taken)
 
-    def _wanted(self, state: State, found: Trace) -> set[str]:
+    def _needed(self, state: State, found: Trace) -> set[str]:
         """Inputs that require a gradient."""
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
+
+    def _recording(self, assumed: Assumed, needed: set[str]) -> GraphOperator:
+        """The operator that gives what the backward pass needs.
+
+        Where one input requires a gradient, any argument may: torch.compile says otherwise of what a checkpoint returns. The
+        backward pass computes those that are wanted then.
+        """
+        tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
+        with suppress(FusegenError):
+            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors))
+        wrt = differentiated_inputs(assumed.graph, needed)
+        return recording_operator_of(assumed, wrt) if wrt else operator_of(assumed)
 
 
 _STEPS: dict[str, Callable[[Any, str], Any]] = {
