@@ -74,6 +74,12 @@ def from_torch(dtype: torch.dtype) -> DType:
     return _BY_TORCH[dtype]
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of ``torch.autocast`` on a kind of device; None where it is off."""
+    is_on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else None
+
+
 def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool] | None = None) -> DType:
     """torch's promotion: zero-dimensional tensors change only the category (bool, int, float) of tensors with dims, and Python
     numbers only that of tensors; a number that makes integers floats makes them float32.

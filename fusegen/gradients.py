@@ -42,7 +42,7 @@ def vjp(
     Raises:
         ArgumentError: something in ``wrt`` has no gradient.
         GradientError: there is nothing to differentiate.
-        UnsupportedError: an operation has no derivative, or the function switches gradients off, or has a backward of its own.
+        UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
     """
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel

@@ -19,7 +19,7 @@ from fusegen.bundle.validate import check_call
 from fusegen.calls.formula import Relation, formula_of
 from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.calls.structure import Kind, Structure
-from fusegen.dtypes import from_torch
+from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.emit.unit import unit_text
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.ir.formula import formula
@@ -217,12 +217,14 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         values: one a parameter.
     """
     request = variant.request
+    lower = autocast_dtype(request.device.type)
     known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in request.specs}
     known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for size, name in request.sizes.of_parameters.items()}
     return Signature(
         arguments=tuple(known.get(name, Constant(value)) for name, value in zip(names, values, strict=True)),
         default_dtype=from_torch(torch.get_default_dtype()),
+        autocast=None if lower is None else from_torch(lower),
         multiples=request.sizes.multiples,
         bounds=request.sizes.bounds,
         relations=variant.guards,

@@ -18,7 +18,7 @@ from fusegen.errors import BundleError
 NAME = "manifest.json"
 """Of the file."""
 
-FORMAT = 3
+FORMAT = 4
 """Of the manifest; one that is not this one is refused."""
 
 _AGAIN = "build it again, or copy the whole folder"

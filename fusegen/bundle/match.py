@@ -12,6 +12,7 @@ from fusegen.calls.call import Call
 from fusegen.calls.formula import Operator
 from fusegen.calls.numbers import Numbers, python_condition
 from fusegen.calls.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
+from fusegen.dtypes import autocast_dtype
 from fusegen.runtime.tensors import WIDE, alignment, span
 from fusegen.schedule.names import stride_name
 from fusegen.state import same
@@ -41,6 +42,7 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
+    _check_autocast(signature, values)
     if signature.distinct:
         _check_distinct(names, values)
     sizes: dict[str, int] = {}
@@ -102,6 +104,14 @@ def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[s
 def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
     if sizes.setdefault(size, value) != value:
         raise Mismatch(f"{what} is {value}, but {size} is {sizes[size]} already")
+
+
+def _check_autocast(signature: Signature, values: Sequence[Any]) -> None:
+    kind = next(value.device.type for value in values if isinstance(value, Tensor))
+    found, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
+    if found is not built:
+        states = ("off" if dtype is None else f"on with {dtype}" for dtype in (found, built))
+        raise Mismatch("torch.autocast is {}, and was {} when it was built".format(*states))
 
 
 def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:

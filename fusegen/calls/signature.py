@@ -72,6 +72,7 @@ class Signature:
     Attributes:
         arguments: one a parameter.
         default_dtype: torch's, on which depends what some functions give.
+        autocast: the dtype of torch.autocast, which converts operands; None where it is off.
         multiples: what divides a size, by its name.
         bounds: what a size does not pass, likewise.
         relations: of sizes.
@@ -83,6 +84,7 @@ class Signature:
 
     arguments: tuple[Argument, ...]
     default_dtype: DType
+    autocast: DType | None
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     relations: tuple[Relation, ...]

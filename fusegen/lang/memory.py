@@ -18,6 +18,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides, strided_view
 from fusegen.ir.symbolic import same
+from fusegen.lang.gradients import Recording, note_write
 from fusegen.lang.places import here, location
 
 
@@ -47,7 +48,7 @@ class Memory:
         return self.version != self._first
 
 
-class _Tracer(Protocol):
+class _Tracer(Recording, Protocol):
     builder: GraphBuilder
 
 
@@ -95,6 +96,7 @@ def overwrite(target: _Value, result: _Value) -> None:
         put(target, target._position, result)
         return
     require_own(memory)
+    note_write(target._tracer, target._tracer.builder.nodes[target._position])
     target._position = result._position
     memory.writes += 1
     target._writes = memory.writes

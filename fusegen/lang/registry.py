@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
+from fusegen.lang import autocast
+from fusegen.lang.gradients import as_recorded
 from fusegen.lang.memory import Memory, lies_in, require_current
 from fusegen.lang.places import here
+from fusegen.lang.spaces import twins
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -25,15 +28,6 @@ _PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """What a handler raises for arguments that it does not expect."""
-
-_SPACES = {
-    "torch": torch,
-    "special": torch.special,
-    "F": F,
-    "Tensor": torch.Tensor,
-    "linalg": torch.linalg,
-    "VF": torch._C._VariableFunctions,  # which torch's own functions call with lists of tensors
-}
 
 
 def implements(*names: str) -> Callable[[Handler], Handler]:
@@ -64,17 +58,6 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 def creator_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """The handler of a factory function, if there is one."""
     return _CREATORS.get(function)
-
-
-def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
-    """The torch functions of some names that exist in this version of torch; those of ``space.name`` in that space alone."""
-    found = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
-    return [function for function in found if callable(function)]
-
-
-def _spaces(name: str) -> tuple[object, ...]:
-    space = name.rpartition(".")[0]
-    return (_SPACES[space],) if space else tuple(_SPACES[key] for key in ("torch", "special", "F", "Tensor"))
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -109,6 +92,8 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), mend=_suggestion(name))
     if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
         kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
+    if is_any_autocast_enabled():
+        handler = autocast.followed(function, handler)
     return located(name, handler, args, kwargs)
 
 
@@ -127,7 +112,8 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
                 require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
         with _unwatched():
-            return _own(name, handler(*args, **kwargs), args, before)
+            result = as_recorded(name, handler(*args, **kwargs), args, before)
+            return _own(name, result, args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:

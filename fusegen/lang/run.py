@@ -42,7 +42,7 @@ def _marked(value: object) -> object:
 @dataclass(frozen=True)
 class Trace:
     """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
-    results are put together, and whether it computes something without gradients."""
+    results are put together, and whether torch records something for gradients that the graph does not show."""
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]

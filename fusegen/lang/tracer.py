@@ -12,7 +12,7 @@ import torch
 
 from fusegen.calls.numbers import ERRORS
 from fusegen.dtypes import DType, from_torch
-from fusegen.errors import TraceError, UnsupportedError
+from fusegen.errors import TraceError
 from fusegen.ir.formula import formula
 from fusegen.ir.formula import relation as relation_of
 from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram
@@ -84,9 +84,8 @@ class Tracer:
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
-        self._autocast = _autocast(device)
         self.switches_gradients = False
-        self._modes = _gradient_modes()
+        self.records = torch.is_grad_enabled()
         self.finished = False  # what was made of it means nothing from then on
         self._streams = itertools.count()
 
@@ -121,10 +120,6 @@ class Tracer:
         """A new value."""
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
-        if _autocast(self.device) and not self._autocast:
-            what = "torch.autocast, switched on in the kernel, is not traced"
-            raise UnsupportedError(what, where=here(), mend="cast the operands: x.to(torch.bfloat16)")
-        self.switches_gradients |= _gradient_modes() != self._modes
         for operand in args:
             require_current(operand)
         positions = [self._operand(op, a) for a in args]
@@ -363,15 +358,6 @@ class Tracer:
                 mend="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
-
-
-def _gradient_modes() -> tuple[bool, bool]:
-    """What torch.no_grad and its like switch; the forward function of a torch.autograd.Function runs without gradients as well."""
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-
-def _autocast(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
 
 
 def _require_numbers(values: Iterable[object]) -> None:

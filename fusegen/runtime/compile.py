@@ -105,7 +105,7 @@ class Variant(Compiled):
         guards: relations of sizes that must hold.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
-        switches_gradients: whether the function computes something with gradients off, or on, other than when it was called.
+        switches_gradients: whether torch records something that the graph does not show, or otherwise than it does.
         constants: values of scalars that are none of the function's own (`runtime.promotion`).
     """
 

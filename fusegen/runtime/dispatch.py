@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import GradientError
 from fusegen.lang.run import Trace
 from fusegen.lang.running import RUNNING
@@ -27,7 +27,7 @@ from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hi
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.passes import KnownPasses
+from fusegen.runtime.passes import KnownPasses, require_history
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.recorded import Recorded
 from fusegen.runtime.remembered import Remembered
@@ -190,6 +190,7 @@ class Dispatcher:
 
         Raises:
             GradientError: the function writes to its parameters.
+            UnsupportedError: the graph does not show all that torch records.
         """
         if not torch.is_grad_enabled():
             return ()
@@ -198,7 +199,9 @@ class Dispatcher:
         if wanted and variant.traced.writes:
             what = f"{self.name} writes in place, of which no gradient is recorded, and {', '.join(sorted(wanted))} requires one"
             raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
-        return differentiated_inputs(variant.traced, wanted) if wanted else ()
+        if wanted:
+            require_history(variant)
+        return differentiated_inputs(variant.traced, wanted)
 
     def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
         """A variant for the exact shapes of a call."""
@@ -393,5 +396,5 @@ def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = tuple((name, type(value)) for name, value in request.numbers)
-    modes = (torch.get_default_dtype(), torch.is_grad_enabled())
+    modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
     return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, *modes)

@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
+from fusegen.dtypes import autocast_dtype
 from fusegen.runtime.tensors import has_memory
 from fusegen.state import exact, has_identity, is_plain
 
@@ -34,10 +36,12 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     for place, (name, static) in enumerate(zip(names, statics, strict=True)):
         pattern = (*_OF_A_TENSOR, *(() if static else _OF_A_NUMBER), *_OF_ANYTHING)
         lines += [line.format(v=name, k=f"k{place}", static=static) for line in pattern]
-    # What torch.ones(n) gives, and what an integer times 0.5, depends on the default dtype.
-    lines.append(f"return ({''.join(f'k{place}, ' for place in range(len(names)))}default_dtype(),)")
+    # What torch.ones(n) gives, and what an integer times 0.5, depends on the default dtype; autocast converts operands.
+    last = "default_dtype(), any_autocast() and autocast_dtypes()"
+    lines.append(f"return ({''.join(f'k{place}, ' for place in range(len(names)))}{last})")
     scope: dict[str, Any] = {"Tensor": Tensor, "part": part}
     scope |= {"recording": torch.is_grad_enabled, "default_dtype": torch.get_default_dtype}
+    scope |= {"any_autocast": is_any_autocast_enabled, "autocast_dtypes": _autocast_dtypes}
     exec(compile("\n    ".join(["def key(values):", *lines]), "<key>", "exec"), scope)
     function: Callable[[Values], Key] = scope["key"]
     return function
@@ -50,6 +54,11 @@ _OF_A_TENSOR = (
 _OF_A_NUMBER = ("elif type({v}) is float:", "    {k} = float")
 _OF_ANYTHING = ("else:", "    {k} = part({v}, {static})")
 """The part of an argument, as `part` gives it: of most tensors, and of most numbers that select no code, without asking it."""
+
+
+def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+    """The dtypes of autocast on each kind of device."""
+    return tuple(map(autocast_dtype, ("cpu", "cuda")))
 
 
 def part(value: Any, is_static: bool) -> object:

@@ -62,10 +62,7 @@ class KnownPasses:
         if variant.traced.writes:
             what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
             raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
-        if variant.switches_gradients:
-            what = f"{variant.traced.name} computes something under torch.no_grad() or in a torch.autograd.Function"
-            mend = "compute outside of the kernel what is to count as constant, and pass it"
-            raise UnsupportedError(f"{what}, which its graph does not show", mend=mend)
+        require_history(variant)
         if variant.state.has_backward_hooks:
             what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
             raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
@@ -75,6 +72,18 @@ class KnownPasses:
                 self._known.clear()
             self._known[key] = Passes.of(variant.traced, wrt, variant.request.target)
         return self._known[key]
+
+
+def require_history(variant: Variant) -> None:
+    """Refuses a variant whose graph does not show how torch differentiates its function.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if variant.switches_gradients:
+        what = f"{variant.traced.name} calls a torch.autograd.Function, or switches gradients on or writes where they are off"
+        mend = "compute outside of the kernel what has gradients of its own; under torch.no_grad(), compute new values"
+        raise UnsupportedError(f"{what}, which its graph does not show", mend=mend)
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:

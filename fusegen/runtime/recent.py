@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
+from fusegen.dtypes import autocast_dtype
 from fusegen.runtime.bound import Hidden, Program
 from fusegen.runtime.keys import GREATEST, LEAST, Values, is_scalar
 
@@ -52,7 +54,8 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     there is none.
 
     torch's check compares type, dtype, device, shape, strides, whether a gradient is recorded, and the dispatch keys as modes and
-    transforms have made them, which say what a negated view is as well. It is false where a tensor stands twice.
+    transforms have made them, which say what a negated view is as well, and if autocast is on. It is false where a tensor stands
+    twice.
 
     Args:
         values: all arguments of a call that the program is good for.
@@ -82,6 +85,10 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     aligned = f"not ({' | '.join(f'a{name[1:]}' for name in tensors)}) & 15"
     conditions += [f"check({', '.join(tensors)})", *addresses, aligned]
     conditions += ["default_dtype() is dtype", "forward_ad._current_level < 0"]
+    kind = given[0].device.type
+    if autocast_dtype(kind) is not None:
+        scope |= {"autocast_dtype": partial(torch.get_autocast_dtype, kind), "lower": autocast_dtype(kind)}
+        conditions.append("autocast_dtype() is lower")
     names = "".join(f"v{place}, " for place in range(len(values)))
     text = f"def knows(values):\n    {names} = values\n    return find(values) if {' and '.join(conditions)} else None"
     exec(compile(text, "<recent>", "exec"), scope)

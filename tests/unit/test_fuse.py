@@ -125,3 +125,14 @@ def test_concatenations_over_one_shape_are_one_kernel() -> None:
     kernel = fg.kernel(function)
     assert len(kernel.lower(*inputs).program.steps) == 1
     torch.testing.assert_close(kernel(*inputs), function(*inputs))
+
+
+def test_kernels_of_two_values_each_do_not_wait_for_each_other() -> None:
+    """Of one shape are a converted operand and the other product's gradient: a kernel of both would wait for itself."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
+
+    arguments = [torch.randn(4, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)]
+    found, wanted = (torch.autograd.grad(run(*arguments).sum(), arguments) for run in (fg.kernel(product), product))
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)

@@ -44,13 +44,13 @@ def test_the_part_of_an_argument() -> None:
     for (name, value), static, recording in itertools.product(VALUES.items(), (False, True), (False, True)):
         values: Values = (value, 2.5)
         with case((name, static, recording)), torch.set_grad_enabled(recording):
-            wanted = (part(value, static), part(2.5, False), torch.get_default_dtype())
+            wanted = (part(value, static), part(2.5, False), torch.get_default_dtype(), False)
             key = key_function([static, False])(values)
             assert key == wanted or repr(key) == repr(wanted)  # NaN equals nothing
             assert list(map(type, key)) == list(map(type, wanted))
 
 
 def test_no_parameter_and_another_number_of_values() -> None:
-    assert key_function([])(()) == (torch.get_default_dtype(),)
+    assert key_function([])(()) == (torch.get_default_dtype(), False)
     with pytest.raises(ValueError):
         key_function([False])((randn(3), randn(3)))

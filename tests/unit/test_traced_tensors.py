@@ -276,12 +276,3 @@ def test_identity_of_arguments() -> None:
     agree(kernel, (X, X.clone()))
     with pytest.raises(UnsupportedError, match="one tensor twice"):
         kernel(X, X)
-
-
-def test_autocast_that_a_kernel_switches_on_is_refused() -> None:
-    def function(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return x @ x.T
-
-    with pytest.raises(UnsupportedError, match="autocast"):
-        fg.kernel(function)(X)

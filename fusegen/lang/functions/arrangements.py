@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
+import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
+from fusegen.lang import autocast
 from fusegen.lang.functions.common import dtype_of, each_dim, normalize_dim, sequence
 from fusegen.lang.functions.creation import scalar_tensor
 from fusegen.lang.functions.pointwise import sub
@@ -175,7 +177,8 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
         text = f"pad: {len(pad)} numbers for a tensor of {input.ndim} dims"
         raise ShapeError(text, mend="give two a dim, the last dim first")
     border = partial(_constant, value=value or 0) if mode == "constant" else _BORDERS[mode]
-    result = input
+    kernel = getattr(torch._C._nn, f"{_KERNELS.get(mode)}_pad{len(pad) // 2}d", None)
+    (result,) = (input,) if kernel is None else autocast.operands(kernel, input)
     for number, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         result = _padded(result, input.ndim - 1 - number, (dim_of(before), dim_of(behind)), border)
     return own(result)
@@ -231,3 +234,5 @@ def _require_room(x: TracedTensor, width: Dim, most: Dim) -> None:
 
 
 _BORDERS: dict[str, _Border] = {"reflect": _mirrored, "replicate": _nearest, "circular": _opposite}
+_KERNELS = {"reflect": "reflection", "replicate": "replication"}
+"""Names of the functions by which torch pads in some of these modes."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
+import torch.nn.functional as F
 
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, same, simplify_dim
+from fusegen.lang import autocast, registry
 from fusegen.lang.functions import creation, pointwise
 from fusegen.lang.functions.arrangements import repeat_interleave
 from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
-from fusegen.lang.functions.normalization import softmax
-from fusegen.lang.functions.products import linear, matmul, scaled
+from fusegen.lang.functions.products import matmul, scaled
 from fusegen.lang.functions.random import dropped
 from fusegen.lang.functions.views import holds, transpose, unsqueeze
 from fusegen.lang.registry import implements
@@ -146,8 +148,8 @@ def multi_head_attention_forward(
         found = found.mean(1) if average_attn_weights else found
         found = found if batched else found.squeeze(0)
     else:
-        attended = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=skips_mask)
-    result = linear(attended.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+        attended = _called(F.scaled_dot_product_attention, q, k, v, mask, dropout_p, skips_mask)
+    result = _called(F.linear, attended.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     return result if batched else result.squeeze(1), found
 
 
@@ -155,11 +157,19 @@ def _weighed(
     q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None, dropout_p: float
 ) -> tuple[TracedTensor, TracedTensor]:
     """Attention and its weights, as they are after dropout; the queries are scaled before the product, as in torch."""
+    q, k = autocast.operands(torch.bmm, scaled(q, math.sqrt(1 / _literal_width(q))), k)
+    if mask is not None:
+        (mask,) = autocast.operands(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
         raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", mend="convert it")
-    scores = matmul(scaled(q, math.sqrt(1 / _literal_width(q))), transpose(k, -2, -1))
-    weights = _dropped(softmax(scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
-    return matmul(weights, v), weights
+    scores = matmul(q, transpose(k, -2, -1))
+    weights = _dropped(_called(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
+    return _called(torch.bmm, weights, v), weights
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """A torch function of which another one is composed, as autocast has it."""
+    return registry.call(function, args, {})
 
 
 def _dropped(weights: TracedTensor, dropout_p: float) -> TracedTensor:
@@ -170,10 +180,10 @@ def _projected(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[Trac
     """q, k and v, by a weight each or by the parts of one: in one product then where all are of one value."""
     packed = None if isinstance(weights, list) else inputs[0]._tracer.lift(weights)
     if packed is not None and all(x._position == inputs[0]._position for x in inputs):
-        return list(linear(inputs[0], packed, bias).chunk(3, -1))
+        return list(_called(F.linear, inputs[0], packed, bias).chunk(3, -1))
     biases = [None] * 3 if bias is None else inputs[0]._tracer.lift(bias).chunk(3)
     own = weights if packed is None else packed.chunk(3)
-    return [linear(x, w, b) for x, w, b in zip(inputs, own, biases, strict=True)]
+    return [_called(F.linear, x, w, b) for x, w, b in zip(inputs, own, biases, strict=True)]
 
 
 def _combined_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:

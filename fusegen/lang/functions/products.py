@@ -6,10 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same, simplify_dim
+from fusegen.lang import autocast
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.arrangements import roll
 from fusegen.lang.functions.common import cast, dtype_of, each_dim, floats, normalize_dim, numbers, tracer_of
@@ -158,6 +161,8 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
     summed = simplify_dim(product([x._node.shape[d] for d in of_x]))
     left = reshaped(permuted(x, (*kept_x, *of_x)), (simplify_dim(product([x._node.shape[d] for d in kept_x])), summed))
     right = reshaped(permuted(y, (*of_y, *kept_y)), (summed, simplify_dim(product([y._node.shape[d] for d in kept_y]))))
+    if shape:  # else torch computes it by dot
+        left, right = autocast.operands(torch.mm, left, right)
     return reshaped(matmul(left, right), shape)
 
 

@@ -7,6 +7,7 @@ merged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusegen.errors import UnsupportedError
@@ -69,7 +70,7 @@ def _groups(graph: Graph, target: Target, apart: Kept) -> list[Group]:
         root = root if end in done else end
         group = addressed(graph, _grow(graph, root, target, decision))
         others = pending - {root} - decision.ends - set(decision.beside) if root not in decision.held else set()
-        group = _absorb(graph, group, sorted(others, reverse=True), decision.kept, times)
+        group = _absorb(graph, group, sorted(others, reverse=True), decision.kept, times, groups)
         groups.append(group)
         count += len(computed(graph, group))
         check_repetition(graph, count)
@@ -164,22 +165,44 @@ def _is_over_all(graph: Graph, root: int, domain: Domain) -> bool:
 # Merging.
 
 
-def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept, times: Times) -> Group:
+def _absorb(graph: Graph, group: Group, others: list[int], kept: Kept, times: Times, groups: Sequence[Group]) -> Group:
     """The group with every other wanted value that it can write as well.
 
     Args:
         others: the latest first, so that none depends on what the group has.
+        groups: made before.
     """
     for other in others:
-        if any(other in graph.ancestors[p] for p in group.inputs):
+        if other in _needed(graph, group.inputs, groups):
             continue  # a kernel comes between
         merged = _merge(graph, group, other, kept)
         merged = None if merged is None else addressed(graph, merged)
         if merged is None or _reads_itself(graph, merged) or is_torn(merged, times):
             continue
+        if not _needed(graph, (other,), groups).isdisjoint(group.outputs):
+            continue  # likewise, by way of a group that has several outputs
         if hindered(graph, [merged]) <= hindered(graph, [group]):
             group = merged
     return group
+
+
+def _needed(graph: Graph, positions: Iterable[int], groups: Sequence[Group]) -> set[int]:
+    """Everything that some values depend on, where a value waits for all that its group reads.
+
+    Args:
+        groups: as far as they are made.
+    """
+    made = {output: group for group in groups for output in group.outputs}
+    needed, pending, seen = set[int](), list(positions), set[int]()
+    while pending:
+        position = pending.pop()
+        needed |= graph.ancestors[position]
+        found = (graph.ancestors[position] | {position}) & made.keys() - seen
+        seen |= found
+        read = {p for output in found for p in made[output].inputs}
+        needed |= read
+        pending += read
+    return needed
 
 
 def _merge(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:

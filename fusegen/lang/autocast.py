@@ -1,0 +1,184 @@
+"""Autocast: the dtypes to which ``torch.autocast`` converts the operands of a torch function, by device type.
+
+The tables repeat those of torch (``ATen/autocast_mode.h``, ``autocast_mode.cpp``). Torch keeps them by operations; a function here
+that torch composes of several has the policy that gives their dtypes. Functions that no table names keep their operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusegen.dtypes import DType, autocast_dtype, from_torch
+from fusegen.errors import TraceError
+from fusegen.ir.ops import Op
+from fusegen.lang.spaces import twins
+
+if TYPE_CHECKING:
+    from fusegen.lang.tracer import Tracer
+    from fusegen.lang.values import TracedTensor
+
+
+class Policy(Enum):
+    """A rule for the dtypes of a function's operands."""
+
+    LOWER = auto()  # to autocast's dtype
+    FLOAT32 = auto()  # to float32
+    FLOAT32_BY_DEFAULT = auto()  # to float32, unless the call names a dtype
+    FLOAT32_RECIPROCAL = auto()  # to float32 where a number is divided by a tensor: torch multiplies with the reciprocal
+    WIDEST = auto()  # to float32 if one of them has it, else to autocast's dtype
+    REFUSED = auto()  # torch raises an error
+
+
+_CPU = {
+    Policy.LOWER: """
+        addmm baddbmm bmm chain_matmul linalg.multi_dot linalg.vecdot linear matmul mm prelu scaled_dot_product_attention
+    """,
+    Policy.FLOAT32: """
+        avg_pool3d binary_cross_entropy binary_cross_entropy_with_logits cdist cosine_embedding_loss cross_entropy
+        hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss max_pool3d mse_loss nll_loss nn.reflection_pad1d
+        nn.reflection_pad2d nn.replication_pad1d nn.replication_pad2d nn.replication_pad3d poisson_nll_loss prod smooth_l1_loss
+        soft_margin_loss trace triplet_margin_loss
+    """,
+    Policy.WIDEST: "cat concat concatenate stack",
+}
+_CUDA = {
+    Policy.LOWER: """
+        addmm addr baddbmm bmm chain_matmul einsum linalg.multi_dot linalg.vecdot linear matmul mm mv prelu
+        scaled_dot_product_attention
+    """,
+    Policy.FLOAT32: """
+        acos arccos arcsin asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
+        dist exp expm1 group_norm hinge_embedding_loss huber_loss interpolate kl_div l1_loss layer_norm log log10 log1p log2
+        logsumexp margin_ranking_loss mse_loss multilabel_soft_margin_loss nll_loss normalize pairwise_distance poisson_nll_loss
+        pow reciprocal rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softplus square tan triplet_margin_loss
+    """,
+    Policy.FLOAT32_BY_DEFAULT: "cumprod cumsum linalg.norm linalg.vector_norm log_softmax norm prod softmax softmin sum",
+    Policy.FLOAT32_RECIPROCAL: "div divide true_divide",
+    Policy.WIDEST: "addcdiv addcmul arctan2 atan2 cross dot inner tensordot vdot",
+    Policy.REFUSED: "binary_cross_entropy",
+}
+
+
+def _by_function(table: Mapping[Policy, str]) -> dict[Callable[..., Any], Policy]:
+    return {function: policy for policy, names in table.items() for function in twins(names.split())}
+
+
+_POLICIES = {"cpu": _by_function(_CPU), "cuda": _by_function(_CUDA)}
+
+
+def followed(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose operands are converted as autocast converts those of a torch function.
+
+    Args:
+        function: torch's.
+        handler: what it means in the graph.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        tracer = _tracer_of(given)
+        convert = None if tracer is None else _conversion(tracer, function, given)
+        if tracer is None or convert is None:
+            return handler(*args, **kwargs)
+        with _switched_off(tracer.device.type):  # as in torch: what a function is composed of keeps its operands
+            return handler(*map(convert, args), **{name: convert(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def operands(function: Callable[..., Any], *values: TracedTensor) -> tuple[TracedTensor, ...]:
+    """Converts operands as autocast does those of a torch function, of which another one is composed."""
+    convert = _conversion(values[0]._tracer, function, values)
+    return values if convert is None else tuple(map(convert, values))
+
+
+def _tracer_of(values: Iterable[Any]) -> Tracer | None:
+    for value in values:
+        nested = _tracer_of(value) if isinstance(value, (tuple, list)) else getattr(value, "_tracer", None)
+        if nested is not None:
+            return nested
+    return None
+
+
+def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[Any]) -> Callable[[Any], Any] | None:
+    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are.
+
+    Args:
+        given: all arguments.
+    """
+    kind = tracer.device.type
+    policy = _POLICIES.get(kind, {}).get(function)
+    lower = None if policy is None else autocast_dtype(kind)
+    if policy is None or lower is None:
+        return None
+    dtype = _dtype(tracer, policy, from_torch(lower), given)
+    return lambda value: _converted(tracer, value, dtype)
+
+
+def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -> DType | None:
+    """The dtype to which a policy converts floats; None where it leaves them as they are.
+
+    Raises:
+        TraceError: torch refuses the function, or the operands.
+    """
+    if policy is Policy.REFUSED:
+        what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
+        raise TraceError(what, mend="use binary_cross_entropy_with_logits, on what the sigmoid takes")
+    if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in given):
+        return None
+    if policy is Policy.FLOAT32_RECIPROCAL and isinstance(given[0], torch.Tensor):
+        return None
+    if policy is Policy.WIDEST:
+        return _widest(lower, _floats(tracer, given))
+    return lower if policy is Policy.LOWER else DType.FLOAT32
+
+
+def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
+    """float32 if one of the dtypes is, else autocast's own."""
+    widest = lower
+    for dtype in dtypes:
+        if DType.FLOAT32 in (widest, dtype):
+            widest = DType.FLOAT32
+        elif dtype is not lower:
+            what = f"torch.autocast to {lower} does not convert {dtype}"
+            raise TraceError(what, mend=f"convert it to {lower} or float32")
+    return widest
+
+
+def _floats(tracer: Tracer, values: Iterable[Any]) -> Iterator[DType]:
+    """The dtypes of the operands that autocast converts."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _floats(tracer, value)
+        elif isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
+            yield lifted._node.dtype
+
+
+def _is_converted(value: TracedTensor) -> bool:
+    dtype = value._node.dtype
+    return dtype.is_float and dtype is not DType.FLOAT64
+
+
+def _converted(tracer: Tracer, value: Any, dtype: DType | None) -> Any:
+    """An argument, or a sequence of them, with its floats in another dtype."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_converted(tracer, each, dtype) for each in value)
+    if dtype is None or not isinstance(value, torch.Tensor):
+        return value
+    lifted = tracer.lift(value)
+    is_kept = not _is_converted(lifted) or lifted._node.dtype is dtype
+    return lifted if is_kept else tracer.add(Op.CAST, lifted, dtype=dtype)
+
+
+@contextmanager
+def _switched_off(kind: str) -> Iterator[None]:
+    torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, True)
