@@ -225,7 +225,8 @@ class Method(Generic[Q, R]):
         return isinstance(other, Method) and self.kernel is other.kernel and self.instance is other.instance
 
     def __hash__(self) -> int:
-        return hash((id(self.kernel), id(self.instance)))
+        # Older versions of torch.compile ask for it before they run ``__init__``.
+        return hash((id(vars(self).get("kernel")), id(vars(self).get("instance"))))
 
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.__name__} of {self.instance!r}>"

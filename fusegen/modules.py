@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -32,27 +33,39 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
     if "forward" in vars(module) or not callable(getattr(cls, "forward", None)) or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
-    forward: Kernel[..., Any] = (
+    kernel: Kernel[..., Any] = (
         cls.forward if isinstance(cls.forward, Kernel) else Kernel(cls.forward, mutates, cls.__name__.lower())
     )
-    members = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
+    members = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
+    members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
     fused = copy.copy(module)
     fused.__class__ = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
     return fused
 
 
+def _method(kernel: Kernel[..., Any]) -> Callable[..., Any]:
+    """The kernel as a plain method, which every version of torch.compile knows how to call."""
+
+    @functools.wraps(kernel.function)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return kernel(self, *args, **kwargs)
+
+    return forward
+
+
 class _FusedModule(nn.Module):
     """The base of modules that are kernels."""
 
-    forward: Kernel[..., Any]
+    _kernel: Any  # a kernel, which is no method here
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """Shows the stages of a call without running it, as `Kernel.lower` does."""
-        return self.forward.lower(*args, target=target, **kwargs)
+        found: Lowered = self._kernel.lower(self, *args, target=target, **kwargs)
+        return found
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """As the module that it was made of, and made anew: its class has no place in a file."""
         cls: Any = type(self).__bases__[1]
         plain = cls.__new__(cls)
         plain.__dict__.update(self.__dict__)
-        return fused_module, (plain, type(self).forward.mutates)
+        return fused_module, (plain, self._kernel.mutates)

@@ -52,7 +52,6 @@ def planned(
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
-    exporting: bool,
     *constants: Any,
 ) -> str:
     """The plan of a call; nothing where it has none, and the function itself is to run.
@@ -63,11 +62,10 @@ def planned(
         given: the parameters that the call names.
         facts: what is known of their values (`facts_of`).
         recording: whether gradients are recorded.
-        exporting: whether the graph is to be exported: it shall hold what the user wrote, without what a backward pass needs.
         constants: the values that are no tensors and no numbers to be known later.
     """
     try:
-        return plan_of(function, name, given, facts, recording, exporting, *constants)
+        return plan_of(function, name, given, facts, recording, torch.compiler.is_exporting(), *constants)
     except Unplanned as reason:
         what = f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}"
         warnings.warn(what, stacklevel=2)
@@ -84,6 +82,10 @@ def plan_of(
     *constants: Any,
 ) -> str:
     """The plan of a call, as `planned`.
+
+    Args:
+        function, name, given, facts, recording, constants: likewise.
+        exporting: whether the graph is to be exported: it shall hold what the user wrote, without what a backward pass needs.
 
     Raises:
         Unplanned: there is no operator for it.

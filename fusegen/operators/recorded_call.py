@@ -40,8 +40,7 @@ def recorded_call(
             given.append(parameter)
     facts = facts_of(values)
     constants = [value for value, fact in zip(values, facts, strict=True) if fact[0] == CONSTANT]
-    recording, exporting = torch.is_grad_enabled(), torch.compiler.is_exporting()
-    plan = planned(function, name, tuple(given), tuple(facts), recording, exporting, *constants)
+    plan = planned(function, name, tuple(given), tuple(facts), torch.is_grad_enabled(), *constants)
     if not plan:
         return expected if is_compiled else function(*args, **kwargs)
     if not is_compiled:
