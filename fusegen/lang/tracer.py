@@ -128,6 +128,10 @@ class Tracer:
         for operand in args:
             require_current(operand)
         positions = [self._operand(op, a) for a in args]
+        numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
+        if numbers:
+            positions += [self.lift(value)._position for value in numbers.values()]
+            attrs = {name: value for name, value in attrs.items() if name not in numbers} | {"numbers": tuple(numbers)}
         _require_numbers(attrs.values())
         try:
             position = self.builder.add(op, positions, location=location(), **attrs)

@@ -11,7 +11,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.memory import overwrite
-from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.scalars import TracedScalar, computed
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
 
@@ -103,12 +103,15 @@ def numbers(name: str, x: TracedTensor) -> TracedTensor:
 
 
 def setting(name: str, value: object) -> float:
-    """A number that selects code.
+    """A number that is no tensor: a float, or one of run time, which behaves as a float does.
 
     Raises:
-        NeedsStatic: it is one of run time.
+        NeedsStatic: it is a tensor that is made of numbers.
         TraceError: it is no number.
     """
+    if type(value) is TracedScalar:
+        number: float = computed(Op.MUL, value, value._tracer.scalar(1.0))
+        return number
     if isinstance(value, TracedTensor):
         value.require_static()
     if isinstance(value, (int, float)):
