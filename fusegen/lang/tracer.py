@@ -22,7 +22,7 @@ from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.memory import Memory, lies_in, require_current, store
 from fusegen.lang.places import here, location
-from fusegen.lang.scalars import NeedsStatic, TracedScalar
+from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
 
@@ -82,6 +82,7 @@ class Tracer:
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
+        self.tied: frozenset[str] = frozenset()  # those that share symbols with dims of their size
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
         self._autocast = _autocast(device)
@@ -347,13 +348,18 @@ class Tracer:
             self.require_literal(sympy.Symbol(name))
 
     def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
-        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
+        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols; first, for
+        ints among them to share the symbols of dims.
 
         Raises:
+            NeedsTie: an int is one of the sizes.
             NeedsLiteral: as in `require_literal`.
         """
         known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
         if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
+            untied = {self.parameter_sizes[name] for name in known & self.parameter_sizes.keys()} - self.tied
+            if untied:
+                self.start_again(NeedsTie(tuple(sorted(untied))))
             for pair in sizes:
                 for dim in pair:
                     self.require_literal(dim)
