@@ -225,7 +225,7 @@ class Op(Enum):
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
     VAR = _reduction("var", Result.FLOATING, primitive=False, numbers=("correction",))
     STD = _reduction("std", Result.FLOATING, primitive=False, numbers=("correction",))
-    VECTOR_NORM = _reduction("vector_norm", Result.FLOATING, primitive=False)
+    VECTOR_NORM = _reduction("vector_norm", Result.FLOATING, primitive=False, numbers=("ord",))
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.

@@ -271,7 +271,7 @@ def _std(args: Sequence[Value], node: Node) -> Value:
 @_expands(Op.VECTOR_NORM)
 def _vector_norm(args: Sequence[Value], node: Node) -> Value:
     """(sum |x|^ord)^(1/ord)."""
-    (x,), ord = args, float(cast(float, node.attr("ord")))
+    x, ord = args[0], number(args, node, "ord")
     if ord == 2:
         return (x * x).reduce(Op.SUM, _dims(node)).apply(Op.SQRT)
     return x.apply(Op.ABS).apply(Op.POW, ord).reduce(Op.SUM, _dims(node)).apply(Op.POW, 1.0 / ord)

@@ -67,15 +67,15 @@ def _std(y: Value, dy: Value) -> Gradients:
 
 def _vector_norm(y: Value, dy: Value) -> Gradients:
     """sign(x)·(|x|/y)^(p − 1), and 0 where y is 0; of an order below 1 also where x is 0."""
-    x, order = y.arg(0), float(cast(float, y.node.attr("ord")))
+    x, order = y.arg(0), y.number("ord")
     if order == 2:
         return (x * y.apply(Op.EQ, 0).where(0, dy / y),)
-    size, sign = x.apply(Op.ABS), x.apply(Op.SIGN)
-    if order < 1:
-        powers = x.apply(Op.EQ, 0).where(0, sign * size.apply(Op.POW, order - 1.0))
+    powers = x.apply(Op.SIGN) * x.apply(Op.ABS).apply(Op.POW, order - 1.0)
+    if isinstance(order, Value) or order < 1:
+        powers = x.apply(Op.EQ, 0).where(0, powers)
+    if not isinstance(order, Value) and order < 1:
         return (powers * dy * y.apply(Op.POW, 1.0 - order),)
-    scale = y.apply(Op.EQ, 0).where(0, dy / y.apply(Op.POW, order - 1.0))
-    return (sign * size.apply(Op.POW, order - 1.0) * scale,)
+    return (powers * y.apply(Op.EQ, 0).where(0, dy / y.apply(Op.POW, order - 1.0)),)
 
 
 def _summed_from(x: Value) -> Value:

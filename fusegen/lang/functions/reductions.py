@@ -260,7 +260,7 @@ def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor
         return reduced(Op.SUM, cast(cast(x, torch.bool), x.dtype), dim, keepdim)
     if ord == 1:
         return reduced(Op.SUM, size, dim, keepdim)
-    return reduced(Op.VECTOR_NORM, x, dim, keepdim, ord=float(ord))
+    return reduced(Op.VECTOR_NORM, x, dim, keepdim, ord=2.0 if ord == 2 else setting("ord", ord))
 
 
 @implements("linalg.norm")
