@@ -317,16 +317,23 @@ class Tracer:
         self.guards[sympy.Eq(expr, value)] = None
         return value
 
-    def require_literal(self, dim: Dim) -> None:
-        """Asks for a size to be literal.
+    def require_literal(self, *dims: Dim) -> None:
+        """Asks for sizes to be literal; first, for ints among them to share the symbols of dims, which may be all that is missing.
 
         Raises:
-            NeedsLiteral: it is an input's symbolic size whose value is known.
+            NeedsTie: an int is one of the sizes.
+            NeedsStatic: an int shares a symbol already, or equals no dim.
+            NeedsLiteral: a size is an input's symbolic one whose value is known.
         """
-        self.require_no_parameter(dim)
-        for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
-            if symbol.name in self.hints:
-                raise NeedsLiteral(symbol.name)
+        symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
+        untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
+        if untied:
+            self.start_again(NeedsTie(tuple(sorted(untied))))
+        for dim in dims:
+            self.require_no_parameter(dim)
+            for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
+                if symbol.name in self.hints:
+                    raise NeedsLiteral(symbol.name)
 
     def require_literal_feature(self, dim: Dim) -> None:
         """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
@@ -348,21 +355,14 @@ class Tracer:
             self.require_literal(sympy.Symbol(name))
 
     def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
-        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols; first, for
-        ints among them to share the symbols of dims.
+        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
 
         Raises:
-            NeedsTie: an int is one of the sizes.
-            NeedsLiteral: as in `require_literal`.
+            NeedsTie, NeedsLiteral: as in `require_literal`.
         """
         known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
         if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
-            untied = {self.parameter_sizes[name] for name in known & self.parameter_sizes.keys()} - self.tied
-            if untied:
-                self.start_again(NeedsTie(tuple(sorted(untied))))
-            for pair in sizes:
-                for dim in pair:
-                    self.require_literal(dim)
+            self.require_literal(*(dim for pair in sizes for dim in pair))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]

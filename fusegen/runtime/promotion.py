@@ -1,8 +1,9 @@
 """Values that select code, and change: literals that differ from trace to trace become run-time scalars of one program.
 
-A function that needs a number (``math.sqrt(1 - beta ** step)``), or reads one of its surroundings (``self.eps``), is traced with it,
-and the number leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). Where a later trace differs in nothing but such literals, these are promoted: one program takes them as scalars, and a further
-value costs a trace but nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
+A function that needs a number (``math.sqrt(1 - beta ** step)``), or reads one of its surroundings (``self.eps``), is traced with
+it, and the number leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). Where a later trace
+differs in nothing but such literals, these are promoted: one program takes them as scalars, and a further value costs a trace but
+nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
 """
 
 from __future__ import annotations
