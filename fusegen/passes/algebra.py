@@ -103,7 +103,10 @@ class Value:
         if isinstance(count, int) and not isinstance(correction, Value):
             return self * _reciprocal(count - correction)
         size = Value(self.builder, self.builder.size(count), self.location)
-        if not isinstance(correction, Value) and correction <= 1.0:  # of one element at least
+        if isinstance(correction, Value):
+            left = size - correction
+            return self / (left > 0.0).where(left, 0.0)  # not a maximum, which the host asks torch for
+        if correction <= 1.0:  # of one element at least
             return self / (size if not correction else size - correction)
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 

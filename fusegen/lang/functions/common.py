@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from typing import cast as cast_to
 
 import torch
 
@@ -110,8 +111,8 @@ def setting(name: str, value: object) -> float:
         TraceError: it is no number.
     """
     if type(value) is TracedScalar:
-        number: float = computed(Op.MUL, value, value._tracer.scalar(1.0))
-        return number
+        number: Any = value if value._node.dtype.is_float else computed(Op.MUL, value, value._tracer.scalar(1.0))
+        return cast_to(float, number)
     if isinstance(value, TracedTensor):
         value.require_static()
     if isinstance(value, (int, float)):
