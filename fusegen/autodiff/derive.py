@@ -146,7 +146,8 @@ def _derived(y: Value, dy: Value) -> Gradients:
     rule = RULES.get(y.node.op)
     if rule is None:
         raise refused(y)
-    return rule(y, dy)
+    by_numbers = (None,) * len(y.node.numbers)  # of the kernel's call, which have no gradient
+    return (*rule(y, dy), *by_numbers)
 
 
 def _dependent(graph: Graph, origins: Collection[int]) -> set[int]:

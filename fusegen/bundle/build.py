@@ -220,7 +220,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     lower = autocast_dtype(request.device.type)
     known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in request.specs}
     known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
-    known |= {name: ExtentArgument(size) for size, name in request.sizes.of_parameters.items()}
+    known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
     return Signature(
         arguments=tuple(known.get(name, Constant(value)) for name, value in zip(names, values, strict=True)),
         default_dtype=from_torch(torch.get_default_dtype()),

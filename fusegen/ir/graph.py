@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.ir import infer
@@ -36,7 +36,7 @@ class Node:
 
     Attributes:
         op: the operation.
-        args: positions of the operands in the graph.
+        args: positions of the operands in the graph: tensors, and behind them the run-time numbers that `numbers` names.
         attrs: the operation's further arguments, sorted by name.
         shape: sizes, literal or symbolic.
         dtype: the logical element type, as torch would give.
@@ -58,6 +58,17 @@ class Node:
     def family(self) -> Family:
         """How the operation treats indices."""
         return self.op.family
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Positions of further arguments (`Row.numbers`) that are known at each call only, by name."""
+        names = cast(tuple[str, ...], dict(self.attrs).get("numbers", ()))
+        return dict(zip(names, self.args[len(self.args) - len(names) :], strict=True))
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Positions of the other operands."""
+        return self.args[: len(self.args) - len(self.numbers)]
 
     @property
     def number(self) -> float | int | bool:
@@ -214,10 +225,16 @@ class GraphBuilder:
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
         """A node of an operation on earlier nodes; its shape and dtype follow from the operation's row.
 
+        Args:
+            op: the operation.
+            args: its operands; behind the tensors, the numbers that the attribute ``numbers`` names. They are no part of the shape
+                or the dtype.
+
         Raises:
             ShapeError: when the operands' shapes do not fit the operation.
         """
-        operands = [self.nodes[a] for a in args]
+        count = len(args) - len(cast(tuple[str, ...], attrs.get("numbers", ())))
+        operands = [self.nodes[a] for a in args[:count]]
         inferred = infer.result(op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands], attrs)
         node = Node(op, tuple(args), tuple(sorted(attrs.items())), inferred.shape, inferred.dtype, inferred.weak)
         return self.put(node, location)

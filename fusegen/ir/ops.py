@@ -51,6 +51,8 @@ class Row:
         primitive: whether the compiler emits it as it stands; otherwise `passes.expand` says what it is made of.
         twins: torch functions and methods of the same meaning: names in torch, torch.special, nn.functional, Tensor.
         parameters: further arguments in torch's order, with their defaults.
+        numbers: names of further arguments that are numbers. A literal one is an attribute of a node; one that is known at each
+            call only is an operand behind the tensors (`Node.numbers`).
     """
 
     name: str
@@ -60,6 +62,7 @@ class Row:
     primitive: bool = True
     twins: tuple[str, ...] = ()
     parameters: tuple[tuple[str, object], ...] = ()
+    numbers: tuple[str, ...] = ()
 
 
 def _leaf(name: str) -> Row:
@@ -75,28 +78,29 @@ def _binary(name: str, *twins: str, result: Result = Result.PROMOTE) -> Row:
 
 
 def _composite(name: str, *twins: str, arity: int = 1, result: Result = Result.FLOATING, **parameters: object) -> Row:
-    return Row(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()))
+    numbers = tuple(key for key, default in parameters.items() if isinstance(default, float))
+    return Row(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()), numbers)
 
 
-def _composed(name: str, arity: int, result: Result = Result.PROMOTE) -> Row:
+def _composed(name: str, arity: int, result: Result = Result.PROMOTE, numbers: tuple[str, ...] = ()) -> Row:
     """A composition with a handler of its own, as torch spells it in its own way."""
-    return Row(name, Family.POINTWISE, arity, result, primitive=False)
+    return Row(name, Family.POINTWISE, arity, result, primitive=False, numbers=numbers)
 
 
 def _view(name: str, arity: int | None = 1) -> Row:
     return Row(name, Family.VIEW, arity, Result.SAME)
 
 
-def _reduction(name: str, result: Result, primitive: bool = True) -> Row:
-    return Row(name, Family.REDUCTION, 1, result, primitive)
+def _reduction(name: str, result: Result, primitive: bool = True, numbers: tuple[str, ...] = ()) -> Row:
+    return Row(name, Family.REDUCTION, 1, result, primitive, numbers=numbers)
 
 
 def _scan(name: str) -> Row:
     return Row(name, Family.SCAN, 1, Result.SUM)
 
 
-def _normalization(name: str, result: Result = Result.FLOATING) -> Row:
-    return Row(name, Family.NORMALIZATION, None, result, primitive=False)
+def _normalization(name: str, result: Result = Result.FLOATING, numbers: tuple[str, ...] = ()) -> Row:
+    return Row(name, Family.NORMALIZATION, None, result, primitive=False, numbers=numbers)
 
 
 class Op(Enum):
@@ -186,7 +190,7 @@ class Op(Enum):
     PRELU = _composed("prelu", 2)
     FMOD = _composed("fmod", 2)
     XLOGY = _composed("xlogy", 2, Result.FLOAT)
-    HUBER = _composed("huber", 1, Result.FLOATING)
+    HUBER = _composed("huber", 1, Result.FLOATING, ("delta",))
     ASIN = _composed("asin", 1, Result.FLOATING)
     ACOS = _composed("acos", 1, Result.FLOATING)
     ASINH = _composed("asinh", 1, Result.FLOATING)
@@ -219,9 +223,9 @@ class Op(Enum):
     MOMENTS = _reduction("moments", Result.PART)
     NORMALIZER = _reduction("normalizer", Result.PART)
     MEAN = _reduction("mean", Result.FLOATING, primitive=False)
-    VAR = _reduction("var", Result.FLOATING, primitive=False)
-    STD = _reduction("std", Result.FLOATING, primitive=False)
-    VECTOR_NORM = _reduction("vector_norm", Result.FLOATING, primitive=False)
+    VAR = _reduction("var", Result.FLOATING, primitive=False, numbers=("correction",))
+    STD = _reduction("std", Result.FLOATING, primitive=False, numbers=("correction",))
+    VECTOR_NORM = _reduction("vector_norm", Result.FLOATING, primitive=False, numbers=("ord",))
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
@@ -235,8 +239,8 @@ class Op(Enum):
     SOFTMAX = _normalization("softmax")
     SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, and not NaN, where all of a row are minus infinity
     LOG_SOFTMAX = _normalization("log_softmax")
-    LAYER_NORM = _normalization("layer_norm", Result.SAME)
-    RMS_NORM = _normalization("rms_norm", Result.SAME)
+    LAYER_NORM = _normalization("layer_norm", Result.SAME, ("eps",))
+    RMS_NORM = _normalization("rms_norm", Result.SAME, ("eps",))
 
     @property
     def row(self) -> Row:

@@ -112,7 +112,10 @@ class Interpreter:
             return self._leaf(node)
         if node.weak and node.op in NUMBERS:
             return torch.tensor(NUMBERS[node.op](*(a.item() for a in args)), dtype=_wide(node.dtype))
-        attrs = {key: self._concrete(value) for key, value in node.attrs}
+        count = len(node.tensors)
+        attrs = {key: self._concrete(value) for key, value in node.attrs if key != "numbers"}
+        attrs |= {name: value.item() for name, value in zip(node.numbers, args[count:], strict=True)}
+        args = args[:count]
         if node.op.row.result is Result.BOOL:
             args = self._compared(node, args)
         if node.family is Family.POINTWISE:
@@ -135,7 +138,7 @@ class Interpreter:
 
     def wrapped(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
         """Operands of a pointwise node: whole numbers, and tensors without dims, wrap to the narrow integers that they meet."""
-        operands = [self.graph.nodes[a] for a in node.args]
+        operands = [self.graph.nodes[a] for a in node.tensors]
         common = operand_dtype(node.op, [Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common.is_float or common is DType.BOOL:
             return args

@@ -54,7 +54,8 @@ def _leaf_text(node: Node) -> str:
 
 
 def _node_text(node: Node) -> str:
-    args = [f"%{a};" for a in node.args] + [_attr_text(k, v) for k, v in node.attrs]
+    args = [f"%{a};" for a in node.tensors] + [_attr_text(k, v) for k, v in node.attrs if k != "numbers"]
+    args += [_attr_text(name, f"%{a};") for name, a in node.numbers.items()]
     return f"{node.op.row.name}({', '.join(args)}) : {type_text(node.dtype, node.shape)}"
 
 

@@ -133,6 +133,10 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
     """
     try:
         return _traced(tracer, function, args, kwargs)
+    except Exception:
+        if tracer.needs is not None:  # which torch may have taken for an argument that it does not know
+            raise tracer.needs from None
+        raise
     finally:
         tracer.finished = True
 

@@ -35,6 +35,11 @@ class NeedsSize(NeedsStatic):
     """Run-time ints are used as sizes; whoever traces starts again with symbols in their place."""
 
 
+class NeedsTie(NeedsStatic):
+    """Ints that are used as sizes must equal other sizes, as they do in this call; whoever traces starts again with one symbol for
+    those that are equal."""
+
+
 class _Traced(Protocol):
     @property
     def _tracer(self) -> Tracer: ...
@@ -124,6 +129,10 @@ class TracedScalar:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         self.number()
 
+    def __index__(self) -> NoReturn:
+        """What a size must have, which torch asks for where it takes sizes one by one."""
+        self.as_size()
+
     def __bool__(self: Any) -> bool:
         return bool(self != 0)
 
@@ -146,7 +155,6 @@ class TracedScalar:
 _NEED_THE_NUMBER = [
     "float",
     "int",
-    "index",
     "trunc",
     "round",
     "floor",

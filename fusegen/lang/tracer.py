@@ -22,7 +22,7 @@ from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.memory import Memory, lies_in, require_current, store
 from fusegen.lang.places import here, location
-from fusegen.lang.scalars import NeedsStatic, TracedScalar
+from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
 
@@ -82,6 +82,7 @@ class Tracer:
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
+        self.tied: frozenset[str] = frozenset()  # those that share symbols with dims of their size
         self.needs: Exception | None = None
         self._conditions: dict[int, None] = {}
         self.switches_gradients = False
@@ -123,6 +124,10 @@ class Tracer:
         for operand in args:
             require_current(operand)
         positions = [self._operand(op, a) for a in args]
+        numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
+        if numbers:
+            positions += [self.lift(value)._position for value in numbers.values()]
+            attrs = {name: value for name, value in attrs.items() if name not in numbers} | {"numbers": tuple(numbers)}
         _require_numbers(attrs.values())
         try:
             position = self.builder.add(op, positions, location=location(), **attrs)
@@ -307,16 +312,23 @@ class Tracer:
         self.guards[sympy.Eq(expr, value)] = None
         return value
 
-    def require_literal(self, dim: Dim) -> None:
-        """Asks for a size to be literal.
+    def require_literal(self, *dims: Dim) -> None:
+        """Asks for sizes to be literal; first, for ints among them to share the symbols of dims, which may be all that is missing.
 
         Raises:
-            NeedsLiteral: it is an input's symbolic size whose value is known.
+            NeedsTie: an int is one of the sizes.
+            NeedsStatic: an int shares a symbol already, or equals no dim.
+            NeedsLiteral: a size is an input's symbolic one whose value is known.
         """
-        self.require_no_parameter(dim)
-        for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
-            if symbol.name in self.hints:
-                raise NeedsLiteral(symbol.name)
+        symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
+        untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
+        if untied:
+            self.start_again(NeedsTie(tuple(sorted(untied))))
+        for dim in dims:
+            self.require_no_parameter(dim)
+            for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
+                if symbol.name in self.hints:
+                    raise NeedsLiteral(symbol.name)
 
     def require_literal_feature(self, dim: Dim) -> None:
         """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
@@ -341,13 +353,11 @@ class Tracer:
         """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
 
         Raises:
-            NeedsLiteral: as in `require_literal`.
+            NeedsTie, NeedsLiteral: as in `require_literal`.
         """
         known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
         if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
-            for pair in sizes:
-                for dim in pair:
-                    self.require_literal(dim)
+            self.require_literal(*(dim for pair in sizes for dim in pair))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import GraphBuilder, Location, Node
@@ -30,6 +31,15 @@ class Value:
     def arg(self, number: int) -> Value:
         """An operand of the node."""
         return Value(self.builder, self.node.args[number], self.location)
+
+    @property
+    def args(self) -> list[Value]:
+        """The operands of the node."""
+        return [self.arg(number) for number in range(len(self.node.args))]
+
+    def number(self, name: str) -> Operand:
+        """A further argument of the node: a literal, or the operand that stands for it."""
+        return number(self.args, self.node, name)
 
     def apply(self, op: Op, *others: Operand, **attrs: object) -> Value:
         """An operation on this value and others."""
@@ -84,15 +94,18 @@ class Value:
         """How many elements a reduction combines."""
         return product(self.node.shape[d] for d in dims)
 
-    def mean(self, dims: tuple[int, ...], correction: float = 0.0) -> Value:
+    def mean(self, dims: tuple[int, ...], correction: Operand = 0.0) -> Value:
         """sum / (count - correction)."""
         return self.reduce(Op.SUM, dims).per(self.count(dims), correction)
 
-    def per(self, count: Dim, correction: float = 0.0) -> Value:
+    def per(self, count: Dim, correction: Operand = 0.0) -> Value:
         """This / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
-        if isinstance(count, int):
+        if isinstance(count, int) and not isinstance(correction, Value):
             return self * _reciprocal(count - correction)
         size = Value(self.builder, self.builder.size(count), self.location)
+        if isinstance(correction, Value):
+            left = size - correction
+            return self / (left > 0.0).where(left, 0.0)  # not a maximum, which the host asks torch for
         if correction <= 1.0:  # of one element at least
             return self / (size if not correction else size - correction)
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
@@ -105,6 +118,14 @@ class Value:
     def dtype(self) -> DType:
         """The logical dtype."""
         return self.node.dtype
+
+
+def number(args: Sequence[Value], node: Node, name: str) -> Operand:
+    """A further argument of a node with these operands: a literal, or the operand that stands for it."""
+    names = list(node.numbers)
+    if name in names:
+        return args[len(node.tensors) + names.index(name)]
+    return float(cast(float, node.attr(name)))
 
 
 def _reciprocal(count: float) -> float:

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar, cast
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.passes.algebra import Value
+from fusegen.passes.algebra import Operand, Value, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
 Rule = TypeVar("Rule", bound=Expansion)
@@ -76,22 +76,22 @@ def _gelu(args: Sequence[Value], node: Node) -> Value:
 
 @_expands(Op.SOFTPLUS)
 def _softplus(args: Sequence[Value], node: Node) -> Value:
-    beta, threshold = (cast(float, node.attr(name)) for name in ("beta", "threshold"))
-    (x,) = args
-    scaled = x * float(beta)
-    return (scaled > threshold).where(x, scaled.apply(Op.EXP).apply(Op.LOG1P) / float(beta))
+    beta, threshold = (number(args, node, name) for name in ("beta", "threshold"))
+    x = args[0]
+    scaled = x * beta
+    return (scaled > threshold).where(x, scaled.apply(Op.EXP).apply(Op.LOG1P) / beta)
 
 
 @_expands(Op.LEAKY_RELU)
 def _leaky_relu(args: Sequence[Value], node: Node) -> Value:
-    (x,) = args
-    return (x > 0).where(x, x * cast(float, node.attr("negative_slope")))
+    x = args[0]
+    return (x > 0).where(x, x * number(args, node, "negative_slope"))
 
 
 @_expands(Op.ELU)
 def _elu(args: Sequence[Value], node: Node) -> Value:
-    (x,) = args
-    return (x > 0).where(x, x.apply(Op.EXPM1) * cast(float, node.attr("alpha")))
+    x = args[0]
+    return (x > 0).where(x, x.apply(Op.EXPM1) * number(args, node, "alpha"))
 
 
 @_pointwise(Op.MISH)
@@ -118,8 +118,7 @@ def _logsigmoid(x: Value) -> Value:
 @_expands(Op.CELU)
 def _celu(args: Sequence[Value], node: Node) -> Value:
     """Barron, Continuously Differentiable Exponential Linear Units (arXiv 1704.07483)."""
-    alpha = float(cast(float, node.attr("alpha")))
-    (x,) = args
+    x, alpha = args[0], number(args, node, "alpha")
     return (x > 0).where(x, (x / alpha).apply(Op.EXPM1) * alpha)
 
 
@@ -178,8 +177,7 @@ def _xlogy(args: Sequence[Value], _node: Node) -> Value:
 @_expands(Op.HUBER)
 def _huber(args: Sequence[Value], node: Node) -> Value:
     """Huber, Robust Estimation of a Location Parameter (1964), equation 2.3."""
-    delta = float(cast(float, node.attr("delta")))
-    distance = args[0].apply(Op.ABS)
+    delta, distance = number(args, node, "delta"), args[0].apply(Op.ABS)
     return distance.apply(Op.LT, delta).where(distance * distance / 2, (distance - delta / 2) * delta)
 
 
@@ -251,8 +249,7 @@ def _var(args: Sequence[Value], node: Node) -> Value:
 
     What a kernel holds is read once for both sums; of anything else, moments are combined, which takes one pass instead of two.
     """
-    (x,) = args
-    dims, correction = _dims(node), cast(float, node.attr("correction"))
+    x, dims, correction = args[0], _dims(node), number(args, node, "correction")
     if not _is_held(x, dims):
         return x.reduce(Op.MOMENTS, dims, part="m2").per(x.count(dims), correction)
     centered = x - x.mean(dims)
@@ -268,13 +265,13 @@ def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
 
 @_expands(Op.STD)
 def _std(args: Sequence[Value], node: Node) -> Value:
-    return args[0].apply(Op.VAR, **dict(node.attrs)).apply(Op.SQRT)
+    return args[0].apply(Op.VAR, *args[1:], **dict(node.attrs)).apply(Op.SQRT)
 
 
 @_expands(Op.VECTOR_NORM)
 def _vector_norm(args: Sequence[Value], node: Node) -> Value:
     """(sum |x|^ord)^(1/ord)."""
-    (x,), ord = args, float(cast(float, node.attr("ord")))
+    x, ord = args[0], number(args, node, "ord")
     if ord == 2:
         return (x * x).reduce(Op.SUM, _dims(node)).apply(Op.SQRT)
     return x.apply(Op.ABS).apply(Op.POW, ord).reduce(Op.SUM, _dims(node)).apply(Op.POW, 1.0 / ord)
@@ -317,18 +314,18 @@ def normalized_dims(node: Node) -> tuple[int, ...]:
     return tuple(range(rank - cast(int, node.attr("count")), rank))
 
 
-def standardized(x: Value, node: Node) -> tuple[Value, Value]:
+def standardized(x: Value, node: Node, eps: Operand) -> tuple[Value, Value]:
     """What a norm multiplies: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
     dims = normalized_dims(node)
     centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x
-    return centered, ((centered * centered).mean(dims) + cast(float, node.attr("eps"))).apply(Op.RSQRT)
+    return centered, ((centered * centered).mean(dims) + eps).apply(Op.RSQRT)
 
 
 @_expands(Op.LAYER_NORM)
 def _layer_norm(args: Sequence[Value], node: Node) -> Value:
     """Ba et al., Layer Normalization (arXiv 1607.06450)."""
-    x, *affine = args
-    centered, rstd = standardized(x, node)
+    x, *affine = args[: len(node.tensors)]
+    centered, rstd = standardized(x, node, number(args, node, "eps"))
     y = centered * rstd
     if node.attr("has_weight"):
         y = y * affine[0]
@@ -343,8 +340,8 @@ def _in_dtype(value: Value, node: Node) -> Value:
 @_expands(Op.RMS_NORM)
 def _rms_norm(args: Sequence[Value], node: Node) -> Value:
     """Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv 1910.07467)."""
-    x, *affine = args
-    x, rstd = standardized(x, node)
+    x, *affine = args[: len(node.tensors)]
+    x, rstd = standardized(x, node, number(args, node, "eps"))
     y = x * rstd
     return _in_dtype(y * affine[0] if affine else y, node)
 
@@ -354,5 +351,4 @@ def expand(value: Value) -> Value:
     rule = EXPANSIONS.get(value.node.op)
     if rule is None:
         return value
-    args = [value.arg(i) for i in range(len(value.node.args))]
-    return rule(args, value.node)
+    return rule(value.args, value.node)

@@ -48,6 +48,7 @@ class Request:
         numbers: values of the scalars in this call, and those of ints that are used as sizes.
         one_tensor_twice: parameters that are given one and the same tensor.
         mutates: parameters that the function may write to.
+        tied: ints that are used as sizes, and share symbols with dims of their size.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Request:
     numbers: tuple[tuple[str, int | float], ...] = ()
     one_tensor_twice: tuple[str, ...] = ()
     mutates: frozenset[str] = frozenset()
+    tied: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,10 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
     try:
         return _compiled(request, found, state)
     except FusegenError:
-        symbols = request.sizes.of_parameters
-        if not symbols:
+        parameters = request.sizes.parameters
+        if not parameters:
             raise
-        raise NeedsStatic(tuple(symbols.values())) from None
+        raise NeedsStatic(tuple(parameters)) from None
 
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:

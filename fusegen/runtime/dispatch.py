@@ -18,7 +18,7 @@ from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import GradientError
 from fusegen.lang.run import Trace
 from fusegen.lang.running import RUNNING
-from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
+from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral
 from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
@@ -256,7 +256,7 @@ class Dispatcher:
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
                     return self._compile(request, values, found, state)
-            except (NeedsLiteral, NeedsSize, NeedsStatic) as need:
+            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
                 self._learn(need, request)
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, State]:
@@ -271,16 +271,19 @@ class Dispatcher:
             request = self._request(values, target, device, wide=False)
             try:
                 return (request, *trace_function(request, self.parameters.names))
-            except (NeedsLiteral, NeedsSize, NeedsStatic) as need:
+            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
                 self._learn(need, request)
 
-    def _learn(self, need: NeedsLiteral | NeedsSize | NeedsStatic, request: Request) -> None:
+    def _learn(self, need: NeedsLiteral | NeedsSize | NeedsTie | NeedsStatic, request: Request) -> None:
         """Takes into account what a trace needs to know."""
         if isinstance(need, NeedsLiteral):
             with self._lock:
                 self.history.literal.add(dict(request.sizes.sources)[need.size])
         elif isinstance(need, NeedsSize):
             self._make_sizes(need.names)
+        elif isinstance(need, NeedsTie):
+            with self._lock:
+                self.history.tied.update(need.names)
         else:
             self._make_static(need.names)
 
@@ -347,18 +350,20 @@ class Dispatcher:
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
         numbers = {n: v for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
+        literals = {d for spec in specs for d in spec.shape if isinstance(d, int)}
+        numbers = {n: v for n, v in numbers.items() if n not in self.history.tied or v not in literals}
         symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
         scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
         numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
-        sizes = sizes.with_parameters(symbols)
+        sizes = sizes.with_parameters(symbols, self.history.tied)
         given = tuple(numbers.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
-        mutates = self.parameters.mutates
+        of_scalars, mutates, tied = tuple(scalars.items()), self.parameters.mutates, frozenset(self.history.tied)
         return Request(
-            self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given, twice, mutates
+            self.name, self.function, specs, of_scalars, statics, sizes, target, device, wide, given, twice, mutates, tied
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
@@ -397,4 +402,5 @@ def _variant_key(request: Request) -> Key:
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = tuple((name, type(value)) for name, value in request.numbers)
     modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
-    return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, *modes)
+    known = (sizes.multiples, sizes.bounds, sizes.shared)
+    return (request.specs, request.scalars, types, statics, *known, request.target, request.wide, *modes)

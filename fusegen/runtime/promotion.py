@@ -1,15 +1,17 @@
-"""Values that select code, and change: constants that differ from trace to trace become run-time scalars of one program.
+"""Values that select code, and change: literals that differ from trace to trace become run-time scalars of one program.
 
-A function that needs a number (``math.sqrt(1 - beta ** step)``) is traced with it, and the number leaves constants in the graph.
-Where a later trace differs in nothing but such constants, these are promoted: one program takes them as scalars, and a further
-value costs a trace but nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
+A function that needs a number (``math.sqrt(1 - beta ** step)``), or reads one of its surroundings (``self.eps``), is traced with
+it, and the number leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). Where a later trace
+differs in nothing but such literals, these are promoted: one program takes them as scalars, and a further value costs a trace but
+nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
@@ -75,15 +77,20 @@ def _taken_apart(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """A graph without its numbers, and the numbers as text; truths and what is no finite number stay."""
     nodes, constants = [], []
     for node in graph.nodes:
-        if _is_number(node):
-            constants.append(str(node.attr("value")))
-        attrs = tuple((name, _ANY if name == "value" and _is_number(node) else exact(value)) for name, value in node.attrs)
+        names = _literals(node)
+        constants += [str(node.attr(name)) for name in names]
+        attrs = tuple((name, (_ANY, type(value)) if name in names else exact(value)) for name, value in node.attrs)
         nodes.append(replace(node, attrs=attrs))
     return replace(graph, nodes=tuple(nodes)), tuple(constants)
 
 
-def _is_number(node: Node) -> bool:
-    return node.op is Op.CONSTANT and node.dtype is not DType.BOOL and str(node.attr("value")) not in ("inf", "-inf", "nan")
+def _literals(node: Node) -> tuple[str, ...]:
+    """Attributes of a node that are finite numbers: the value of a constant, and arguments that operands can stand for."""
+    if node.op is Op.CONSTANT:
+        is_number = node.dtype is not DType.BOOL and str(node.attr("value")) not in ("inf", "-inf", "nan")
+        return ("value",) if is_number else ()
+    names = node.op.row.numbers
+    return tuple(n for n, value in node.attrs if n in names and type(value) in (int, float) and math.isfinite(cast(float, value)))
 
 
 def _to_promote(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
@@ -113,20 +120,33 @@ def _name(number: int) -> str:
 
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
-    """The graph with scalars in place of some of its constants."""
+    """The graph with scalars in place of some of its literals."""
     builder = GraphBuilder(graph.name).like(graph)
     moved: list[int] = []
-    seen = -1
+    count = 0
     for position, node in graph:
-        seen += _is_number(node)
-        if _is_number(node) and seen in numbers:
-            scalar = builder.scalar(_name(seen), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
-            weak = bool(node.attr("weak"))
-            moved.append(scalar if weak else builder.add(Op.CAST, [scalar], location=graph.locations[position], dtype=node.dtype))
+        names = _literals(node)
+        chosen = {name: number for number, name in enumerate(names, count) if number in numbers}
+        count += len(names)
+        location = graph.locations[position]
+        if chosen and node.op is Op.CONSTANT:
+            scalar = builder.scalar(_name(chosen["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
+            moved.append(scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype))
         else:
             rebuilt = Node(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-            moved.append(builder.put(rebuilt, graph.locations[position]))
+            moved.append(builder.put(_with_operands(builder, rebuilt, chosen), location))
     return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+
+
+def _with_operands(builder: GraphBuilder, node: Node, chosen: Mapping[str, int]) -> Node:
+    """A node with scalars in place of some of its attributes, which are numbers."""
+    if not chosen:
+        return node
+    types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in chosen}
+    scalars = [builder.scalar(_name(number), types[name]) for name, number in chosen.items()]
+    kept = {name: value for name, value in node.attrs if name not in chosen}
+    attrs = kept | {"numbers": (*node.numbers, *chosen)}
+    return replace(node, args=(*node.args, *scalars), attrs=tuple(sorted(attrs.items())))
 
 
 def _with(

@@ -8,7 +8,7 @@ extent, or that a matrix product needs to know, is literal as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -37,24 +37,33 @@ class Sizes:
         multiples: a power of two that divides each, for those where it is part of the variant.
         bounds: a power of two that each is at most, likewise.
         sources: where a value is found in later calls: parameter and dim, or `ITSELF` for an int that is used as a size.
+        shared: ints that are used as sizes and are the size of a dim: the parameter and the dim's symbol.
     """
 
     hints: tuple[tuple[str, int], ...]
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     sources: tuple[tuple[str, Place], ...]
+    shared: tuple[tuple[str, str], ...] = ()
 
     @property
-    def of_parameters(self) -> dict[str, str]:
-        """Symbols of ints that are used as sizes: their parameters."""
-        return {symbol: name for symbol, (name, dim) in self.sources if dim == ITSELF}
+    def parameters(self) -> dict[str, str]:
+        """Ints that are used as sizes, by parameter: their symbols."""
+        return {name: symbol for symbol, (name, dim) in self.sources if dim == ITSELF} | dict(self.shared)
 
-    def with_parameters(self, numbers: Mapping[str, int]) -> Sizes:
-        """These and ints that are used as sizes, named as no dim is: they have none."""
-        named = {f"{plain(name)}_dim0": name for name in numbers}
+    def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> Sizes:
+        """These and ints that are used as sizes, named as no dim is: they have none.
+
+        Args:
+            numbers: the ints, by parameter.
+            tied: those that share the symbol of a dim of their size, where there is one.
+        """
+        dims = {value: symbol for symbol, value in reversed(self.hints)}  # the first of those that are equal
+        shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
+        named = {f"{plain(name)}_dim0": name for name in numbers if name not in shared}
         hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
         sources = tuple((symbol, (name, ITSELF)) for symbol, name in named.items())
-        return replace(self, hints=self.hints + hints, sources=self.sources + sources)
+        return replace(self, hints=self.hints + hints, sources=self.sources + sources, shared=tuple(shared.items()))
 
 
 @dataclass
@@ -67,6 +76,7 @@ class History:
         literal: leading dims that must be literal.
         static: scalars whose values select code, though nothing but their use says so.
         sizes: ints that are used as sizes.
+        tied: those of them that met the size of a dim where both must be equal.
     """
 
     extents: dict[Place, int] = field(default_factory=dict)
@@ -74,6 +84,7 @@ class History:
     literal: set[Place] = field(default_factory=set)
     static: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
+    tied: set[str] = field(default_factory=set)
 
 
 def input_specs(

@@ -70,8 +70,9 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorde
     outside = _Outside(request.name, recorder)
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
-    tracer.parameter_sizes = request.sizes.of_parameters
-    values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for symbol, name in tracer.parameter_sizes.items()}
+    tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
+    tracer.tied = request.tied
+    values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for name, symbol in request.sizes.parameters.items()}
     values |= request.statics
     values |= {spec.name: tracer.parameter(spec, declared=spec.name in request.mutates) for spec in request.specs}
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}

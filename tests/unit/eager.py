@@ -34,6 +34,11 @@ def agree(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any
     return kernel
 
 
+def programs(kernel: fg.Kernel[..., Any]) -> int:
+    """How many programs a kernel compiled."""
+    return kernel._dispatcher._promotions.count
+
+
 def expressions(table: str) -> list[str]:
     """The expressions of a table, which stand between ` | `."""
     return [text.strip() for line in table.strip().splitlines() for text in line.split(" | ") if text.strip()]

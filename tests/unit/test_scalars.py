@@ -22,14 +22,9 @@ import fusegen as fg
 from fusegen.errors import FusegenError
 from fusegen.runtime import dispatch
 from tests.naming import case
-from tests.unit.eager import agree, agree_each, randn, same
+from tests.unit.eager import agree, agree_each, programs, randn, same
 
 X = randn(6, 8)
-
-
-def programs(kernel: fg.Kernel[..., Any]) -> int:
-    """How many programs a kernel compiled."""
-    return kernel._dispatcher._promotions.count
 
 
 @pytest.fixture

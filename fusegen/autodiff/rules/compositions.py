@@ -15,10 +15,6 @@ from fusegen.passes.algebra import Value
 from fusegen.passes.expand import normalized_dims, standardized
 
 
-def _number(y: Value, name: str) -> float:
-    return float(cast(float, y.node.attr(name)))
-
-
 def _along(y: Value) -> tuple[int, ...]:
     return (cast(int, y.node.attr("dim")),)
 
@@ -45,18 +41,18 @@ def _gelu(y: Value, dy: Value) -> Gradients:
 
 
 def _softplus(y: Value, dy: Value) -> Gradients:
-    scaled = y.arg(0) * _number(y, "beta")
-    return ((scaled > _number(y, "threshold")).where(dy, dy * scaled.apply(Op.SIGMOID)),)
+    scaled = y.arg(0) * y.number("beta")
+    return ((scaled > y.number("threshold")).where(dy, dy * scaled.apply(Op.SIGMOID)),)
 
 
 def _elu(y: Value, dy: Value) -> Gradients:
     x = y.arg(0)
-    return (x.apply(Op.LE, 0).where(dy * (_number(y, "alpha") * x.apply(Op.EXP)), dy),)
+    return (x.apply(Op.LE, 0).where(dy * (y.number("alpha") * x.apply(Op.EXP)), dy),)
 
 
 def _celu(y: Value, dy: Value) -> Gradients:
     x = y.arg(0)
-    return (x.apply(Op.LE, 0).where(dy * (x / _number(y, "alpha")).apply(Op.EXP), dy),)
+    return (x.apply(Op.LE, 0).where(dy * (x / y.number("alpha")).apply(Op.EXP), dy),)
 
 
 def _mish(y: Value, dy: Value) -> Gradients:
@@ -106,7 +102,7 @@ def _xlogy(y: Value, dy: Value) -> Gradients:
 
 
 def _huber(y: Value, dy: Value) -> Gradients:
-    delta = _number(y, "delta")
+    delta = y.number("delta")
     return (dy * y.arg(0).apply(Op.MAXIMUM, -delta).apply(Op.MINIMUM, delta),)
 
 
@@ -151,8 +147,8 @@ def _log_softmax(y: Value, dy: Value) -> Gradients:
 def _norm(y: Value, dy: Value) -> Gradients:
     """r·(g − mean(g) − x̂·mean(g·x̂)) with x̂ = (x − μ)·r and g = dy·γ; Σ dy·x̂; Σ dy. rms_norm has neither μ nor mean(g)."""
     has_bias = y.node.op is Op.LAYER_NORM and bool(y.node.attr("has_bias"))
-    has_weight = len(y.node.args) > 1 + has_bias
-    centered, rstd = standardized(y.arg(0), y.node)
+    has_weight = len(y.node.tensors) > 1 + has_bias
+    centered, rstd = standardized(y.arg(0), y.node, y.number("eps"))
     normal, dims = centered * rstd, normalized_dims(y.node)
     g = dy * y.arg(1) if has_weight else dy
     less = g - g.mean(dims) if y.node.op is Op.LAYER_NORM else g

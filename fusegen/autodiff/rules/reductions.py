@@ -15,10 +15,6 @@ def _dims(y: Value) -> tuple[int, ...]:
     return cast(tuple[int, ...], y.node.attr("dims"))
 
 
-def _number(y: Value, name: str) -> float:
-    return float(cast(float, y.node.attr(name)))
-
-
 def _extremum(y: Value, dy: Value) -> Gradients:
     """To where the extremum is; equal ones share it. Where it is NaN, no element equals it, and 0/0 is the share of all."""
     found = y.arg(0).apply(Op.EQ, y).apply(Op.CAST, dtype=y.dtype)
@@ -58,7 +54,7 @@ def _centered(x: Value, dims: tuple[int, ...]) -> Value:
 
 def _var(y: Value, dy: Value) -> Gradients:
     x, dims = y.arg(0), _dims(y)
-    return ((2.0 * dy * _centered(x, dims)).per(x.count(dims), _number(y, "correction")),)
+    return ((2.0 * dy * _centered(x, dims)).per(x.count(dims), y.number("correction")),)
 
 
 def _std(y: Value, dy: Value) -> Gradients:
@@ -66,20 +62,20 @@ def _std(y: Value, dy: Value) -> Gradients:
     is y as well: it is the same in all elements, so that centering twice takes it away."""
     x, dims = y.arg(0), _dims(y)
     scale = y.apply(Op.EQ, 0).where(0, dy / y)
-    return ((scale * _centered(_centered(x, dims), dims)).per(x.count(dims), _number(y, "correction")),)
+    return ((scale * _centered(_centered(x, dims), dims)).per(x.count(dims), y.number("correction")),)
 
 
 def _vector_norm(y: Value, dy: Value) -> Gradients:
     """sign(x)·(|x|/y)^(p − 1), and 0 where y is 0; of an order below 1 also where x is 0."""
-    x, order = y.arg(0), _number(y, "ord")
+    x, order = y.arg(0), y.number("ord")
     if order == 2:
         return (x * y.apply(Op.EQ, 0).where(0, dy / y),)
-    size, sign = x.apply(Op.ABS), x.apply(Op.SIGN)
-    if order < 1:
-        powers = x.apply(Op.EQ, 0).where(0, sign * size.apply(Op.POW, order - 1.0))
+    powers = x.apply(Op.SIGN) * x.apply(Op.ABS).apply(Op.POW, order - 1.0)
+    if isinstance(order, Value) or order < 1:
+        powers = x.apply(Op.EQ, 0).where(0, powers)
+    if not isinstance(order, Value) and order < 1:
         return (powers * dy * y.apply(Op.POW, 1.0 - order),)
-    scale = y.apply(Op.EQ, 0).where(0, dy / y.apply(Op.POW, order - 1.0))
-    return (sign * size.apply(Op.POW, order - 1.0) * scale,)
+    return (powers * y.apply(Op.EQ, 0).where(0, dy / y.apply(Op.POW, order - 1.0)),)
 
 
 def _summed_from(x: Value) -> Value:

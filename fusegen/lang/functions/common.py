@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from typing import cast as cast_to
 
 import torch
 
@@ -11,7 +12,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.memory import overwrite
-from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.scalars import TracedScalar, computed
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor
 
@@ -103,12 +104,15 @@ def numbers(name: str, x: TracedTensor) -> TracedTensor:
 
 
 def setting(name: str, value: object) -> float:
-    """A number that selects code.
+    """A number that is no tensor: a float, or one of run time, which behaves as a float does.
 
     Raises:
-        NeedsStatic: it is one of run time.
+        NeedsStatic: it is a tensor that is made of numbers.
         TraceError: it is no number.
     """
+    if type(value) is TracedScalar:
+        number: Any = value if value._node.dtype.is_float else computed(Op.MUL, value, value._tracer.scalar(1.0))
+        return cast_to(float, number)
     if isinstance(value, TracedTensor):
         value.require_static()
     if isinstance(value, (int, float)):

@@ -13,7 +13,16 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, simplify_dim
-from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, normalize_dims, numbers, unsupported_argument
+from fusegen.lang.functions.common import (
+    cast,
+    dtype_of,
+    floats,
+    normalize_dim,
+    normalize_dims,
+    numbers,
+    setting,
+    unsupported_argument,
+)
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
@@ -91,7 +100,7 @@ def _degrees(dim: Any, unbiased: bool, correction: float | None) -> tuple[Dims, 
     """The dims of a variance, and what is taken off their count: torch.var(x, unbiased) has the latter first."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    return dim, float(unbiased) if correction is None else float(correction)
+    return dim, float(unbiased) if correction is None else setting("correction", correction)
 
 
 @implements("amax")
@@ -251,7 +260,7 @@ def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor
         return reduced(Op.SUM, cast(cast(x, torch.bool), x.dtype), dim, keepdim)
     if ord == 1:
         return reduced(Op.SUM, size, dim, keepdim)
-    return reduced(Op.VECTOR_NORM, x, dim, keepdim, ord=float(ord))
+    return reduced(Op.VECTOR_NORM, x, dim, keepdim, ord=2.0 if ord == 2 else setting("ord", ord))
 
 
 @implements("linalg.norm")

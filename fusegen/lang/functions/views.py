@@ -56,12 +56,6 @@ def reshape(input: TracedTensor, *shape: Any, **named: Any) -> TracedTensor:
     return reshaped(input, _complete(input._tracer, sequence(shape, named), input._node.shape))
 
 
-def _require_literal(tracer: Tracer, *dims: Dim) -> None:
-    """Asks for sizes to be literal, where their values are known."""
-    for dim in dims:
-        tracer.require_literal(dim)
-
-
 def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
     given = [dim_of(s) for s in sizes]
     free = [d for d, s in enumerate(given) if s == -1]
@@ -71,7 +65,7 @@ def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tu
     rest = exact_quotient(product(source), others)
     if len(free) > 1 or rest is None:
         if len(free) == 1:
-            _require_literal(tracer, product(source), others)
+            tracer.require_literal(product(source), others)
         raise ShapeError(
             f"cannot view {shape_text(tuple(source))} as {shape_text(given)}",
             mend="one size may be -1; the others' product must divide the number of elements",
@@ -291,7 +285,7 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     count = exact_quotient(size, length)
     number = None if count is None else literal(count)
     if number is None:
-        _require_literal(tracer, size, length)
+        tracer.require_literal(size, length)
         raise ShapeError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
     return [length] * number
 
