@@ -15,6 +15,7 @@ from fusegen.errors import FusegenError
 from fusegen.ir.formula import relation
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
+from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.frames import reframed
@@ -39,6 +40,7 @@ class Request:
         name: the kernel's name.
         function: the user's.
         specs: its tensors, by parameter.
+        arguments: the same tensors as objects.
         scalars: its run-time scalars, by parameter, with their dtypes.
         statics: everything else, by parameter.
         sizes: the symbolic sizes.
@@ -53,6 +55,7 @@ class Request:
     name: str
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
+    arguments: tuple[Argument, ...]
     scalars: tuple[tuple[str, DType], ...]
     statics: tuple[tuple[str, object], ...]
     sizes: Sizes

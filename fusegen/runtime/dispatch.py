@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
+from fusegen.lang.argument import Argument
 from fusegen.lang.run import Trace
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, TracedScalar
@@ -317,11 +318,24 @@ class Dispatcher:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols)
         given = tuple(numbers.items())
+        arguments = tuple(Argument.of(n, t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
         mutates = self.parameters.mutates
         return Request(
-            self.name, self.function, specs, tuple(scalars.items()), statics, sizes, target, device, wide, given, twice, mutates
+            self.name,
+            self.function,
+            specs,
+            arguments,
+            tuple(scalars.items()),
+            statics,
+            sizes,
+            target,
+            device,
+            wide,
+            given,
+            twice,
+            mutates,
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
@@ -358,6 +372,6 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, static_part(value)) for name, value in request.statics)
-    types = tuple((name, type(value)) for name, value in request.numbers)
+    types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
     modes = (torch.get_default_dtype(), torch.is_grad_enabled())
     return (request.specs, request.scalars, types, statics, sizes.multiples, sizes.bounds, request.target, request.wide, *modes)
