@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,10 +41,13 @@ def vjp(
         target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
     Raises:
-        ArgumentError: something in ``wrt`` has no gradient.
+        ArgumentError: something in ``wrt`` has no gradient, or the kernel is not a declared one.
         GradientError: there is nothing to differentiate.
         UnsupportedError: an operation has no derivative, or the function switches gradients off, or has a backward of its own.
     """
+    if not isinstance(kernel, (Kernel, Method)):
+        what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
+        raise ArgumentError(what, mend="declare the function: fg.kernel(function); of a module that is a kernel, pass its forward")
     instance = (kernel.__self__,) if isinstance(kernel, Method) else ()
     kernel = kernel.__func__ if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
@@ -155,6 +159,12 @@ class Forward:
         versions = _versions(passes.backward.graph, kept)
         saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, versions, self, passes)
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), saved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        """The pass of the copied kernel; what was compiled for the first arguments is shared."""
+        copied = copy.copy(self)
+        copied._calls, copied._instance = copy.deepcopy((self._calls, self._instance), memo)
+        return copied
 
     def lower(self) -> Lowered:
         """Every stage of the pass, for the arguments that it was made with."""

@@ -29,7 +29,9 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
     cls = type(module)
     if isinstance(module, _FusedModule):
         raise ArgumentError(f"{cls.__name__} is a kernel already", mend="call it as it is")
-    if "forward" in vars(module) or not callable(getattr(cls, "forward", None)) or cls.__module__.startswith("torch.jit"):
+    given = getattr(cls, "forward", None)
+    is_function = isinstance(given, Kernel) or hasattr(given, "__code__")
+    if "forward" in vars(module) or not is_function or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
     forward: Kernel[..., Any] = (

@@ -39,15 +39,27 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     A folder holds machine code: load only what you would run. What is checked is that its files are as they were built.
 
     Raises:
+        ArgumentError: the folder is no path.
         BundleError: something in the folder is missing, was changed, or is of another version.
     """
-    place = Path(folder).resolve()
+    place = _place(folder)
     manifest = read_manifest(place)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             for code in variant.code:
                 binary(place, code)
     return Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
+
+
+def _place(folder: object) -> Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ArgumentError(f"fg.load is given {folder!r}", mend="give the path of the folder that fusegen build --out wrote")
+    try:
+        return Path(folder).resolve()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:  # a path of bytes or with a null, links in a circle
+        raise ArgumentError(
+            f"{folder!r} is no path of a folder: {error}", mend="give the one that fusegen build --out wrote"
+        ) from None
 
 
 class Bundle:

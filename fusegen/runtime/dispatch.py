@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,6 +74,15 @@ class Dispatcher:
         self.remembered = Remembered(self.parameters, self.history, self._lock)
         self._warned = False  # of many variants
         self._told = False  # that nothing is fused under a transform
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
+        """One of the copied function, which knows no call."""
+        mutates = [
+            given
+            for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
+            if name in self.parameters.mutates
+        ]
+        return Dispatcher(copy.deepcopy(self.function, memo), self.name, mutates)
 
     @cached_property
     def _positional(self) -> int | None:

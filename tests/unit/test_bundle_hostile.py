@@ -14,7 +14,8 @@ import pytest
 import fusegen as fg
 from fusegen.bundle import manifest
 from fusegen.bundle.load import load
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
+from tests.naming import case
 from tests.unit.bundles import built, nested, numbers
 from tests.unit.eager import randn
 
@@ -52,6 +53,12 @@ def test_a_copy_is_as_good(folder: Path) -> None:
 def test_there_is_no_manifest(tmp_path: Path, folder: Path) -> None:
     assert "no built kernels in" in refusal(tmp_path / "nowhere")
     assert "no built kernels in" in refusal(folder / "manifest.json")
+
+
+def test_what_is_no_path() -> None:
+    for given in (b"/tmp", None, 3, "a\0b"):
+        with case(given), pytest.raises(ArgumentError, match=r"(?s)is.*try: give the"):
+            load(given)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"1" * 5000])
