@@ -22,6 +22,7 @@ from fusegen.passes.frames import reframed
 from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
+from fusegen.passes.variances import with_wide_variances
 from fusegen.passes.versions import separate_writes
 from fusegen.runtime.forms import Form, Forms
 from fusegen.runtime.signature import Sizes
@@ -163,7 +164,8 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    forms = Forms(separate_writes(split_products(reframed(run_passes(graph)), target)), target, wide=wide)
+    primitive = run_passes(with_wide_variances(graph, target))
+    forms = Forms(separate_writes(split_products(reframed(primitive), target)), target, wide=wide)
     form = forms.at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
 
