@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -38,8 +37,9 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
         cls.forward if isinstance(cls.forward, Kernel) else Kernel(cls.forward, mutates, cls.__name__.lower())
     )
     members = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
-    fused = copy.copy(module)
-    fused.__class__ = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
+    kind: Any = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
+    fused: M = kind.__new__(kind)
+    fused.__dict__.update(module.__dict__)  # a module with parametrizations refuses to be copied
     return fused
 
 
