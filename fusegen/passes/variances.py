@@ -14,12 +14,11 @@ from fusegen.passes.algebra import Value
 from fusegen.target import Backend, Target
 
 _SPREADS = (Op.VAR, Op.STD)
-_OF_WIDE_RANGE = (DType.FLOAT32, DType.BFLOAT16)
 
 
 def with_wide_variances(graph: Graph, target: Target) -> Graph:
     """The graph with variances, and the means that are asked for beside them, computed in float64 where the target is a CPU."""
-    spread = {_rows(node) for _, node in graph if node.op in _SPREADS and graph.nodes[node.args[0]].dtype in _OF_WIDE_RANGE}
+    spread = {_rows(node) for _, node in graph if node.op in _SPREADS and graph.nodes[node.args[0]].dtype is DType.FLOAT32}
     if not spread or target.backend is not Backend.CPU:
         return graph
     builder = GraphBuilder(graph.name).like(graph)
