@@ -70,6 +70,8 @@ class Kernel(Generic[P, R]):
             GradientError: an input requires a gradient, of which there is none.
             TraceError: the function does something that no kernel can do.
         """
+        if kwargs:
+            kwargs = self._named(kwargs)  # type: ignore[assignment]
         if is_dynamo_compiling():
             return cast(R, self._while_compiling(args, kwargs))
         result: R = (self._dispatcher_of(kwargs) if kwargs else self._dispatcher).call(args, kwargs)
@@ -87,6 +89,11 @@ class Kernel(Generic[P, R]):
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
         return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)
+
+    def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
+        is_left_out = self._has_out(kwargs) and kwargs[OUT] is None
+        return {name: value for name, value in kwargs.items() if name != OUT} if is_left_out else kwargs
 
     def _function_of(self, kwargs: Mapping[str, Any]) -> Callable[..., R]:
         """The function that runs for a call of a kind."""
@@ -115,8 +122,9 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
-        dispatcher = self._dispatcher_of(kwargs)
-        values = dispatcher.bind(args, kwargs)
+        named = self._named(kwargs)
+        dispatcher = self._dispatcher_of(named)
+        values = dispatcher.bind(args, named)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.sizes(variant, values, hidden))
 

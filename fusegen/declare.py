@@ -11,6 +11,7 @@ from torch import nn
 from fusegen.api import Kernel
 from fusegen.errors import ArgumentError
 from fusegen.modules import fused_module
+from fusegen.runtime.callables import name_of, python_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +33,8 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
     annotated ``fg.Static[T]`` select code, and so does an int or a float whose value the function needs while it is traced:
     as a dim, or for what only Python can compute of it. A branch on numbers is a condition that each call checks.
 
+    A ``functools.partial`` and an object with ``__call__`` are taken as functions.
+
     A module becomes a module with a kernel for its ``forward``, which shares all parameters, buffers and submodules with it.
 
     Args:
@@ -52,4 +55,6 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
     if op is not None and (mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
-    return fused_module(function, mutates) if isinstance(function, nn.Module) else Kernel(function, mutates, op=op)
+    if isinstance(function, nn.Module):
+        return fused_module(function, mutates)
+    return Kernel(python_function(function), mutates, name_of(function), op)

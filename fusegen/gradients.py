@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from fusegen.api import Kernel, Lowered, Method
@@ -21,7 +22,7 @@ from fusegen.runtime.straight import drawn_key
 
 
 def vjp(
-    kernel: Kernel[..., Any] | Method[..., Any],
+    kernel: Kernel[..., Any] | Method[..., Any] | nn.Module,
     *args: Any,
     wrt: str | Sequence[str] | None = None,
     target: str | None = None,
@@ -33,17 +34,23 @@ def vjp(
     tensors of inference mode: `Forward` refuses to save one, as autograd does. Call it under ``torch.no_grad()`` instead.
 
     Args:
-        kernel: the kernel.
+        kernel: the kernel, or a module that is one.
         args, kwargs: as in a call; tensors may be meta or fake ones.
         wrt: names of parameters by which gradients are wanted, and of tensors that the function closes over, as `Lowered.traced`
             has them; by default all arguments that are tensors of floats, and what it closes over that requires a gradient.
         target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
     Raises:
-        ArgumentError: something in ``wrt`` has no gradient.
+        ArgumentError: something in ``wrt`` has no gradient, or the kernel is not a declared one.
         GradientError: there is nothing to differentiate.
         UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
     """
+    declared = getattr(kernel, "_kernel", None) if isinstance(kernel, nn.Module) else None
+    if isinstance(declared, Kernel):
+        kernel = Method(declared, kernel)
+    if not isinstance(kernel, (Kernel, Method)):
+        what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
+        raise ArgumentError(what, mend="declare it: fg.kernel(function), fg.kernel(module)")
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
@@ -155,6 +162,12 @@ class Forward:
         versions = _versions(passes.backward.graph, kept)
         saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, versions, self, passes)
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), saved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        """The pass of the copied kernel; what was compiled for the first arguments is shared."""
+        copied = copy.copy(self)
+        copied._calls, copied._instance = copy.deepcopy((self._calls, self._instance), memo)
+        return copied
 
     def lower(self) -> Lowered:
         """Every stage of the pass, for the arguments that it was made with."""

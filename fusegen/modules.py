@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -30,7 +29,9 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
     cls = type(module)
     if isinstance(module, _FusedModule):
         raise ArgumentError(f"{cls.__name__} is a kernel already", mend="call it as it is")
-    if "forward" in vars(module) or not callable(getattr(cls, "forward", None)) or cls.__module__.startswith("torch.jit"):
+    given = getattr(cls, "forward", None)
+    is_function = isinstance(given, Kernel) or hasattr(given, "__code__")
+    if "forward" in vars(module) or not is_function or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
     kernel: Kernel[..., Any] = (
@@ -38,8 +39,9 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
     )
     members = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
     members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
-    fused = copy.copy(module)
-    fused.__class__ = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
+    kind: Any = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
+    fused: M = kind.__new__(kind)
+    fused.__dict__.update(module.__dict__)  # a module with parametrizations refuses to be copied
     return fused
 
 

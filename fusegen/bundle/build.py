@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fusegen.bundle.binaries import mark_of
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
 from fusegen.bundle.validate import check_call
 from fusegen.calls.formula import Relation, formula_of
@@ -86,10 +87,11 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
             known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
             number = sum(len(kernel.variants) for kernel in kernels.values())
             for variant, files in _built(each, number):
+                marked, files = _marked(known.parameters, variant, files)
                 with _writing_to(folder):
                     for file in files:
                         _write(unfinished / file.path, file.content)
-                known = replace(known, variants=(*known.variants, variant))
+                known = replace(known, variants=(*known.variants, marked))
             kernels[each.name] = known
         manifest = Manifest(version, tuple(kernels.values()))
         with _writing_to(folder):
@@ -174,6 +176,14 @@ def _built_form(
 
 
 # Binaries.
+
+
+def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[_File]) -> tuple[BuiltVariant, list[_File]]:
+    """A program whose binaries end with the mark of its call."""
+    mark, binaries = mark_of(parameters, variant), {code.file for code in variant.code}
+    marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
+    digests = {file.path: digest(file.content) for file in marked}
+    return replace(variant, code=tuple(replace(code, sha256=digests[code.file]) for code in variant.code)), marked
 
 
 def _cuda_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:

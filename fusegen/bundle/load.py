@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
 
-from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, binary, read_manifest
+from fusegen.bundle.binaries import binary, mark_of
+from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, read_manifest
 from fusegen.bundle.match import Mismatch, OtherForm, described, match
 from fusegen.calls.call import KernelLaunch
 from fusegen.calls.signature import Constant, ExtentArgument
@@ -39,15 +40,29 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     A folder holds machine code: load only what you would run. What is checked is that its files are as they were built.
 
     Raises:
+        ArgumentError: the folder is no path.
         BundleError: something in the folder is missing, was changed, or is of another version.
     """
-    place = Path(folder).resolve()
+    place = _place(folder)
     manifest = read_manifest(place)
+    bundle = Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
     for kernel in manifest.kernels:
         for variant in kernel.variants:
+            mark = mark_of(kernel.parameters, variant)
             for code in variant.code:
-                binary(place, code)
-    return Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
+                binary(place, code, mark)
+    return bundle
+
+
+def _place(folder: object) -> Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ArgumentError(f"fg.load is given {folder!r}", mend="give the path of the folder that fusegen build --out wrote")
+    try:
+        return Path(folder).resolve()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:  # a path of bytes or with a null, links in a circle
+        raise ArgumentError(
+            f"{folder!r} is no path of a folder: {error}", mend="give the one that fusegen build --out wrote"
+        ) from None
 
 
 class Bundle:
@@ -225,26 +240,27 @@ class BuiltFunction:
         return self._loaded[number, index]
 
     def _load(self, variant: BuiltVariant, index: int | None) -> tuple[Backend, list[Any]]:
+        mark = mark_of(self._kernel.parameters, variant)
         if index is None:
-            return HostBackend(), [self._host_kernel(code, variant.machine) for code in variant.code]
+            return HostBackend(), [self._host_kernel(code, mark, variant.machine) for code in variant.code]
         kernels = zip(variant.code, variant.call.launches, strict=True)
-        return CudaBackend(index), [self._cuda_kernel(code, launch, index) for code, launch in kernels]
+        return CudaBackend(index), [self._cuda_kernel(code, mark, launch, index) for code, launch in kernels]
 
-    def _cuda_kernel(self, code: Code, launch: KernelLaunch, index: int) -> Any:
+    def _cuda_kernel(self, code: Code, mark: bytes, launch: KernelLaunch, index: int) -> Any:
         try:
-            return cuda.load(binary(self._folder, code), code.entry, code.entry, launch, index)
+            return cuda.load(binary(self._folder, code, mark), code.entry, code.entry, launch, index)
         except LaunchError as error:
             raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
 
-    def _host_kernel(self, code: Code, machine: str) -> Any:
+    def _host_kernel(self, code: Code, mark: bytes, machine: str) -> Any:
         path = self._folder / code.file
         if machine != instruction_set():
             what = f"{path} was built for another kind of processor"
             raise BundleError(what, mend="build it on a machine like this one: fusegen build … --arch cpu")
-        binary(self._folder, code)
+        binary(self._folder, code, mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
 
 

@@ -21,7 +21,8 @@ NAME = "manifest.json"
 FORMAT = 4
 """Of the manifest; one that is not this one is refused."""
 
-_AGAIN = "build it again, or copy the whole folder"
+AGAIN = "build it again, or copy the whole folder"
+"""The mend of a folder that is not as it was built."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,11 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, mend="give the folder that fusegen build --out wrote") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {error}", mend=_AGAIN) from None
+        raise BundleError(f"{path} is damaged: {error}", mend=AGAIN) from None
     try:
         return _checked(document, path)
     except RecursionError:
-        raise BundleError(f"{path} is nested too deeply", mend=_AGAIN) from None
+        raise BundleError(f"{path} is nested too deeply", mend=AGAIN) from None
 
 
 def _checked(document: Any, path: Path) -> Manifest:
@@ -140,11 +141,11 @@ def _checked(document: Any, path: Path) -> Manifest:
         raise BundleError(what, mend="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} is not as it was written: its hash differs", mend=_AGAIN)
+        raise BundleError(f"{path} is not as it was written: its hash differs", mend=AGAIN)
     manifest: Manifest = decode(content, Manifest, path.name)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
-        raise BundleError(f"{path} holds a kernel twice", mend=_AGAIN)
+        raise BundleError(f"{path} holds a kernel twice", mend=AGAIN)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(kernel, variant, f"{path}: {kernel.name} for {variant.target}")
@@ -160,33 +161,11 @@ def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> No
     names = [parameter.plain for parameter in kernel.parameters]
     check_call(names, variant.signature, variant.call, where)
     if len(variant.code) != len(variant.call.launches):
-        raise BundleError(f"{where}: {len(variant.code)} binaries for {len(variant.call.launches)} launches", mend=_AGAIN)
+        raise BundleError(f"{where}: {len(variant.code)} binaries for {len(variant.call.launches)} launches", mend=AGAIN)
     try:
         builder(variant.structure)
     except ValueError as error:
-        raise BundleError(f"{where}: {error}", mend=_AGAIN) from None
+        raise BundleError(f"{where}: {error}", mend=AGAIN) from None
     if variant.structure.tensors != len(variant.call.results):
         what = f"{where}: {len(variant.call.results)} results for {variant.structure.tensors} places"
-        raise BundleError(what, mend=_AGAIN)
-
-
-def binary(folder: Path, code: Code) -> bytes:
-    """A kernel's binary, which is as it was built.
-
-    Raises:
-        BundleError: it is missing, has been changed, or lies outside of the folder.
-    """
-    path = folder / code.file
-    try:
-        is_inside = path.resolve().is_relative_to(folder.resolve())
-    except (ValueError, OSError, RuntimeError) as error:  # a null in it, say, or links in a circle
-        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", mend=_AGAIN) from None
-    if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", mend=_AGAIN)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", mend=_AGAIN) from None
-    if digest(content) != code.sha256:
-        raise BundleError(f"{path} is not as it was built: its hash differs", mend=_AGAIN)
-    return content
+        raise BundleError(what, mend=AGAIN)

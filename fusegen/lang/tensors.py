@@ -28,6 +28,11 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         """A tensor for torch to recognise."""
         return torch.Tensor._make_subclass(cls, _EMPTY)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What ``isinstance`` sees: the class of the caller's tensor; what the function computes is a plain tensor."""
+        return torch.Tensor if self._argument is None else self._argument.type
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -76,8 +81,6 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
 
     data = property(lambda self: registry.call(torch.Tensor.detach, (self,), {}))
     real = property(lambda self: self)
-    grad_fn = property(lambda self: None)
-    is_leaf = property(lambda self: True)
     layout = property(lambda self: torch.strided)
     is_cpu = property(lambda self: self.device.type == "cpu")
     itemsize = property(TracedTensor.element_size)

@@ -20,6 +20,7 @@ from fusegen.ir.infer import MismatchError
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
+from fusegen.lang.argument import Argument
 from fusegen.lang.memory import Memory, lies_in, require_current, store
 from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
@@ -44,6 +45,9 @@ class Outside(Protocol):
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes note of what torch answered about closed-over tensors while tracing: their sizes, or values."""
+
+    def attribute_missed(self, parameter: str, attribute: str) -> None:
+        """Takes note that a tensor argument has no such attribute."""
 
 
 class NeedsLiteral(Exception):
@@ -101,15 +105,19 @@ class Tracer:
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
-    def parameter(self, spec: InputSpec, *, declared: bool) -> TracedTensor:
+    def parameter(self, spec: InputSpec, argument: Argument, *, declared: bool) -> TracedTensor:
         """A tensor that the function takes.
 
         Args:
+            spec: its sizes, dtype and strides.
+            argument: the caller's tensor as an object.
             declared: whether the kernel says that it writes to it.
         """
         position = self.builder.input(spec)
         self.memories.append(Memory(spec.name, declared=declared, position=position))
-        return self.value(position, self.memories[-1])
+        value = self.value(position, self.memories[-1])
+        value._argument = argument
+        return value
 
     def stored(self) -> list[int]:
         """The last version of each parameter that was written to."""

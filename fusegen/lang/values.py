@@ -26,6 +26,7 @@ from fusegen.lang.scalars import TracedScalar, computed, require_static
 from fusegen.lang.shape import Shape
 
 if TYPE_CHECKING:
+    from fusegen.lang.argument import Argument
     from fusegen.lang.tracer import Tracer
 
 
@@ -260,6 +261,8 @@ def dim_of(value: object) -> Dim:
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
+    _argument: Argument | None = None  # the caller's tensor, of a parameter
+
     def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
         self._tracer = tracer
         self._position = position
@@ -353,12 +356,27 @@ class TracedTensor:
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
         if method is None or name.startswith("__"):
+            self._require_no_attribute(name)
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
             raise UnsupportedError(
                 f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes"
             )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
+
+    def _require_no_attribute(self, name: str) -> None:
+        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard.
+
+        Raises:
+            UnsupportedError: the argument carries an attribute of that name.
+        """
+        if self._argument is None or name.startswith("__"):
+            return
+        argument = self._argument
+        if name in argument.attributes:
+            what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
+            raise UnsupportedError(what, where=here(), mend=f"pass {argument.name}.{name} as a parameter of its own")
+        self._tracer.outside.attribute_missed(argument.name, name)
 
     def __getitem__(self, key: Any) -> Any:
         return registry.call(torch.Tensor.__getitem__, (self, key), {})

@@ -23,8 +23,9 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """What is known of some arguments.
 
     Returns:
-        For each argument its kind, and of a tensor dtype, device, shape, the shape in this call (None where that is not known), and
-        whether it needs a gradient. A value is not among them: torch.compile takes an object for a constant by itself alone.
+        For each argument its kind, and of a tensor dtype, device, shape, the shape in this call (None where that is not known),
+        whether it needs a gradient, and whether it is a parameter. A value is not among them: torch.compile takes an object for a
+        constant by itself alone.
     """
     unknown: list[Any] = []
     found: list[tuple[Any, ...]] = []
@@ -32,7 +33,8 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
         if isinstance(value, torch.Tensor):
             shape = tuple([_size(size, unknown) for size in value.shape])
             hints = None if _hint is None else tuple([_hint(size) for size in value.shape])
-            found.append((TENSOR, value.dtype, value.device, shape, hints, value.requires_grad))
+            is_parameter = isinstance(value, torch.nn.Parameter)
+            found.append((TENSOR, value.dtype, value.device, shape, hints, value.requires_grad, is_parameter))
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and not has_static_value(value):
             found.append((INT if isinstance(value, int) else FLOAT,))
         else:

@@ -14,6 +14,7 @@ from fusegen.autodiff.derive import Derivative, differentiated_inputs
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator, in_row_major_order
+from fusegen.runtime.backends import target_of
 from fusegen.runtime.passes import named_passes
 
 
@@ -22,14 +23,15 @@ def operator_of(assumed: Assumed) -> GraphOperator:
     return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
 
 
-def recording_operator_of(assumed: Assumed, wrt: Sequence[str]) -> GraphOperator:
+def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.device) -> GraphOperator:
     """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
 
     Args:
         assumed: the graph.
         wrt: inputs by which there are gradients.
+        device: where it will run.
     """
-    passes = _Passes.of(assumed, wrt)
+    passes = _Passes.of(assumed, wrt, device)
     return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
 
 
@@ -47,9 +49,9 @@ class _Passes:
     backward: Assumed
 
     @classmethod
-    def of(cls, assumed: Assumed, wrt: Sequence[str]) -> _Passes:
-        """The passes by some inputs."""
-        derivative, forward, backward = named_passes(assumed.graph, wrt)
+    def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device) -> _Passes:
+        """The passes by some inputs, as they are on a device."""
+        derivative, forward, backward = named_passes(assumed.graph, wrt, target_of(device))
         given = {str(dim) for spec in backward.inputs for dim in spec.shape}
         placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
         further = tuple(symbol for symbol in (*placed, *assumed.sizes) if symbol not in given)
@@ -136,7 +138,7 @@ class _Again:
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs both passes."""
         needed = _needed(self._names, ctx)
-        passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed))
+        passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed), ctx.saved_tensors[0].device)
         forward = GraphOperator.of(passes.forward, _register_once)
         tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
         outputs = forward(tensors, ctx.numbers)

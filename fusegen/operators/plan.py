@@ -14,6 +14,7 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegen.autodiff.derive import differentiated_inputs
@@ -27,6 +28,7 @@ from fusegen.operators.graph_operator import Assumed, GraphOperator, in_row_majo
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer
 from fusegen.state import State
 from fusegen.state.paths import BETWEEN
@@ -153,12 +155,12 @@ class _Plan:
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources = with_key(graph, key), {**sources, key: f"{KEY}{ITEMS}{device}"}
         results = list(dict.fromkeys(graph.outputs))
-        of_parameters = request.sizes.of_parameters
+        of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
         needed = self._needed(state, found) if recording else set()
         if needed and (found.switches_gradients or state.has_backward_hooks):
             raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
-        operator = operator_of(assumed) if exporting or not needed else self._recording(assumed, needed)
+        operator = operator_of(assumed) if exporting or not needed else self._recording(assumed, needed, device)
         numbers = [*of_parameters.values(), *(name for name, _ in graph.scalars)]
         lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
         lines += [sources[spec.name] for spec in graph.inputs]
@@ -173,14 +175,15 @@ class _Plan:
         if fact is None:
             return self._defaults[name]
         if fact[0] == TENSOR:
-            _, dtype, _, shape, hints, _ = fact
+            _, dtype, _, shape, hints, _, is_parameter = fact
             self._is_unknown |= any(size < 0 for size in shape)
             if shape and shape[-1] < 0:
                 self._dispatcher.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
                 raise Unplanned("a tensor has no elements")
             extents = hints if self._by_hints else [size if size >= 0 else _FIRST - 2 * size for size in shape]
-            return torch.empty(extents, dtype=dtype, device="meta")
+            tensor = torch.empty(extents, dtype=dtype, device="meta")
+            return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if fact[0] in (INT, FLOAT):
             self._is_unknown = True
             return _FIRST if fact[0] == INT else 1.5
@@ -244,7 +247,7 @@ class _Plan:
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
 
-    def _recording(self, assumed: Assumed, needed: set[str]) -> GraphOperator:
+    def _recording(self, assumed: Assumed, needed: set[str], device: torch.device) -> GraphOperator:
         """The operator that gives what the backward pass needs.
 
         Where one input requires a gradient, any argument may: torch.compile says otherwise of what a checkpoint returns. The
@@ -252,9 +255,9 @@ class _Plan:
         """
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
         with suppress(FusegenError):
-            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors))
+            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device)
         wrt = differentiated_inputs(assumed.graph, needed)
-        return recording_operator_of(assumed, wrt) if wrt else operator_of(assumed)
+        return recording_operator_of(assumed, wrt, device) if wrt else operator_of(assumed)
 
 
 _STEPS: dict[str, Callable[[Any, str], Any]] = {

@@ -168,10 +168,34 @@ def _fmod(args: Sequence[Value], node: Node) -> Value:
 
 
 @_expands(Op.XLOGY)
-def _xlogy(args: Sequence[Value], _node: Node) -> Value:
+@_expands(Op.XLOG1PY)
+def _xlogy(args: Sequence[Value], node: Node) -> Value:
     x, y = args
     is_zero = x.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, y.apply(Op.EQ, y))
-    return is_zero.where(0.0, x * y.apply(Op.LOG))
+    return is_zero.where(0.0, x * y.apply(Op.LOG if node.op is Op.XLOGY else Op.LOG1P))
+
+
+@_expands(Op.HYPOT)
+def _hypot(args: Sequence[Value], _node: Node) -> Value:
+    """sqrt(x^2 + y^2), without overflow; infinite beside an infinity, NaN or not."""
+    x, y = (each.apply(Op.ABS) for each in args)
+    greater, lesser = x.apply(Op.MAXIMUM, y), x.apply(Op.MINIMUM, y)
+    ratio = lesser / greater
+    length = greater * (ratio * ratio + 1.0).apply(Op.SQRT)
+    is_infinite = x.apply(Op.EQ, math.inf).apply(Op.LOGICAL_OR, y.apply(Op.EQ, math.inf))
+    return is_infinite.where(math.inf, greater.apply(Op.EQ, 0).where(greater, length))
+
+
+@_pointwise(Op.LOGIT)
+def _logit(x: Value) -> Value:
+    return (x / (1.0 - x)).apply(Op.LOG)
+
+
+@_pointwise(Op.ENTR)
+def _entr(x: Value) -> Value:
+    """-x log(x): 0 at 0, and minus infinity below."""
+    above = -(x * x.apply(Op.LOG))
+    return x.apply(Op.LT, 0).where(-math.inf, x.apply(Op.EQ, 0).where(0.0, above))
 
 
 @_expands(Op.HUBER)

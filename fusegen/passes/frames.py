@@ -75,10 +75,10 @@ def _moves(graph: Graph) -> Iterator[_Moved]:
     for position, node in graph:
         if node.family is not Family.POINTWISE or not _is_hidden(graph, position) or len(graph.users[position]) != 1:
             continue
-        inside = _made_of_reductions(graph, position)
-        if inside:
-            found = _arranged(graph, position)
-            if found is not None and _goes_on(graph, found[0]):
+        found = _arranged(graph, position)  # rarely, and found at once; the walk back is over all that a value is made of
+        if found is not None and _goes_on(graph, found[0]):
+            inside = _made_of_reductions(graph, position)
+            if inside:
                 yield _Moved(position, *found, inside)
 
 

@@ -15,12 +15,14 @@ from fusegen.errors import FusegenError
 from fusegen.ir.formula import relation
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
+from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.frames import reframed
 from fusegen.passes.fuse import Group
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
+from fusegen.passes.variances import with_wide_variances
 from fusegen.passes.versions import separate_writes
 from fusegen.runtime.forms import Form, Forms
 from fusegen.runtime.signature import Sizes
@@ -39,6 +41,7 @@ class Request:
         name: the kernel's name.
         function: the user's.
         specs: its tensors, by parameter.
+        arguments: the same tensors as objects.
         scalars: its run-time scalars, by parameter, with their dtypes.
         statics: everything else, by parameter.
         sizes: the symbolic sizes.
@@ -54,6 +57,7 @@ class Request:
     name: str
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
+    arguments: tuple[Argument, ...]
     scalars: tuple[tuple[str, DType], ...]
     statics: tuple[tuple[str, object], ...]
     sizes: Sizes
@@ -162,7 +166,8 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    forms = Forms(separate_writes(split_products(reframed(run_passes(graph)), target)), target, wide=wide)
+    primitive = run_passes(with_wide_variances(graph, target))
+    forms = Forms(separate_writes(split_products(reframed(primitive), target)), target, wide=wide)
     form = forms.at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -86,6 +87,12 @@ class Calls:
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
         self._known: dict[Key, list[tuple[Fit, Variant, Passes]]] = {}
         self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
+        """Those of the copied kernel, whose passes are made anew."""
+        copied = Calls(*copy.deepcopy((self.dispatcher, self._variant_of), memo), self.wrt)
+        copied._by_default = self._by_default
+        return copied
 
     def known(self, values: Values) -> Found | None:
         """The passes that an earlier call of this kind had."""

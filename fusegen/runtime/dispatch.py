@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import GradientError
+from fusegen.lang.argument import Argument
 from fusegen.lang.run import Trace
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie, TracedScalar
@@ -82,6 +84,15 @@ class Dispatcher:
         self.remembered = Remembered(self.parameters, self.history, self._lock)
         self._warned = False  # of many variants
         self._told = False  # that nothing is fused under a transform
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
+        """One of the copied function, which knows no call."""
+        mutates = [
+            given
+            for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
+            if name in self.parameters.mutates
+        ]
+        return Dispatcher(copy.deepcopy(self.function, memo), self.name, mutates)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -359,11 +370,25 @@ class Dispatcher:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
         given = tuple(numbers.items())
+        arguments = tuple(Argument.of(n, t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
         of_scalars, mutates, tied = tuple(scalars.items()), self.parameters.mutates, frozenset(self.history.tied)
         return Request(
-            self.name, self.function, specs, of_scalars, statics, sizes, target, device, wide, given, twice, mutates, tied
+            self.name,
+            self.function,
+            specs,
+            arguments,
+            of_scalars,
+            statics,
+            sizes,
+            target,
+            device,
+            wide,
+            given,
+            twice,
+            mutates,
+            tied,
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
@@ -400,7 +425,7 @@ def _device(tensors: Sequence[Tensor]) -> torch.device:
 def _variant_key(request: Request) -> Key:
     sizes = request.sizes
     statics = tuple((name, static_part(value)) for name, value in request.statics)
-    types = tuple((name, type(value)) for name, value in request.numbers)
+    types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
     modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
     known = (sizes.multiples, sizes.bounds, sizes.shared)
     return (request.specs, request.scalars, types, statics, *known, request.target, request.wide, *modes)

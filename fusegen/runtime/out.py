@@ -23,6 +23,9 @@ def with_out(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(function)
     def call(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+        if not isinstance(out, Tensor):
+            what = f"{function.__name__}: out is a {type(out).__name__}"
+            raise ArgumentError(what, mend="pass a tensor of the result's shape and dtype")
         result = function(*args, **kwargs)
         if not isinstance(result, Tensor):
             what = f"{function.__name__}: out= of a function that does not return one tensor"

@@ -52,8 +52,6 @@ class Parameters:
         Raises:
             ArgumentError: for ``*args`` and ``**kwargs``, which a kernel cannot have, and for a name that no parameter has.
         """
-        if not callable(function) or not hasattr(function, "__code__"):
-            raise ArgumentError(f"{function!r} is no Python function", mend="wrap it: def f(x): return ...")
         found = inspect.signature(function).parameters
         for parameter in found.values():
             if parameter.kind in _REFUSED_KINDS:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
+from fusegen.passes.variances import with_wide_variances
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.schedule.names import Namer, kernel_functions
@@ -35,14 +36,15 @@ class Passes:
     @classmethod
     def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
         """The passes by some inputs."""
-        derivative, forward, backward = named_passes(graph, wrt)
+        derivative, forward, backward = named_passes(graph, wrt, target)
         return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
 
 
-def named_passes(graph: Graph, wrt: Sequence[str]) -> tuple[Derivative, Graph, Graph]:
+def named_passes(graph: Graph, wrt: Sequence[str], target: Target) -> tuple[Derivative, Graph, Graph]:
     """The derivative of a graph by some inputs, and its passes under names of their own."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-    derivative = derive(graph, wrt, Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name)).take)
+    names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
+    derivative = derive(with_wide_variances(graph, target), wrt, names.take)
     return derivative, _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
 
 

@@ -67,14 +67,15 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorde
     recorder = Recorder(
         request.function, given, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
     )
-    outside = _Outside(request.name, recorder)
+    outside = _Outside(request.name, recorder, parameters)
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
     tracer.tied = request.tied
     values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for name, symbol in request.sizes.parameters.items()}
     values |= request.statics
-    values |= {spec.name: tracer.parameter(spec, declared=spec.name in request.mutates) for spec in request.specs}
+    for spec, argument in zip(request.specs, request.arguments, strict=True):
+        values[spec.name] = tracer.parameter(spec, argument, declared=spec.name in request.mutates)
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
     with traced_math(), recorder:
         found = trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})
@@ -87,11 +88,13 @@ class _Outside:
     Args:
         name: the kernel's.
         recorder: knows where they are found again.
+        parameters: names of the function's parameters, in order.
     """
 
-    def __init__(self, name: str, recorder: Recorder) -> None:
+    def __init__(self, name: str, recorder: Recorder, parameters: Sequence[str]) -> None:
         self._name = name
         self._recorder = recorder
+        self._parameters = parameters
         self.observe = recorder.observe
 
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
@@ -106,6 +109,10 @@ class _Outside:
         with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
             check_values(self._name, name, tensor)
             return hidden_spec(name, tensor)
+
+    def attribute_missed(self, parameter: str, attribute: str) -> None:
+        """Notes that a tensor argument has no such attribute."""
+        self._recorder.argument_without(self._parameters.index(parameter), attribute)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:

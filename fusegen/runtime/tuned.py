@@ -185,7 +185,7 @@ def _stored(path: Path) -> Entry | None:
         return _entry(document["entry"]) if document["format"] == FORMAT else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         warnings.warn(f"{path} holds no measurement of fusegen and is passed over ({error})", stacklevel=2)
         return None
 

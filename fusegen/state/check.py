@@ -87,6 +87,7 @@ class State:
         used: tensors that are inputs of the kernel.
         compares_identity: whether code may have asked whether two tensors are one.
         tensors: positions of the arguments that are tensors.
+        absent: attributes that arguments, by position, must not have.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
 
     Attributes:
@@ -113,11 +114,12 @@ class State:
         *,
         compares_identity: bool,
         tensors: Sequence[int],
+        absent: Sequence[tuple[int, str]],
         has_backward_hooks: bool,
     ) -> None:
         self.has_backward_hooks = has_backward_hooks
         self.names = tuple(each.name for each in used)
-        self.asked = _asked(reads, questions, compares_identity)
+        self.asked = _asked(reads, questions, absent, compares_identity)
         self.compares_identity = compares_identity
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         self.ways = ways(function, arguments, reads, [each.slot for each in used])
@@ -129,6 +131,8 @@ class State:
         for question in questions:
             writer.question(question)
         writer.aliases(reads, compares_identity)
+        for position, attribute in absent:
+            writer.absent(position, attribute)
         writer.tensors(used)
         self.check = writer.function() if writer.lines else None
         self.text = writer.text
@@ -235,6 +239,10 @@ class _Writer:
             places = ", ".join(f"id({self._place(slots[0])})" for slots in holders.values())
             self._require(f"len({{{places}}}) == {len(holders)}")
 
+    def absent(self, position: int, attribute: str) -> None:
+        """An attribute that the function found missing on an argument."""
+        self._require(f"not hasattr(V[{position}], {attribute!r})")
+
     def tensors(self, used: Sequence[Used]) -> None:
         """The inputs that are found again."""
         names = []
@@ -284,10 +292,13 @@ class _Writer:
         return name
 
 
-def _asked(reads: Sequence[Read], questions: Sequence[Question], compares_identity: bool) -> tuple[str, ...]:
+def _asked(
+    reads: Sequence[Read], questions: Sequence[Question], absent: Sequence[tuple[int, str]], compares_identity: bool
+) -> tuple[str, ...]:
     found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is Kind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
         found.append("something of a tensor that it closes over")
+    found += [f"the attribute {attribute!r} of an argument" for _, attribute in absent]
     return tuple(dict.fromkeys(found))
 
 

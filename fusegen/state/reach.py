@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
-from fusegen.errors import TraceError
+from fusegen.errors import TraceError, UnsupportedError
 from fusegen.state.code import Names, elements_read, names_of
 from fusegen.state.content import contents, is_a
 from fusegen.state.libraries import is_heap, is_library, of_library, runs_library
@@ -43,6 +43,12 @@ _THREADS = {
     threading.Thread.start.__code__: "starts a thread",
     ThreadPoolExecutor.submit.__code__: "hands work to a thread",
 }
+
+_UNTRACEABLE = {
+    ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
+    "flex_attention outside of the kernel",
+}
+"""Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
 
 _FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
@@ -112,6 +118,7 @@ class Reach:
         if code in self._libraries:
             return
         if runs_library(frame):
+            _require_traceable(frame)
             self._libraries.add(code)
             self._notes.library_call(frame.f_globals)
             return
@@ -327,12 +334,24 @@ class Reach:
 
 def _refuse_thread(frame: FrameType) -> NoReturn:
     """Refuses work in another thread, where nothing is watched."""
+    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
+    raise TraceError(what, where=_called_at(frame), mend="do that outside of the kernel, and pass what it gives")
+
+
+def _require_traceable(frame: FrameType) -> None:
+    """Refuses a library's function that cannot work on traced tensors."""
+    name = frame.f_code.co_name
+    mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
+    if mend is not None:
+        raise UnsupportedError(f"{name} cannot be traced", where=_called_at(frame), mend=mend)
+
+
+def _called_at(frame: FrameType) -> str | None:
+    """The line of the user's from which a library's function was called."""
     caller: FrameType | None = frame
     while caller is not None and runs_library(caller):
         caller = caller.f_back
-    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
-    where = None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    raise TraceError(what, where=where, mend="do that outside of the kernel, and pass what it gives")
+    return None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:

@@ -43,6 +43,7 @@ class Recorder:
         self._tensors: dict[int, list[Slot]] = {}
         self._questions: list[Question] = []
         self._used: dict[int, Used] = {}
+        self._absent: dict[tuple[int, str], None] = {}
         self._names: dict[int, str] = {}
         self._caches: list[Any] = []
         self._has_backward_hooks = False
@@ -81,7 +82,7 @@ class Recorder:
         reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
         return State(
             self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
-            tensors=tensors, has_backward_hooks=self._has_backward_hooks,
+            tensors=tensors, absent=tuple(self._absent), has_backward_hooks=self._has_backward_hooks,
         )  # fmt: skip
 
     @property
@@ -105,6 +106,10 @@ class Recorder:
         for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and id(a) in self._tensors):
             slot = self._tensors[id(tensor)][0]
             self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+
+    def argument_without(self, position: int, attribute: str) -> None:
+        """Notes that an argument that is a tensor has no such attribute."""
+        self._absent[position, attribute] = None
 
     # What `Reach` finds and `Watch` reports.
 

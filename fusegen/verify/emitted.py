@@ -146,7 +146,7 @@ def _recall(spec: Spec, dtype: DType, target: Target) -> _Memory:
         return nothing
     try:
         memory = _memory(json.loads(_path(spec, dtype, target).read_bytes()))
-    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError):  # none there, or none of ours
+    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none there, or none of ours
         return nothing
     return memory if memory.generator == generator() else nothing
 

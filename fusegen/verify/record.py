@@ -133,7 +133,7 @@ def read(path: Path) -> Record:
         return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArgumentError(f"{path} is no verification record ({type(error).__name__}: {error})", mend=mend) from None
 
 

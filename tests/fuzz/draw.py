@@ -41,7 +41,7 @@ UNARY = (
     "fg.dropout({0}, 0.3, seed=5) if {0}.is_floating_point() else {0}",
     "F.celu({0})", "F.celu({0}, 0.5)", "torch.sinh({0}.clamp(-4, 4))", "torch.cosh({0}.clamp(-4, 4))", "F.hardtanh({0}, -2, 0.5)",
     "torch.asin({0}.clamp(-0.75, 0.75))", "torch.acos({0}.clamp(-0.75, 0.75))", "torch.asinh({0})", "torch.acosh({0}.abs() + 1.5)",
-    "torch.sinc({0})",
+    "torch.sinc({0})", "torch.logit({0}.clamp(0.125, 0.875))", "torch.special.entr({0}.abs())",
     "torch.rsub({0}, 1.5)", "{0} * {0}.shape[0]", "{0} * {0}", "({0} + 1).log1p() if {0}.is_floating_point() else {0}",
 )  # fmt: skip
 PREDICATES = (
@@ -53,7 +53,8 @@ BINARY = (
     "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=0.5)", "{0} // {1}", "{0} % {1}", "{0}.abs() ** {1}", "{0} ** {1}",
     "torch.addcmul({0}, {1}, {0}, value=0.5)", "torch.lerp({0}, {1}, 0.25)", "torch.where({0} > {1}, {0}, {1})",
     "{0}.masked_fill({1} > 0, 0.5)", "torch.where({1} < 0.5, {0}, -1)", "{0}.type_as({1})", "torch.floor_divide({0}, {1})",
-    "torch.fmod({0}, {1})", "torch.xlogy({0}, {1})", "F.huber_loss({0}, {1}, 'none')", "F.prelu({0}, {1}.reshape(-1)[:1])",
+    "torch.fmod({0}, {1})", "torch.xlogy({0}, {1})", "torch.special.xlog1py({0}, {1}.abs())",
+    "torch.hypot({0}, {1})", "F.huber_loss({0}, {1}, 'none')", "F.prelu({0}, {1}.reshape(-1)[:1])",
     "F.smooth_l1_loss({0}, {1}, reduction='none', beta=0.3)", "torch.atan2({0}, {1})",
     "F.binary_cross_entropy({0}.sigmoid(), {1}.sigmoid() + 0 * {0}, reduction='none')",
 )  # fmt: skip

@@ -14,7 +14,8 @@ import pytest
 import fusegen as fg
 from fusegen.bundle import manifest
 from fusegen.bundle.load import load
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
+from tests.naming import case
 from tests.unit.bundles import built, nested, numbers
 from tests.unit.eager import randn
 
@@ -52,6 +53,12 @@ def test_a_copy_is_as_good(folder: Path) -> None:
 def test_there_is_no_manifest(tmp_path: Path, folder: Path) -> None:
     assert "no built kernels in" in refusal(tmp_path / "nowhere")
     assert "no built kernels in" in refusal(folder / "manifest.json")
+
+
+def test_what_is_no_path() -> None:
+    for given in (b"/tmp", None, 3, "a\0b"):
+        with case(given), pytest.raises(ArgumentError, match=r"(?s)is.*try: give the"):
+            load(given)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"1" * 5000])
@@ -134,6 +141,11 @@ def put(*place: str | int, value: object) -> Change:
     return change
 
 
+def arguments(content: Any) -> Any:
+    """Those of the first launch."""
+    return variant(content)["call"]["steps"][0]["KernelLaunch"]["arguments"]
+
+
 LAUNCH = ("call", "steps", 0, "KernelLaunch")
 CODE = "__import__('os').system('touch HACKED')"
 
@@ -186,6 +198,13 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "parameters without order": (lambda content: content["kernels"][0]["parameters"].reverse(), ""),
     "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "no function has"),
     "two kernels of one name": (lambda content: content["kernels"].append(content["kernels"][0]), "twice"),
+    "an argument twice": (lambda content: arguments(content).append(arguments(content)[0]), "compiled for another call"),
+    "an argument less": (lambda content: arguments(content).pop(), "compiled for another call"),
+    "arguments in another order": (lambda content: arguments(content).reverse(), "compiled for another call"),
+    "a larger grid": (put(*LAUNCH, "grid", value=1000), "compiled for another call"),
+    "a smaller result": (put("call", "buffers", 1, "shape", value=[1]), "compiled for another call"),
+    "another entry": (put("code", 0, "entry", value="fg_other"), "compiled for another call"),
+    "another processor": (put("machine", value="m0123456789abcdef"), "compiled for another call"),
     "no kernels at all": (lambda content: content.update(kernels=None), "a list expected"),
 }  # fmt: skip
 
@@ -199,15 +218,9 @@ def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: py
     assert not list(folder.rglob("HACKED"))
 
 
-def test_a_library_of_another_processor(folder: Path) -> None:
-    rewrite(folder, put("machine", value="m0123456789abcdef"))
+def test_a_library_of_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.bundle.load.instruction_set", lambda: "m0123456789abcdef")
     with pytest.raises(BundleError, match="another kind of processor"):
-        load(folder).numbers(randn(4, 8), 0.5, 3)
-
-
-def test_an_entry_that_is_not_in_the_library(folder: Path) -> None:
-    rewrite(folder, put("code", 0, "entry", value="fg_other"))
-    with pytest.raises(BundleError, match=r"kernels-\w+\.so cannot be loaded"):
         load(folder).numbers(randn(4, 8), 0.5, 3)
 
 

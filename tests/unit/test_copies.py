@@ -44,6 +44,7 @@ class Scaled:
     def __init__(self, factor: float) -> None:
         self.factor = factor
         self.kernel = fg.kernel(self.scale)
+        self.passes = fg.vjp(self.kernel, torch.ones(4))
 
     def scale(self, x: Tensor) -> Tensor:
         return x * self.factor
@@ -90,6 +91,10 @@ def test_a_copied_object_s_kernel_is_the_copy_s() -> None:
     other = copy.deepcopy(one)
     other.factor = 3.0
     assert torch.equal(other.kernel(x), x * 3.0) and torch.equal(one.kernel(x), x * 2.0)
+    for each, factor in ((other, 3.0), (one, 2.0)):
+        y, saved = each.passes.forward(x)
+        assert torch.equal(y, x * factor)
+        assert torch.equal(each.passes.backward(saved, torch.ones(4))[0], torch.full((4,), factor))
 
 
 def test_a_kernel_that_has_no_name() -> None:

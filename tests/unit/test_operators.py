@@ -242,10 +242,10 @@ def test_what_make_fx_records() -> None:
 def test_an_operator_by_itself() -> None:
     x, w = randn(3, 16).requires_grad_(), randn(16).requires_grad_()
     operator = norm_gelu.operator(x, w, w)
-    alike(gradients(operator(x, w, w), (x, w)), gradients(norm_gelu.function(x, w, w), (x, w)))
-    assert operator(x[:0], w, w).shape == (0, 16)
+    alike(gradients(operator(x, w, w, 0.1), (x, w)), gradients(norm_gelu.function(x, w, w, 0.1), (x, w)))
+    assert operator(x[:0], w, w, 0.1).shape == (0, 16)
     with pytest.raises(GradientError, match="differentiated again"):
-        (first,) = torch.autograd.grad(operator(x, w, w).sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(operator(x, w, w, 0.1).sum(), x, create_graph=True)
         first.sum().backward()
     with pytest.raises(UnsupportedError, match="no operator for such a call"):
         fg.kernel(lambda x: x.nonzero()).operator(x)

@@ -42,7 +42,7 @@ def test_it_is_a_tensor_and_a_number_is_none() -> None:
 
 
 ANSWERS: list[Callable[[Any], Any]] = [
-    lambda x: (x.dtype, x.device, x.layout, x.ndim, x.dim(), x.itemsize, x.element_size(), x.requires_grad, x.is_leaf, x.grad_fn),
+    lambda x: (x.dtype, x.device, x.layout, x.ndim, x.dim(), x.itemsize, x.element_size(), x.requires_grad),
     lambda x: (x.is_cuda, x.is_cpu, x.is_sparse, x.is_meta, x.is_quantized, x.is_nested, x.is_mps, x.is_xpu, x.retains_grad),
     lambda x: (x[0].shape.numel(), x.shape[1:].numel(), x.is_floating_point(), x.is_complex(), x.shape[-1], x.size(-1)),
 ]

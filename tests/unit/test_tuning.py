@@ -254,7 +254,8 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
 
 @pytest.mark.parametrize(
     "text",
-    ["{", '{"format": 2}', '{"format": 2, "entry": {}}'],
+    ["{", '{"format": 2}', '{"format": 2, "entry": {}}', '{"format": 2, "entry": []}', "[" * 100_000],
+    ids=["cut off", "without an entry", "an empty entry", "a list", "nested deeply"],
 )
 def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:
     fastest(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,19 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, FusegenError, GradientError, UnsupportedError
+from tests.naming import case
+from tests.unit.bundles import built
 from tests.unit.test_vjp import fresh, meta, rms_norm
+
+
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def test_what_is_no_declared_kernel(tmp_path: Path) -> None:
+    for given in (torch.relu, lambda x: x * 2, built(tmp_path / "built", halved, (torch.randn(4),)), 5):
+        with case(given), pytest.raises(ArgumentError, match=r"(?s)fg.vjp differentiates what fg.kernel declared.*try: "):
+            fg.vjp(given, torch.randn(4))
 
 
 def test_wrong_gradients_and_saved_values() -> None:

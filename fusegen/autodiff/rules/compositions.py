@@ -101,6 +101,25 @@ def _xlogy(y: Value, dy: Value) -> Gradients:
     return is_zero.where(0, dy.apply(Op.XLOGY, b)), dy * a / b
 
 
+def _hypot(y: Value, dy: Value) -> Gradients:
+    """Each leg by the hypotenuse."""
+    return tuple(dy * (leg / y) for leg in (y.arg(0), y.arg(1)))
+
+
+def _logit(y: Value, dy: Value) -> Gradients:
+    """1/(x·(1 − x)) from 0 to 1, NaN beyond."""
+    x = y.arg(0)
+    is_outside = x.apply(Op.LT, 0).apply(Op.LOGICAL_OR, x > 1)
+    return (is_outside.where(math.nan, dy / (x * (1.0 - x))),)
+
+
+def _xlog1py(y: Value, dy: Value) -> Gradients:
+    """log(1 + y), and 0 where x is 0 and that is no finite number; x/(1 + y)."""
+    a, b = y.arg(0), y.arg(1)
+    is_zero = a.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, b.apply(Op.LE, -1))
+    return is_zero.where(0, dy.apply(Op.XLOG1PY, b)), dy * a / (b + 1.0)
+
+
 def _huber(y: Value, dy: Value) -> Gradients:
     delta = y.number("delta")
     return (dy * y.arg(0).apply(Op.MAXIMUM, -delta).apply(Op.MINIMUM, delta),)
@@ -178,6 +197,10 @@ COMPOSITIONS: dict[Op, Rule] = {
     Op.ASINH: _asinh,
     Op.ACOSH: _acosh,
     Op.SINC: _sinc,
+    Op.XLOG1PY: _xlog1py,
+    Op.HYPOT: _hypot,
+    Op.LOGIT: _logit,
+    Op.ENTR: lambda y, dy: (dy * (-y.arg(0).apply(Op.LOG) - 1.0),),
     Op.BINARY_CROSS_ENTROPY: _binary_cross_entropy,
     Op.HUBER: _huber,
     Op.LOGSIGMOID: lambda y, dy: (dy * (-y.arg(0)).apply(Op.SIGMOID),),

@@ -43,6 +43,7 @@ for _op, *_names in (
     (Op.ASINH, "asinh", "arcsinh"),
     (Op.ACOSH, "acosh", "arccosh"),
     (Op.SINC, "sinc"),
+    (Op.ENTR, "entr"),
 ):
     _register(_op, *_names)
 
@@ -70,14 +71,9 @@ def rad2deg(input: TracedTensor) -> TracedTensor:
 
 @implements("hypot")
 def hypot(input: Any, other: Any) -> TracedTensor:
-    """sqrt(x^2 + y^2), without overflow; infinite beside an infinity, NaN or not."""
+    """sqrt(x^2 + y^2), without overflow."""
     tracer = tracer_of(input, other)
-    x, y = (_of(Op.ABS, floats("hypot", tracer.lift(value))) for value in (input, other))
-    greater, lesser = binary(Op.MAXIMUM, x, y), binary(Op.MINIMUM, x, y)
-    ratio = div(lesser, greater)
-    length = mul(greater, _of(Op.SQRT, add(mul(ratio, ratio), 1.0)))
-    is_infinite = binary(Op.LOGICAL_OR, isinf(x), isinf(y))
-    return where(is_infinite, math.inf, where(binary(Op.EQ, greater, 0), greater, length))
+    return binary(Op.HYPOT, *(floats("hypot", tracer.lift(value)) for value in (input, other)))
 
 
 # The inverse of a hyperbolic function.
@@ -102,18 +98,7 @@ def log10(input: TracedTensor) -> TracedTensor:
 @implements("xlog1py")
 def xlog1py(input: Any, other: Any) -> TracedTensor:
     """input * log(1 + other), and 0 for an input of 0."""
-    tracer = tracer_of(input, other)
-    x, y = tracer.lift(input), tracer.lift(other)
-    is_zero = binary(Op.LOGICAL_AND, binary(Op.EQ, x, 0), binary(Op.EQ, y, y))
-    return where(is_zero, 0.0, mul(x, _of(Op.LOG1P, y)))
-
-
-@implements("entr")
-def entr(input: TracedTensor) -> TracedTensor:
-    """-x log(x): 0 at 0, and minus infinity below."""
-    x = _in_floats(input)
-    above = _of(Op.NEG, mul(x, _of(Op.LOG, x)))
-    return where(binary(Op.LT, x, 0), -math.inf, where(binary(Op.EQ, x, 0), 0.0, above))
+    return binary(Op.XLOG1PY, input, other)
 
 
 @implements("logaddexp2")

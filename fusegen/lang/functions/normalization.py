@@ -13,6 +13,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same
 from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
+from fusegen.lang.functions.pointwise import div, mul
 from fusegen.lang.functions.reductions import reduced, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
@@ -268,3 +269,14 @@ def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
             mend="give the sizes of the last dims",
         )
     return len(wanted)
+
+
+@implements("_weight_norm")
+def weight_norm(v: Any, g: Any, dim: int = 0) -> TracedTensor:
+    """v * (g / |v|), with the norm over all dims but one; over all for -1, by which ``torch.nn.utils`` says so."""
+    tracer = tracer_of(v, g)
+    direction, length = (floats("weight_norm", tracer.lift(each)) for each in (v, g))
+    others = None if dim == -1 else [d for d in range(direction.ndim) if d != normalize_dim(dim, direction.ndim)]
+    if others == []:  # of one dim, where every number is its own row
+        return mul(direction, div(length, direction._tracer.add(Op.ABS, direction)))
+    return mul(direction, div(length, vector_norm(direction, 2, others, others is not None)))

@@ -141,7 +141,7 @@ def fmod(input: Any, other: Any) -> TracedTensor:
     if dtype_of(a).is_float or dtype_of(b).is_float:
         return tracer.add(Op.FMOD, a, b)
     rest = binary(Op.REMAINDER, a, b)
-    return where(_rounds_away(a, b), binary(Op.SUB, rest, b), rest)
+    return where(_rounds_away(a, b), binary(Op.SUB, rest, cast(b, rest.dtype)), rest)  # torch subtracts no bools
 
 
 @implements("where")
@@ -268,7 +268,7 @@ def positive(input: TracedTensor) -> TracedTensor:
 def logit(input: TracedTensor, eps: float | None = None) -> TracedTensor:
     """log(x / (1 - x)), of x between eps and 1 - eps."""
     x = input if eps is None else clamp(input, eps, 1 - eps)
-    return input._tracer.add(Op.LOG, div(x, rsub(x, 1)))
+    return input._tracer.add(Op.LOGIT, x)
 
 
 @implements("logaddexp")

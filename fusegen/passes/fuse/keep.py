@@ -89,6 +89,16 @@ class _Sharing:
         for _, node in graph:
             self._generation.append(max((self._generation[a] + (a in stored) for a in node.args), default=0))
             self._over.append(self._space(node))
+        self._ends = self._ends_of_chains()
+
+    def _ends_of_chains(self) -> list[int]:
+        """For each value the last one of the chain of only users that no kernel stores: who needs the one needs the other."""
+        ends = list(range(len(self.graph.nodes)))
+        for position in reversed(ends):
+            users = self.graph.users[position]
+            if len(users) == 1 and users[0] not in self.stored and self._is_computed_with(position, users[0]):
+                ends[position] = ends[users[0]]
+        return ends
 
     def pays(self, value: int) -> bool:
         """Whether reading a value moves fewer bytes than computing it in each kernel that needs it."""
@@ -108,16 +118,16 @@ class _Sharing:
     def _readers(self, value: int) -> dict[Key, list[int]]:
         """The kernels that need a value, as far as they matter, with what they compute of it."""
         found: dict[Key, list[int]] = {}
-        queue, seen = deque([value]), {value}
+        queue, seen = deque([self._ends[value]]), {self._ends[value]}
         while queue and len(found) < _MOST_READERS:
             position = queue.popleft()
             for user in self.graph.users[position]:
                 node = self.graph.nodes[user]
                 if user in self.stored and node.family is not Family.CONTRACTION:
                     found.setdefault(self._key(user), []).append(user)
-                elif user not in seen and self._is_computed_with(position, user):
-                    seen.add(user)
-                    queue.append(user)
+                elif self._is_computed_with(position, user) and (end := self._ends[user]) not in seen:
+                    seen.add(end)
+                    queue.append(end)
         return found
 
     def _is_computed_with(self, operand: int, user: int) -> bool:

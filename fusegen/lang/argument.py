@@ -1,0 +1,32 @@
+"""What a caller's tensor is besides its sizes and its dtype: an object of some class, with attributes of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor argument as an object.
+
+    Attributes:
+        name: of the parameter.
+        type: the class that ``isinstance`` answers for.
+        attributes: those that the tensor or its class has and torch's tensors have not.
+    """
+
+    name: str
+    type: type[torch.Tensor]
+    attributes: frozenset[str]
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> Argument:
+        """A tensor that a parameter was given."""
+        if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor
+            return cls(name, nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor, frozenset())
+        own = (vars(each) for each in type(tensor).__mro__ if each.__module__.partition(".")[0] not in ("torch", "builtins"))
+        return cls(name, type(tensor), frozenset(vars(tensor)).union(*own))

@@ -1,0 +1,39 @@
+"""Variances of floats of 32 bits in 64, on the CPU, where torch has them so: squares of what is around 1e20 leave the range of 32.
+
+GPUs keep 32 bits, as torch does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.ops import Op
+from fusegen.passes.algebra import Value
+from fusegen.target import Backend, Target
+
+_SPREADS = (Op.VAR, Op.STD)
+
+
+def with_wide_variances(graph: Graph, target: Target) -> Graph:
+    """The graph with variances, and the means that are asked for beside them, computed in float64 where the target is a CPU."""
+    spread = {_rows(node) for _, node in graph if node.op in _SPREADS and graph.nodes[node.args[0]].dtype is DType.FLOAT32}
+    if not spread or target.backend is not Backend.CPU:
+        return graph
+    builder = GraphBuilder(graph.name).like(graph)
+    builder.derived = graph.derived
+    moved: list[int] = []
+    for position, node in graph:
+        rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
+        if node.op in (*_SPREADS, Op.MEAN) and _rows(node) in spread:
+            wide = Value(builder, rebuilt.args[0], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)
+            moved.append(wide.apply(node.op, **dict(node.attrs)).apply(Op.CAST, dtype=node.dtype).position)
+        else:
+            moved.append(builder.put(rebuilt, graph.locations[position]))
+    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+
+
+def _rows(node: Node) -> tuple[int, object]:
+    """The operand of a reduction, and the dims along which it runs."""
+    return node.args[0], dict(node.attrs).get("dims")
