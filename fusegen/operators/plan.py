@@ -47,7 +47,6 @@ _FIRST = 1_000_003  # a size that is not known, in place of its value: odd, and 
 _numbers = itertools.count()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def planned(
     function: Callable[..., Any],
     name: str,
@@ -72,6 +71,10 @@ def planned(
         what = f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}"
         warnings.warn(what, stacklevel=2)
         return ""
+
+
+planned._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does, which imports
+# the whole compiler: more than a second
 
 
 def plan_of(

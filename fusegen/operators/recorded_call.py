@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
@@ -44,6 +43,8 @@ def recorded_call(
     if not plan:
         return expected if is_compiled else function(*args, **kwargs)
     if not is_compiled:
+        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # here: it takes a third of a second
+
         with disable_proxy_modes_tracing():  # torch.compile drops what is not used, other recorders do not
             expected = function(*args, **kwargs)
     leaves, structure = tree_flatten(expected)

@@ -11,7 +11,6 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.runtime.keys import Values
@@ -33,6 +32,8 @@ def is_transformed() -> bool:
 
 def is_recorded_as_operators() -> bool:
     """Tells if a graph of torch's operators is being recorded, in which a kernel can be one: by make_fx, or torch.export."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # here: it takes a third of a second
+
     return get_proxy_mode() is not None and not is_transformed()
 
 
