@@ -32,6 +32,7 @@ _PYTHON = r"^```python\n(?P<code>.*?)^```$"
 _SHOWN = r"^<!-- shown(?: (?P<language>\w+))?: (?P<expression>.+?) -->\n(?P<old>.*?)^<!-- end -->$"
 _STEP = re.compile(f"{_PYTHON}|{_SHOWN}", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+_SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _LOCAL = re.compile(r"(?<![\w$}])/(?:home|root|work|tmp|opt|Users)/|file://")
 _NAMED_PATH = re.compile(r"`((?:fusegen|templates|tests|docs|examples|bench|\.ci)/[\w./-]*)`")
 
@@ -124,8 +125,6 @@ _CHOSEN = (
 
 _COLUMNS = ("case", "shape", "fusegen µs", "rate", "eager µs", "compile µs", "liger µs", "quack µs", "speed-up")
 
-_OUTCOMES = (Outcome.WIN, Outcome.TIE, Outcome.LOSS)
-
 
 def chosen(file: str = "docs/bench/h200.json") -> str:
     """Some rows and columns of a stored run, and how all of it went."""
@@ -134,9 +133,10 @@ def chosen(file: str = "docs/bench/h200.json") -> str:
     picked = [titles.index(title) for title in _COLUMNS]
     of_case = {row[:2]: tuple(row[place] for place in picked) for row in rows}
     verdicts = [judge(row) for row in found.rows if row.group == "public"]
-    counts = ", ".join(f"{tally(verdicts)[outcome]} {outcome.value}" for outcome in _OUTCOMES)
-    least = min(v.speedup for v in verdicts if v.speedup)
-    summary = f"{len(_CHOSEN)} of {len(rows)} cases. Of all {len(rows)}: {counts}; the least speed-up is {ratio_text(least)}."
+    counts = tally(verdicts)
+    ways = f"faster in {counts[Outcome.WIN]}, level in {counts[Outcome.TIE]} and slower in {counts[Outcome.LOSS]}"
+    least = ratio_text(min(v.speedup for v in verdicts if v.speedup))
+    summary = f"These are {len(_CHOSEN)} of {len(rows)} cases. fusegen is {ways} of the {len(rows)}; its least speed-up is {least}."
     return "\n\n".join([_markdown((_COLUMNS, [of_case[case] for case in _CHOSEN])), summary, table.heading(found.environment)])
 
 
@@ -156,6 +156,19 @@ def test_named_files_exist(name: str) -> None:
     named = [ROOT / target for target in _NAMED_PATH.findall(text)]
     missing = [str(path) for path in (*linked, *named) if not path.exists()]
     assert not missing, f"{name} names what is not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "CONTRIBUTING.md"])
+def test_linked_sections_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    missing = [f"{file}#{section}" for file, section in _SECTION.findall(text) if section not in sections(ROOT / name, file)]
+    assert not missing, f"{name} links to what is not there: {', '.join(missing)}"
+
+
+def sections(document: Path, file: str) -> list[str]:
+    """The names by which links find the sections of a file; of the document itself where none is named."""
+    text = (document.parent / file if file else document).read_text(encoding="utf-8")
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
 
 
 def test_the_readme_names_the_two_commands() -> None:
