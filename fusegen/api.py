@@ -224,6 +224,10 @@ class Method(Generic[Q, R]):
         """What a call would run, as `Kernel.lower` shows it."""
         return self.kernel.lower(self.instance, *args, target=target, **kwargs)
 
+    def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
+        """The operator of a call, as `Kernel.operator` gives it."""
+        return self.kernel.operator(self.instance, *args, **kwargs)
+
     @property
     def function(self) -> Callable[..., R]:
         """The user's function, bound to the object."""

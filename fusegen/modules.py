@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from fusegen.api import Kernel, Lowered
@@ -63,6 +64,11 @@ class _FusedModule(nn.Module):
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """Shows the stages of a call without running it, as `Kernel.lower` does."""
         found: Lowered = self._kernel.lower(self, *args, target=target, **kwargs)
+        return found
+
+    def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
+        """The operator of a call, as `Kernel.operator` gives it."""
+        found: torch._ops.OpOverload[..., Any] = self._kernel.operator(self, *args, **kwargs)
         return found
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value, statically_k
 TENSOR, CONSTANT, INT, FLOAT = "tensor", "constant", "int", "float"
 """Kinds of arguments: the last two are numbers that are not known."""
 
-_hint = getattr(symbolic_shapes, "optimization_hint", None)  # which older versions of torch do not answer while they compile
+_hint: Any = getattr(symbolic_shapes, "optimization_hint", None)  # which older versions of torch do not answer while they compile
 
 
 def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -45,7 +45,7 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
 def _size(size: Any, unknown: list[Any]) -> int:
     """A size as a constant: its value, or the place of the first one like it, from -1 downwards."""
     if has_static_value(size):
-        return int(size)
+        return int(size) if _hint is None else _hint(size)  # of a symbol that has one value, which int() leaves a symbol
     for place, other in enumerate(unknown):
         if statically_known_true(size == other):
             return -1 - place

@@ -7,14 +7,21 @@ Markdown. ``pytest tests/unit/test_docs.py --accept`` writes what comes out now.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import re
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
+from fusegen.api import Lowered
 from fusegen.bench import record, table
+from fusegen.bench.verdict import Outcome, judge, ratio_text, tally
+from fusegen.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
@@ -25,6 +32,7 @@ _PYTHON = r"^```python\n(?P<code>.*?)^```$"
 _SHOWN = r"^<!-- shown(?: (?P<language>\w+))?: (?P<expression>.+?) -->\n(?P<old>.*?)^<!-- end -->$"
 _STEP = re.compile(f"{_PYTHON}|{_SHOWN}", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+_SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _LOCAL = re.compile(r"(?<![\w$}])/(?:home|root|work|tmp|opt|Users)/|file://")
 _NAMED_PATH = re.compile(r"`((?:fusegen|templates|tests|docs|examples|bench|\.ci)/[\w./-]*)`")
 
@@ -49,7 +57,9 @@ def first_difference(old: str, new: str) -> int:
 
 def session(path: Path, text: str) -> str:
     """The document with everything that it shows made anew."""
-    names: dict[str, Any] = {"__name__": "document", "measured": measured}
+    module = ModuleType("document")  # torch.compile looks for the module of what it reads
+    names = vars(module)
+    names |= {"measured": measured, "chosen": chosen, "command": command, "math_of": math_of}
 
     def step(found: re.Match[str]) -> str:
         if found["code"] is not None:
@@ -62,11 +72,31 @@ def session(path: Path, text: str) -> str:
         body = f"```{found['language']}\n{value}\n```" if found["language"] else value
         return f"{head}\n{body}\n<!-- end -->"
 
-    return _STEP.sub(step, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        return _STEP.sub(step, text)
+
+
+# What documents show.
+
+
+def command(line: str) -> str:
+    """A command of fusegen's and what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = main(shlex.split(line)[1:])
+    assert code == 0, f"{line} ends with {code}"
+    return f"$ {line}\n{printed.getvalue()}"
+
+
+def math_of(low: Lowered) -> str:
+    """The functions of the user's math in the text of a first launch."""
+    _, found, pipeline = low.sources[0].kernel_text.partition("__device__")
+    return (found + pipeline).partition("\n// ---")[0]
 
 
 def measured(folder: str = "docs/bench") -> str:
-    """The stored runs of ``fusegen bench`` as tables; of groups the public one."""
+    """The stored runs of ``fusegen bench`` as tables; of groups the public one. Links are those of a document beside the folder."""
     stored = sorted((ROOT / folder).glob("*.json"))
     return "\n\n".join(map(_measured, stored)) or "No run is stored yet."
 
@@ -75,14 +105,48 @@ def _measured(path: Path) -> str:
     found = record.read(path)
     public = table.group_tables(found).get("public")
     tables = [*([public] if public else []), *([table.latency_table(found)] if found.latency else [])]
-    source = f"[`{path.relative_to(ROOT).as_posix()}`]({path.relative_to(ROOT).as_posix()})"
+    source = f"[`{path.name}`]({path.parent.name}/{path.name})"
     return "\n\n".join([f"{source}: {table.heading(found.environment)}", *map(_markdown, tables)])
+
+
+_CHOSEN = (
+    ("gelu_new", "8x1024x3072"),
+    ("gelu_dropout_add", "16384x8192"),
+    ("layer_norm", "32768x1024"),
+    ("layer_norm_gelu_add", "16384x8192"),
+    ("softmax", "4096x16384"),
+    ("layer_norm_backward", "16384x4096"),
+    ("linear_bias_gelu", "8192x16384x4096"),
+    ("flash_attention_causal", "4x16x4096x128"),
+    ("flash_attention_causal", "4x16x4096x64"),
+    ("flash_attention_alibi", "4x16x4096x128"),
+)
+"""Cases for a short table: those that are fastest and slowest beside their peers, and one of each kind between."""
+
+_COLUMNS = ("case", "shape", "fusegen µs", "rate", "eager µs", "compile µs", "liger µs", "quack µs", "speed-up")
+
+
+def chosen(file: str = "docs/bench/h200.json") -> str:
+    """Some rows and columns of a stored run, and how all of it went."""
+    found = record.read(ROOT / file)
+    titles, rows = table.group_tables(found)["public"]
+    picked = [titles.index(title) for title in _COLUMNS]
+    of_case = {row[:2]: tuple(row[place] for place in picked) for row in rows}
+    verdicts = [judge(row) for row in found.rows if row.group == "public"]
+    counts = tally(verdicts)
+    ways = f"faster in {counts[Outcome.WIN]}, level in {counts[Outcome.TIE]} and slower in {counts[Outcome.LOSS]}"
+    least = ratio_text(min(v.speedup for v in verdicts if v.speedup))
+    summary = f"These are {len(_CHOSEN)} of {len(rows)} cases. fusegen is {ways} of the {len(rows)}; its least speed-up is {least}."
+    return "\n\n".join([_markdown((_COLUMNS, [of_case[case] for case in _CHOSEN])), summary, table.heading(found.environment)])
 
 
 def _markdown(columns_and_rows: table.Table) -> str:
     columns, rows = columns_and_rows
     lines = [columns, ("---",) * len(columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+# What documents name.
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -92,6 +156,19 @@ def test_named_files_exist(name: str) -> None:
     named = [ROOT / target for target in _NAMED_PATH.findall(text)]
     missing = [str(path) for path in (*linked, *named) if not path.exists()]
     assert not missing, f"{name} names what is not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "CONTRIBUTING.md"])
+def test_linked_sections_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    missing = [f"{file}#{section}" for file, section in _SECTION.findall(text) if section not in sections(ROOT / name, file)]
+    assert not missing, f"{name} links to what is not there: {', '.join(missing)}"
+
+
+def sections(document: Path, file: str) -> list[str]:
+    """The names by which links find the sections of a file; of the document itself where none is named."""
+    text = (document.parent / file if file else document).read_text(encoding="utf-8")
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
 
 
 def test_the_readme_names_the_two_commands() -> None:

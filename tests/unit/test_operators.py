@@ -228,6 +228,16 @@ def test_an_exported_program(strict: bool) -> None:
         alike(gradients(ours, x), gradients(theirs, x))
 
 
+def test_a_module_is_exported_and_compiled_by_itself() -> None:
+    module, x = fg.kernel(Block()), randn(4, 16)
+    name = module.operator(x).name().replace("::", ".")
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == [f"{name}.default"]
+    compiled = Compiled(module, dynamic=True)
+    alike(compiled.call(x), module(x))
+    assert compiled.operators[0] == "fusegen::block_forward"
+
+
 def test_what_make_fx_records() -> None:
     traced = make_fx(lambda x, w: norm_gelu(x, w, w), tracing_mode="symbolic")
     x, w = randn(3, 16), randn(16)
