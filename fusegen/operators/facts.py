@@ -6,6 +6,8 @@ that is not known then is a negative number, the same for sizes that are known t
 
 from __future__ import annotations
 
+import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +15,32 @@ import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
-TENSOR, CONSTANT, INT, FLOAT = "tensor", "constant", "int", "float"
-"""Kinds of arguments: the last two are numbers that are not known."""
+TENSOR, CONSTANT, OBJECT, INT, FLOAT = "tensor", "constant", "object", "int", "float"
+"""Kinds of arguments: an object is what older versions of torch.compile take for no constant, and the last two are numbers that are
+not known."""
 
-_hint: Any = getattr(symbolic_shapes, "optimization_hint", None)  # which older versions of torch do not answer while they compile
+_hint: Any = getattr(symbolic_shapes, "optimization_hint", getattr(symbolic_shapes, "size_hint", None))
+"""A size in this call, by the name of this or of an older version of torch."""
+
+
+_TAKES_OBJECTS = torch.__version__ >= "2.13"  # torch.compile, for constants
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), tuple, list, dict, torch.dtype, torch.device)
+
+
+def constants_of(values: Sequence[Any], facts: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The values that are no tensors, as torch.compile takes them for constants: of an object, where it lies."""
+    found = []
+    for value, fact in zip(values, facts, strict=True):
+        if fact[0] == CONSTANT:
+            found.append(value)
+        elif fact[0] == OBJECT:
+            found.append(id(value))
+    return found
+
+
+def value_of(fact: tuple[Any, ...], constant: Any) -> Any:
+    """The value of a constant; an object lives, as the call that it is given to is under way."""
+    return ctypes.cast(constant, ctypes.py_object).value if fact[0] == OBJECT else constant
 
 
 def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -38,14 +62,14 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and not has_static_value(value):
             found.append((INT if isinstance(value, int) else FLOAT,))
         else:
-            found.append((CONSTANT,))
+            found.append((CONSTANT if _TAKES_OBJECTS or isinstance(value, _PLAIN) else OBJECT,))
     return found
 
 
 def _size(size: Any, unknown: list[Any]) -> int:
     """A size as a constant: its value, or the place of the first one like it, from -1 downwards."""
     if has_static_value(size):
-        return int(size) if _hint is None else _hint(size)  # of a symbol that has one value, which int() leaves a symbol
+        return operator.index(size)  # int() leaves a symbol that has one value a symbol
     for place, other in enumerate(unknown):
         if statically_known_true(size == other):
             return -1 - place

@@ -22,7 +22,7 @@ from fusegen.autodiff.randomness import draws, with_key
 from fusegen.errors import FusegenError
 from fusegen.ir.symbolic import literal
 from fusegen.lang.run import Trace
-from fusegen.operators.facts import CONSTANT, FLOAT, INT, TENSOR
+from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator, in_row_major_order
 from fusegen.runtime.backends import target_of
@@ -63,7 +63,7 @@ def planned(
         given: the parameters that the call names.
         facts: what is known of their values (`facts_of`).
         recording: whether gradients are recorded.
-        constants: the values that are no tensors and no numbers to be known later.
+        constants: the values that are no tensors and no numbers to be known later (`constants_of`).
     """
     try:
         return plan_of(function, name, given, facts, recording, torch.compiler.is_exporting(), *constants)
@@ -138,7 +138,8 @@ class _Plan:
         self._dispatcher = Dispatcher(function, name)
         parameters = self._dispatcher.parameters
         self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(given, facts, strict=True)}
-        self._constants = dict(zip((n for n, fact in self._facts.items() if fact[0] == CONSTANT), constants, strict=True))
+        values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
+        self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
         self._places = {parameter: place for place, parameter in enumerate(self._facts)}
         defaults = dict(zip(parameters.given, parameters.names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}

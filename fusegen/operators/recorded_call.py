@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
-from fusegen.operators.facts import CONSTANT, facts_of
+from fusegen.operators.facts import constants_of, facts_of
 from fusegen.operators.plan import CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
 
 
@@ -38,8 +38,7 @@ def recorded_call(
             values.append(args[place] if place < len(args) else kwargs[parameter])
             given.append(parameter)
     facts = facts_of(values)
-    constants = [value for value, fact in zip(values, facts, strict=True) if fact[0] == CONSTANT]
-    plan = planned(function, name, tuple(given), tuple(facts), torch.is_grad_enabled(), *constants)
+    plan = planned(function, name, tuple(given), tuple(facts), torch.is_grad_enabled(), *constants_of(values, facts))
     if not plan:
         return expected if is_compiled else function(*args, **kwargs)
     if not is_compiled:
@@ -72,9 +71,8 @@ def operator_for(
         UnsupportedError: there is none.
     """
     facts = facts_of(values)
-    constants = [value for value, fact in zip(values, facts, strict=True) if fact[0] == CONSTANT]
     try:
-        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, True, *constants)
+        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, True, *constants_of(values, facts))
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason

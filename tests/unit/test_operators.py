@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
@@ -280,8 +279,6 @@ def test_sizes_that_the_recorder_does_not_know() -> None:
         "a branch": (branches, lambda n: (randn(n, 8),)),
         "a row": (softmax, lambda n: (randn(3, n),)),
     }
-    if not hasattr(symbolic_shapes, "optimization_hint"):  # which older versions of torch lack
-        del calls["lengths that must be equal"], calls["rows of two inputs"]
     for name, (function, arguments) in calls.items():
         with case(name):
             kernel, compiled = fg.kernel(function), None
