@@ -22,7 +22,6 @@ not known."""
 _hint: Any = getattr(symbolic_shapes, "optimization_hint", getattr(symbolic_shapes, "size_hint", None))
 """A size in this call, by the name of this or of an older version of torch."""
 
-
 _TAKES_OBJECTS = torch.__version__ >= "2.13"  # torch.compile, for constants
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), tuple, list, dict, torch.dtype, torch.device)
 

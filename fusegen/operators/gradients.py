@@ -31,7 +31,10 @@ def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.de
         wrt: inputs by which there are gradients.
         device: where it will run.
     """
-    passes = _Passes.of(assumed, wrt, device)
+    return _recording(assumed, _Passes.of(assumed, wrt, device))
+
+
+def _recording(assumed: Assumed, passes: _Passes) -> GraphOperator:
     return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
 
 
@@ -57,7 +60,7 @@ class _Passes:
         further = tuple(symbol for symbol in (*placed, *assumed.sizes) if symbol not in given)
         return cls(
             derivative,
-            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations),
+            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt)),
             Assumed(in_row_major_order(backward), further),
         )
 
@@ -139,7 +142,7 @@ class _Again:
         """Runs both passes."""
         needed = _needed(self._names, ctx)
         passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed), ctx.saved_tensors[0].device)
-        forward = GraphOperator.of(passes.forward, _register_once)
+        forward = _recording(self._assumed, passes)
         tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
         outputs = forward(tensors, ctx.numbers)
         kept = _selected(passes, self._names, tensors, outputs)
@@ -165,7 +168,7 @@ class _Kept:
         tensors, numbers = inputs[: len(self._names)], inputs[len(self._names) :]
         outputs = (output,) if isinstance(output, Tensor) else output
         ctx.save_for_backward(*_selected(self._passes, self._names, tensors, outputs))
-        operator = GraphOperator.of(self._passes.forward, _register_once)
+        operator = _recording(self._assumed, self._passes)
         ctx.sizes, ctx.numbers = operator.sizes(tensors, numbers), numbers
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -111,10 +111,6 @@ class Unplanned(Exception):
     """There is no operator for a call."""
 
 
-def _tell(name: str, reason: str) -> None:
-    warnings.warn(f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}", stacklevel=2)
-
-
 class _Plan:
     """The plan of a call in the making.
 
@@ -151,25 +147,19 @@ class _Plan:
         device = self._device()
         request, found, state = self._dispatcher.traced(values, target_of(device), device)
         self._require_plain(request, found, state)
-        graph, sources = (
-            replace(found.graph, multiples=(), bounds=()),
-            self._sources(state),
-        )  # these are of sizes that are not known
+        sources = self._sources(state)
+        graph = replace(found.graph, multiples=(), bounds=())  # which are of sizes that are not known
         if draws(graph):
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
-            graph, sources = with_key(graph, key), {**sources, key: f"{KEY}{ITEMS}{device}"}
+            graph, sources[key] = with_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = list(dict.fromkeys(graph.outputs))
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
         needed = self._needed(state, found) if recording else set()
-        if needed and (found.switches_gradients or state.has_backward_hooks):
-            raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
         operator = operator_of(assumed) if exporting or not needed else self._recording(assumed, needed, device)
-        numbers = [*of_parameters.values(), *(name for name, _ in graph.scalars)]
+        arguments = [spec.name for spec in graph.inputs] + [*of_parameters.values()] + [name for name, _ in graph.scalars]
         lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
-        lines += [sources[spec.name] for spec in graph.inputs]
-        lines += [sources[name] for name in numbers]
-        return LINES.join(lines)
+        return LINES.join([*lines, *(sources[name] for name in arguments)])
 
     # The trace.
 
@@ -249,7 +239,10 @@ class _Plan:
     def _needed(self, state: State, found: Trace) -> set[str]:
         """Inputs that require a gradient."""
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
-        return given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
+        needed = given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
+        if needed and (found.switches_gradients or state.has_backward_hooks):
+            raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
+        return needed
 
     def _recording(self, assumed: Assumed, needed: set[str], device: torch.device) -> GraphOperator:
         """The operator that gives what the backward pass needs.

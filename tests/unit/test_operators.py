@@ -291,6 +291,19 @@ def test_sizes_that_the_recorder_does_not_know() -> None:
             assert set(compiled.operators) == {f"fusegen::{function.__name__}"} and not {"aten::softmax"} & set(compiled.others)
 
 
+def test_operators_of_one_graph_know_their_own_gradients() -> None:
+    """The order in which a process comes to its operators does not matter, nor by what gradients were wanted first."""
+    scaled = fg.kernel(lambda x, w: torch.tanh(x) * w)
+    x, w = randn(3, 16), randn(16)
+    for needed in ((True, False), (False, True), (True, True)):
+        with case(str(needed)):
+            given = [t.clone().requires_grad_(n) for t, n in zip((x, w), needed, strict=True)]
+            by = [t for t in given if t.requires_grad]
+            wanted = gradients(torch.tanh(given[0]) * given[1], by)
+            alike(gradients(scaled.operator(*given)(*given), by), wanted)
+            alike(gradients(Compiled(lambda x, w: scaled(x, w)).call(*given), by), wanted)
+
+
 def test_what_is_no_operator_runs_and_is_told() -> None:
     def product(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(x) @ y
