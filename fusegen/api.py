@@ -20,7 +20,7 @@ from fusegen import target as targets
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
-from fusegen.operators.named import register, require_closed
+from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call
 from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
@@ -85,7 +85,7 @@ class Kernel(Generic[P, R]):
 
     def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call as an operator in the graph that is being recorded."""
-        if self._operator is not None:
+        if self._operator is not None and not autocasts((*args, *kwargs.values())):  # to which a named operator is blind
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
         return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)

@@ -43,7 +43,8 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
         op: a name, ``library::name``, under which the kernel is an operator of torch, ``torch.ops.library.name``, once it is
             declared: an exported program that has it can be loaded wherever that is done. All parameters and the result must be
             annotated; such a kernel closes over no tensors, draws no random numbers without a seed, and does not write in place.
-            In a graph that torch records its backward pass runs the forward pass once more.
+            In a graph that torch records its backward pass runs the forward pass once more. ``torch.autocast`` has no effect on the
+            operator: a recorded call of the kernel under it is one without this name.
 
     Raises:
         ArgumentError: a name that no parameter has, or under which there is an operator.

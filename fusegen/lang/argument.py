@@ -1,4 +1,4 @@
-"""What a caller's tensor is besides its sizes and its dtype: an object of some class, with attributes of its own."""
+"""A caller's tensor besides its sizes and its dtype: an object of some class, with attributes of its own."""
 
 from __future__ import annotations
 

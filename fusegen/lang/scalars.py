@@ -94,7 +94,7 @@ class TracedScalar:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What ``isinstance`` sees: the number's own type."""
+        """The class that ``isinstance`` sees: the number's own type."""
         return number_type(self)
 
     @classmethod
@@ -130,7 +130,7 @@ class TracedScalar:
         self.number()
 
     def __index__(self) -> NoReturn:
-        """What a size must have, which torch asks for where it takes sizes one by one."""
+        """torch asks sizes for it where it takes them one by one."""
         self.as_size()
 
     def __bool__(self: Any) -> bool:

@@ -30,7 +30,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What ``isinstance`` sees: the class of the caller's tensor; what the function computes is a plain tensor."""
+        """The class that ``isinstance`` sees: that of the caller's tensor; what the function computes is a plain tensor."""
         return torch.Tensor if self._argument is None else self._argument.type
 
     @classmethod

@@ -53,7 +53,7 @@ class SymbolicSize:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What ``isinstance`` sees: torch's sizes are ints."""
+        """The class that ``isinstance`` sees: torch's sizes are ints."""
         return int if self.tracer.finished else _INT
 
     def _size(self, value: Dim) -> int | SymbolicSize:

@@ -1,4 +1,4 @@
-"""What is known of a call's arguments while a graph is recorded, as constants.
+"""Facts about a call's arguments while a graph is recorded, as constants.
 
 torch.compile reads this file as it reads a user's: it is plain Python, whose questions are answered while it compiles. A size
 that is not known then is a negative number, the same for sizes that are known to be equal; beside it stands its value in this call.
@@ -43,7 +43,7 @@ def value_of(fact: tuple[Any, ...], constant: Any) -> Any:
 
 
 def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """What is known of some arguments.
+    """Facts about some arguments, as far as they are known.
 
     Returns:
         For each argument its kind, and of a tensor dtype, device, shape, the shape in this call (None where that is not known),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +31,22 @@ def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.de
         wrt: inputs by which there are gradients.
         device: where it will run.
     """
-    return _recording(assumed, _Passes.of(assumed, wrt, device))
+    return _recording(assumed, _passes_of(assumed, tuple(wrt), device))
 
 
 def _recording(assumed: Assumed, passes: _Passes) -> GraphOperator:
     return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
+
+
+_known: dict[tuple[str, tuple[str, ...], str], _Passes] = {}
+
+
+def _passes_of(assumed: Assumed, wrt: tuple[str, ...], device: torch.device) -> _Passes:
+    """The passes by some inputs, made once for each kind of device."""
+    key = assumed.name, wrt, device.type
+    if key not in _known:
+        _known[key] = _Passes.of(assumed, wrt, device)
+    return _known[key]
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class _Passes:
     derivative: Derivative
     forward: Assumed
     backward: Assumed
+    _operators: dict[tuple[int, ...], GraphOperator] = field(default_factory=dict)
 
     @classmethod
     def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device) -> _Passes:
@@ -88,11 +100,17 @@ class _Passes:
         computed = sorted({source for source in sources.values() if isinstance(source, int)})
         found: dict[int, Tensor] = {}
         if computed:
-            operator = GraphOperator.of(replace(self.backward, graph=_only(self.backward.graph, computed)), _register_once)
-            results = operator([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
+            results = self._backward(tuple(computed))([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
             found = dict(zip(computed, results, strict=True))
         named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(kept) :], given, strict=True)}
         return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources.items()}
+
+    def _backward(self, computed: tuple[int, ...]) -> GraphOperator:
+        """The operator of some results of the backward pass."""
+        if computed not in self._operators:
+            part = replace(self.backward, graph=_only(self.backward.graph, computed))
+            self._operators[computed] = GraphOperator.of(part, _register_once)
+        return self._operators[computed]
 
 
 def _only(graph: Graph, places: Sequence[int]) -> Graph:
@@ -141,7 +159,7 @@ class _Again:
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs both passes."""
         needed = _needed(self._names, ctx)
-        passes = _Passes.of(self._assumed, differentiated_inputs(self._assumed.graph, needed), ctx.saved_tensors[0].device)
+        passes = _passes_of(self._assumed, differentiated_inputs(self._assumed.graph, needed), ctx.saved_tensors[0].device)
         forward = _recording(self._assumed, passes)
         tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
         outputs = forward(tensors, ctx.numbers)
@@ -185,7 +203,7 @@ def _needed(names: Sequence[str], ctx: Any) -> set[str]:
 
 
 def _selected(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """What the backward pass begins with, of the tensors and results of the forward pass."""
+    """Selects the tensors that the backward pass begins with, among arguments and results of the forward pass."""
     return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
 
 

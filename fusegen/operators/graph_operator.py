@@ -28,7 +28,7 @@ LIBRARY: Any = torch.library.Library("fusegen", "FRAGMENT")  # type: ignore[no-u
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a graph is good for.
+    """A graph, and the calls that it is good for.
 
     Attributes:
         graph: as traced, with all results once.
@@ -91,7 +91,7 @@ class GraphOperator:
 
     @property
     def overload(self) -> torch._ops.OpOverload[..., Any]:
-        """What torch calls."""
+        """The function that torch calls."""
         found: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, self.name).default
         return found
 

@@ -5,8 +5,9 @@ So a program that was exported with it can be loaded wherever the module that de
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
         mend = "annotate all parameters and the result: Tensor, float, int, bool, str, a tuple of Tensors as a result"
         raise ArgumentError(what, mend=mend) from None
     library = _library(name.partition("::")[0])
-    operator = _defined(library, name, schema, run, lambda *values: tree_map_only(Tensor, _fresh, function(*values)))
+    run = _without_autocast(run)
+    operator = _defined(library, name, schema, run, _without_autocast(lambda *v: tree_map_only(Tensor, _fresh, function(*v))))
     taken = ", ".join(f"{_type(argument.real_type)} {argument.name}" for argument in operator._schema.arguments)
     schema = f"({taken}, Tensor[] gradients, bool[] needed) -> Tensor[]"
     gradients = _defined(library, f"{name}_backward", schema, _Gradients(run), _shapes_of_gradients)
@@ -96,6 +98,23 @@ def _defined(
     torch.library.register_fake(name, shapes, lib=library)
     found: torch._ops.OpOverload[..., Any] = getattr(getattr(torch.ops, space), short).default
     return found
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in the dtypes of its tensors: torch runs a compiled graph without the contexts that it was made in."""
+
+    @functools.wraps(function)
+    def call(*values: Any) -> Any:
+        device = next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return function(*values)
+
+    return call
+
+
+def autocasts(values: Iterable[Any]) -> bool:
+    """Tells if autocast is on for some of a call's tensors. torch.compile reads this function."""
+    return any(isinstance(value, Tensor) and torch.is_autocast_enabled(value.device.type) for value in values)
 
 
 def _fresh(tensor: Tensor) -> Tensor:

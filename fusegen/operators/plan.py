@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import CodeType, FunctionType, SimpleNamespace
@@ -30,7 +30,7 @@ from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer
-from fusegen.state import State
+from fusegen.state import Recorder
 from fusegen.state.paths import BETWEEN
 
 LINES, ITEMS = "\n", BETWEEN
@@ -47,34 +47,22 @@ _FIRST = 1_000_003  # a size that is not known, in place of its value: odd, and 
 _numbers = itertools.count()
 
 
-def planned(
-    function: Callable[..., Any],
-    name: str,
-    given: tuple[str, ...],
-    facts: tuple[tuple[Any, ...], ...],
-    recording: bool,
-    *constants: Any,
-) -> str:
-    """The plan of a call; nothing where it has none, and the function itself is to run.
+def planned(*call: Any) -> str:
+    """The plan of a call, as `plan_of` makes it; nothing where there is none, and the function itself is to run.
 
     Args:
-        function: the kernel's.
-        name: the kernel's.
-        given: the parameters that the call names.
-        facts: what is known of their values (`facts_of`).
-        recording: whether gradients are recorded.
-        constants: the values that are no tensors and no numbers to be known later (`constants_of`).
+        call: the arguments of `plan_of`.
     """
     try:
-        return plan_of(function, name, given, facts, recording, torch.compiler.is_exporting(), *constants)
+        return plan_of(*call)
     except Unplanned as reason:
-        what = f"{name} is not fused where torch records it, and runs as torch runs its function: {reason}"
+        what = f"{call[1]} is not fused where torch records it, and runs as torch runs its function: {reason}"
         warnings.warn(what, stacklevel=2)
         return ""
 
 
-planned._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does, which imports
-# the whole compiler: more than a second
+planned._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""As torch.compiler.assume_constant_result does, which imports the whole compiler: more than a second."""
 
 
 def plan_of(
@@ -83,14 +71,17 @@ def plan_of(
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
-    exporting: bool,
     *constants: Any,
 ) -> str:
-    """The plan of a call, as `planned`.
+    """The plan of a call.
 
     Args:
-        function, name, given, facts, recording, constants: likewise.
-        exporting: whether the graph is to be exported: it shall hold what the user wrote, without what a backward pass needs.
+        function: the kernel's.
+        name: the kernel's.
+        given: the parameters that the call names.
+        facts: about their values (`facts_of`).
+        recording: whether gradients are recorded.
+        constants: the values that are no tensors and no numbers to be known later (`constants_of`).
 
     Raises:
         Unplanned: there is no operator for it.
@@ -98,12 +89,12 @@ def plan_of(
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
-            return _Plan(function, name, given, facts, constants, by_hints=False).text(recording, exporting)
+            return _Plan(function, name, given, facts, constants, by_hints=False).text(recording)
         except (Unplanned, FusegenError) as error:
             reason = error
         if have_hints:
             with suppress(Unplanned, FusegenError):
-                return _Plan(function, name, given, facts, constants, by_hints=True).text(recording, exporting)
+                return _Plan(function, name, given, facts, constants, by_hints=True).text(recording)
     raise Unplanned(getattr(reason, "what", str(reason))) from reason
 
 
@@ -115,7 +106,7 @@ class _Plan:
     """The plan of a call in the making.
 
     Args:
-        function, name, given, facts, constants: as of `planned`.
+        function, name, given, facts, constants: as of `plan_of`.
         by_hints: whether sizes that are not known, and equal in this call, count as one. What is assumed of them is then asked of
             whoever records, by the operator's shapes.
     """
@@ -139,15 +130,20 @@ class _Plan:
         self._places = {parameter: place for place, parameter in enumerate(self._facts)}
         defaults = dict(zip(parameters.given, parameters.names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
-        self._is_unknown = False
 
-    def text(self, recording: bool, exporting: bool) -> str:
-        """The plan."""
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether there is a size or a number that is not known."""
+        return any(min(fact[3], default=0) < 0 if fact[0] == TENSOR else fact[0] in (INT, FLOAT) for fact in self._facts.values())
+
+    def text(self, recording: bool) -> str:
+        """The plan. A graph that is exported holds the operator of what the user wrote, without what a backward pass needs."""
         values = [self._value(name) for name in self._dispatcher.parameters.names]
         device = self._device()
-        request, found, state = self._dispatcher.traced(values, target_of(device), device)
-        self._require_plain(request, found, state)
-        sources = self._sources(state)
+        request, found, recorder = self._dispatcher.traced(values, target_of(device), device)
+        self._require_plain(request, found, recorder)
+        ways = recorder.ways()
+        sources = self._sources(ways)
         graph = replace(found.graph, multiples=(), bounds=())  # which are of sizes that are not known
         if draws(graph):
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
@@ -155,8 +151,10 @@ class _Plan:
         results = list(dict.fromkeys(graph.outputs))
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
-        needed = self._needed(state, found) if recording else set()
-        operator = operator_of(assumed) if exporting or not needed else self._recording(assumed, needed, device)
+        needed = self._needed(ways, found) if recording else set()
+        if needed and (found.switches_gradients or recorder.has_backward_hooks):
+            raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
+        operator = operator_of(assumed) if torch.compiler.is_exporting() or not needed else self._recording(assumed, needed, device)
         arguments = [spec.name for spec in graph.inputs] + [*of_parameters.values()] + [name for name, _ in graph.scalars]
         lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
         return LINES.join([*lines, *(sources[name] for name in arguments)])
@@ -164,13 +162,12 @@ class _Plan:
     # The trace.
 
     def _value(self, name: str) -> Any:
-        """What stands for an argument in the trace."""
+        """A value that stands for an argument in the trace."""
         fact = self._facts.get(name)
         if fact is None:
             return self._defaults[name]
         if fact[0] == TENSOR:
             _, dtype, _, shape, hints, _, is_parameter = fact
-            self._is_unknown |= any(size < 0 for size in shape)
             if shape and shape[-1] < 0:
                 self._dispatcher.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
@@ -179,7 +176,6 @@ class _Plan:
             tensor = torch.empty(extents, dtype=dtype, device="meta")
             return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if fact[0] in (INT, FLOAT):
-            self._is_unknown = True
             return _FIRST if fact[0] == INT else 1.5
         return self._constants[name]
 
@@ -189,7 +185,7 @@ class _Plan:
             raise Unplanned("no argument is a tensor" if not devices else "its tensors are on several devices")
         return torch.device(devices.pop())
 
-    def _require_plain(self, request: Request, found: Trace, state: State) -> None:
+    def _require_plain(self, request: Request, found: Trace, recorder: Recorder) -> None:
         """Refuses what a graph for sizes and numbers that are not known cannot stand for."""
         for spec in request.specs:
             for dim, (size, extent) in enumerate(zip(self._facts[spec.name][3], spec.shape, strict=True)):
@@ -197,7 +193,7 @@ class _Plan:
                     raise Unplanned(f"dim {dim} of {spec.name!r} must be known, and is not yet")
         if found.graph.writes:
             raise Unplanned("it writes in place")
-        if state.compares_identity:
+        if recorder.compares_identity:
             raise Unplanned("it asks whether two tensors are one")
         for guard in () if self._by_hints else guards_of(found):
             if guard.sizes & {name for name, hint in request.sizes.hints if hint >= _FIRST}:
@@ -207,11 +203,11 @@ class _Plan:
 
     # Where arguments come from.
 
-    def _sources(self, state: State) -> dict[str, str]:
+    def _sources(self, ways: Mapping[str, str | None]) -> dict[str, str]:
         """For each input and number its source."""
         sources = {name: f"{NUMBER}{ITEMS}{value!r}" for name, value in self._defaults.items()}
         sources |= {name: f"{VALUE}{ITEMS}{place}" for name, place in self._places.items()}
-        for name, way in zip(state.names, state.ways, strict=True):
+        for name, way in ways.items():
             if way is None:
                 raise Unplanned(f"no way is known to {name!r}, which it closes over")
             sources[name] = self._followed(way)
@@ -236,13 +232,10 @@ class _Plan:
                 found, taken = _STEPS[kind](found, key), [*taken, step]
         return ITEMS.join(taken)
 
-    def _needed(self, state: State, found: Trace) -> set[str]:
+    def _needed(self, hidden: Iterable[str], found: Trace) -> set[str]:
         """Inputs that require a gradient."""
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
-        needed = given | {name for name, tensor in zip(state.names, found.hidden, strict=True) if tensor.requires_grad}
-        if needed and (found.switches_gradients or state.has_backward_hooks):
-            raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
-        return needed
+        return given | {name for name, tensor in zip(hidden, found.hidden, strict=True) if tensor.requires_grad}
 
     def _recording(self, assumed: Assumed, needed: set[str], device: torch.device) -> GraphOperator:
         """The operator that gives what the backward pass needs.

@@ -72,7 +72,7 @@ def operator_for(
     """
     facts = facts_of(values)
     try:
-        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, True, *constants_of(values, facts))
+        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, *constants_of(values, facts))
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason

@@ -36,12 +36,12 @@ from fusegen.runtime.remembered import Remembered
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
-from fusegen.runtime.tracing import trace_function
+from fusegen.runtime.tracing import trace_function, watched_trace
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable
 from fusegen.schedule.names import stride_name
-from fusegen.state import State
+from fusegen.state import Recorder, State
 from fusegen.target import Target
 
 _MANY_VARIANTS = 32  # from here on the user is told
@@ -270,8 +270,8 @@ class Dispatcher:
             except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
                 self._learn(need, request)
 
-    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, State]:
-        """The trace for some arguments, of which nothing is compiled.
+    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
+        """The trace for some arguments, of which nothing is compiled, and who watched it.
 
         Args:
             values: all arguments, in the order of the parameters.
@@ -281,7 +281,7 @@ class Dispatcher:
         while True:
             request = self._request(values, target, device, wide=False)
             try:
-                return (request, *trace_function(request, self.parameters.names))
+                return (request, *watched_trace(request, self.parameters.names))
             except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
                 self._learn(need, request)
 
@@ -373,22 +373,21 @@ class Dispatcher:
         arguments = tuple(Argument.of(n, t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
-        of_scalars, mutates, tied = tuple(scalars.items()), self.parameters.mutates, frozenset(self.history.tied)
         return Request(
-            self.name,
-            self.function,
-            specs,
-            arguments,
-            of_scalars,
-            statics,
-            sizes,
-            target,
-            device,
-            wide,
-            given,
-            twice,
-            mutates,
-            tied,
+            name=self.name,
+            function=self.function,
+            specs=specs,
+            arguments=arguments,
+            scalars=tuple(scalars.items()),
+            statics=statics,
+            sizes=sizes,
+            target=target,
+            device=device,
+            wide=wide,
+            numbers=given,
+            one_tensor_twice=twice,
+            mutates=self.parameters.mutates,
+            tied=frozenset(self.history.tied),
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:

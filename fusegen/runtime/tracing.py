@@ -29,7 +29,13 @@ _FILLED = functions  # importing the package fills the table of functions that c
 
 
 def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, State]:
-    """Runs the function on traced values.
+    """Runs the function on traced values, as `watched_trace` does, for a check of what it read."""
+    found, recorder = watched_trace(request, parameters)
+    return found, recorder.state([parameters.index(spec.name) for spec in request.specs])
+
+
+def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
+    """Runs the function on traced values, watched by a recorder.
 
     Args:
         request: what to trace.
@@ -54,7 +60,7 @@ def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, 
         twice = ", ".join(request.one_tensor_twice)
         what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
         raise UnsupportedError(what, mend="pass a flag in place of the comparison")
-    return found, recorder.state([parameters.index(spec.name) for spec in request.specs])
+    return found, recorder
 
 
 def _by_value(request: Request) -> Request:

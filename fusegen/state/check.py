@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from fusegen.state.content import contents, is_a, matcher
-from fusegen.state.paths import ways
 from fusegen.state.plain import is_plain, same
 from fusegen.state.slots import Kind, Read, Slot
 
@@ -95,7 +94,6 @@ class State:
         asked: what the function asked torch, and tensors that it closes over, in words.
         compares_identity: as given.
         places: what tells the place of each of these from others, as long as its owner lives.
-        ways: to each of them from the function and its arguments, as text (`ways`).
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
         text: of that function.
@@ -122,7 +120,6 @@ class State:
         self.asked = _asked(reads, questions, absent, compares_identity)
         self.compares_identity = compares_identity
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
-        self.ways = ways(function, arguments, reads, [each.slot for each in used])
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
         for position, value in arguments.items():
             writer.argument(position, value)

@@ -54,7 +54,7 @@ def _reach(known: dict[int, str], value: object, way: str) -> None:
 
 
 def _inner(value: object) -> Iterator[tuple[str, object]]:
-    """What belongs to an object, each with the step that leads there."""
+    """All that belongs to an object, each with the step that leads there."""
     if isinstance(value, FunctionType):
         yield "globals", value.__globals__
     elif isinstance(value, MethodType):

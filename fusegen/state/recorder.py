@@ -19,6 +19,7 @@ from fusegen.state.calls import Calls
 from fusegen.state.check import Question, State, Used
 from fusegen.state.content import contents, is_a, matcher
 from fusegen.state.generators import Generators
+from fusegen.state.paths import ways
 from fusegen.state.reach import Reach
 from fusegen.state.slots import Kind, Read, Slot
 from fusegen.state.watch import Watch
@@ -84,6 +85,17 @@ class Recorder:
             self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
             tensors=tensors, absent=tuple(self._absent), has_backward_hooks=self._has_backward_hooks,
         )  # fmt: skip
+
+    def ways(self) -> dict[str, str | None]:
+        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.state.paths`)."""
+        used = self._used.values()
+        found = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
+        return {each.name: way for each, way in zip(used, found, strict=True)}
+
+    @property
+    def has_backward_hooks(self) -> bool:
+        """Whether a module that ran has hooks that may change gradients."""
+        return self._has_backward_hooks
 
     @property
     def asks_for_types(self) -> bool:

@@ -35,7 +35,7 @@ def agree(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any
 
 
 def programs(kernel: fg.Kernel[..., Any]) -> int:
-    """How many programs a kernel compiled."""
+    """Counts the programs that a kernel compiled."""
     return kernel._dispatcher._promotions.count
 
 

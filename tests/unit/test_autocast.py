@@ -43,7 +43,7 @@ BINARY = """
     add atan2 cdist copysign dist div eq fmax hypot kron logaddexp matmul maximum mm mul remainder sub true_divide xlogy
 """
 _OPERATIONS: dict[str, Operation] = {
-    # Of matrices x and y, a vector v, a batch of matrices c and a matrix of integers i.
+    # The operands: matrices x and y, a vector v, a batch of matrices c and a matrix of integers i.
     "linear": lambda x, y, v, c, i: F.linear(x, y, v),
     "linear of three dtypes": lambda x, y, v, c, i: F.linear(x.half(), y.bfloat16(), v.float()),
     "addmm": lambda x, y, v, c, i: torch.addmm(v.float(), x, y),
@@ -190,7 +190,7 @@ def traced(kind: str, operations: dict[str, Operation], first: torch.dtype, seco
 
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize(("first", "second", "lower"), [(FULL, FULL, BRAIN), (BRAIN, FULL, BRAIN), (HALF, HALF, HALF)])
-@pytest.mark.filterwarnings("ignore")  # of losses whose operands are of several shapes, and of divergences
+@pytest.mark.filterwarnings("ignore")  # losses warn of operands of several shapes, and divergences warn too
 def test_operations_have_eager_s_dtypes(kind: str, first: torch.dtype, second: torch.dtype, lower: torch.dtype) -> None:
     found, wanted = (by(kind, OPERATIONS, first, second, lower) for by in (traced, eager))
     for name in OPERATIONS:

@@ -77,7 +77,7 @@ def session(path: Path, text: str) -> str:
         return _STEP.sub(step, text)
 
 
-# What documents show.
+# Output that documents show.
 
 
 def command(line: str) -> str:
@@ -146,7 +146,7 @@ def _markdown(columns_and_rows: table.Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-# What documents name.
+# Places that documents name.
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "CONTRIBUTING.md", "CHANGELOG.md"])

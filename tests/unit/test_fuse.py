@@ -128,7 +128,7 @@ def test_concatenations_over_one_shape_are_one_kernel() -> None:
 
 
 def test_kernels_of_two_values_each_do_not_wait_for_each_other() -> None:
-    """Of one shape are a converted operand and the other product's gradient: a kernel of both would wait for itself."""
+    """A converted operand and the other product's gradient have one shape: a kernel of both would wait for itself."""
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))

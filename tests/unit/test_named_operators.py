@@ -70,6 +70,24 @@ def test_a_training_step() -> None:
         alike(torch.autograd.grad(ours, (x, w), gradient), torch.autograd.grad(theirs, (x, w), gradient))
 
 
+def test_autocast_reaches_the_kernel_and_not_the_operator() -> None:
+    @fg.kernel(op="fusegen_tests::projected")
+    def projected(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, w: (projected(x, w), torch.ops.fusegen_tests.projected(x, w)), fullgraph=True, backend="aot_eager"
+    )
+    x, w = randn(4, 8).requires_grad_(), randn(8, 8)
+    for enabled, wanted in ((False, torch.float32), (True, torch.bfloat16)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for results in ((projected(x, w), torch.ops.fusegen_tests.projected(x, w)), compiled(x, w)):
+                assert [result.dtype for result in results] == [wanted, torch.float32]
+                (gradient,) = torch.autograd.grad([result.sum() for result in results], x)
+                torch.testing.assert_close(gradient, 2 * w.sum(1).expand(4, 8), rtol=2e-2, atol=4e-2)
+
+
 @pytest.mark.deep  # two processes, each of which exports or loads
 def test_an_exported_program_is_loaded_where_the_kernel_is_declared(tmp_path: Path) -> None:
     (tmp_path / "declared.py").write_text(DECLARED.format(name="exported"))

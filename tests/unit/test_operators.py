@@ -197,7 +197,7 @@ def test_two_random_calls_draw_twice() -> None:
     assert not torch.equal(one, other)
     assert not torch.equal(one, compiled.call(x)[0])
     (gradient,) = torch.autograd.grad(one.sum(), x)
-    assert torch.equal(gradient, one.detach())  # of the same mask
+    assert torch.equal(gradient, one.detach())  # the mask is the same
     assert compiled.operators.count("fusegen::dropped_forward") == 2
     assert not any("dropout" in name or "bernoulli" in name for name in compiled.others)
 

@@ -17,7 +17,7 @@ def _div(y: Value, dy: Value) -> Gradients:
 def _pow(y: Value, dy: Value) -> Gradients:
     """b·a^(b − 1), which is 0 for b = 0 whatever a is, and y·log(a), which is 0 for a = 0."""
     a, b = y.arg(0), y.arg(1)
-    is_number = b.node.op is Op.CONSTANT and b.node.weak  # of which some powers are better known by other names
+    is_number = b.node.op is Op.CONSTANT and b.node.weak  # some powers of numbers are better known by other names
     by_a = dy * (b * a.apply(Op.POW, b.node.number - 1 if is_number else b - 1))
     if b.node.op is not Op.CONSTANT:
         by_a = b.apply(Op.EQ, 0).where(0, by_a)
