@@ -124,9 +124,9 @@ class Kernel(Generic[P, R]):
         """
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        values = dispatcher.bind(args, named)
+        values = dispatcher.arguments(args, named)
         variant, hidden = self._variant(dispatcher, values, target=target)
-        return Lowered(variant, dispatcher.sizes(variant, values, hidden))
+        return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """The operator that a call is in a graph of torch.compile, torch.export or make_fx.
@@ -142,7 +142,7 @@ class Kernel(Generic[P, R]):
         Raises:
             UnsupportedError: there is none for such a call.
         """
-        values = self._dispatcher.bind(args, kwargs)
+        values = self._dispatcher.arguments(args, kwargs)
         if self._operator is not None:
             return self._operator
         return operator_for(self.function, self._dispatcher.name, self._dispatcher.parameters.given, values)
@@ -158,7 +158,7 @@ class Kernel(Generic[P, R]):
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
-        return dispatcher.variant(values, chosen, shown if device.type == "meta" else device)
+        return dispatcher.variants.of(values, chosen, shown if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...

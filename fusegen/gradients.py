@@ -9,16 +9,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
 
 from fusegen.api import Kernel, Lowered, Method
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
-from fusegen.runtime.differentiate import Calls, Found
-from fusegen.runtime.graph_kernel import GraphKernel, Number
-from fusegen.runtime.passes import Passes
-from fusegen.runtime.signature import ITSELF
-from fusegen.runtime.straight import drawn_key
+from fusegen.runtime.differentiate import Calls, Left, Passed
+from fusegen.runtime.graph_kernel import GraphKernel
 
 
 def vjp(
@@ -55,10 +51,9 @@ def vjp(
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
     variant_of = partial(kernel._variant, dispatcher, target=target)
-    values = dispatcher.bind((*instance, *args), kwargs)
+    values = dispatcher.arguments((*instance, *args), kwargs)
     calls = Calls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
-    first = calls.made(values)
-    forward = Forward(calls, first, first.sizes(values), instance)
+    forward = Forward(calls, calls.of_shapes(values), instance)
     return Vjp(forward, Backward(forward))
 
 
@@ -67,24 +62,32 @@ class Saved:
     """What a forward pass leaves to the backward pass.
 
     Attributes:
-        tensors: arguments, results, and what else was kept.
-        sizes: values of the symbolic sizes.
-        scalars: values of the run-time numbers.
+        left: the tensors (arguments, results, and what else was kept), and numbers.
         versions: how often each tensor had been written to.
         forward: the pass that left it.
-        passes: those of the call.
     """
 
-    tensors: tuple[Tensor, ...]
-    sizes: Mapping[str, int]
-    scalars: Mapping[str, Number]
+    left: Left
     versions: tuple[int, ...]
     forward: Forward
-    passes: Passes
+
+    @classmethod
+    def of(cls, left: Left, forward: Forward) -> Saved:
+        """The same as it is now.
+
+        Raises:
+            ArgumentError: torch does not count the writes to one of the tensors.
+        """
+        return cls(left, _versions(left.passes.backward.graph, left.tensors), forward)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Arguments, results, and what else was kept."""
+        return self.left.tensors
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
         """The same with tensors that were kept elsewhere, as ``ctx.save_for_backward`` keeps them, or with none."""
-        return replace(self, tensors=tuple(tensors), versions=_versions(self.passes.backward.graph, tensors))
+        return Saved.of(replace(self.left, tensors=tuple(tensors)), self.forward)
 
 
 def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -123,16 +126,15 @@ class Forward:
 
     Args:
         calls: finds the passes of a call.
-        first: the passes for the arguments that it is made with.
-        sizes: values of their sizes.
+        first: the pass for the arguments that it is made with.
         instance: the object, of a method.
     """
 
-    def __init__(self, calls: Calls, first: Found, sizes: Mapping[str, int], instance: tuple[object, ...] = ()) -> None:
+    def __init__(self, calls: Calls, first: Passed, instance: tuple[object, ...] = ()) -> None:
         self.name = calls.dispatcher.name
         self.wrt = tuple(calls.wrt or ())
         self._calls = calls
-        self._passes, self._sizes = first.passes, sizes
+        self._passes, self._sizes = first.passes, first.sizes
         self._instance = instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Saved]:
@@ -147,21 +149,8 @@ class Forward:
                 requires one and by which there is none.
         """
         values = self._calls.dispatcher.values((*self._instance, *args), kwargs)
-        found = self._calls.known(values)
-        if found is None:
-            self._calls.dispatcher.check(values)
-            found = self._calls.made(values)
-        variant, passes, named = found.variant, found.passes, dict(found.named(values))
-        if passes.derivative.key is not None:
-            named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
-        tensors = [named[spec.name] for spec in passes.forward.graph.inputs]
-        sizes = {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
-        scalars = {name: named[name] for name, _ in variant.request.scalars}
-        outputs = passes.forward(tensors, sizes, scalars)
-        kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
-        versions = _versions(passes.backward.graph, kept)
-        saved = Saved(kept, {**passes.forward.sizes(tensors), **sizes}, scalars, versions, self, passes)
-        return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), saved
+        results, left = self._calls(values)
+        return results, Saved.of(left, self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         """The pass of the copied kernel; what was compiled for the first arguments is shared."""
@@ -201,16 +190,17 @@ class Backward:
         if not isinstance(saved, Saved) or saved.forward is not self._forward:
             what = f"the backward pass of {self._forward.name}: the first argument is not what its forward pass left"
             raise ArgumentError(what, mend="pass the second result of it")
-        kernel, kept = saved.passes.backward, len(saved.passes.derivative.kept)
+        passes, kernel = saved.left.passes, saved.left.passes.backward
+        kept = len(passes.derivative.kept)
         specs = kernel.graph.inputs
         _require_all(kernel.graph.name, saved, kept, len(gradients), len(specs) - kept)
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
             if tensor._version != version:
                 what = f"{kernel.graph.name}: {spec.name!r} was changed in place after the forward pass, which needs it as it was"
                 raise ArgumentError(what, mend=f"change a copy: {spec.name}.clone()")
-        outputs = kernel([*saved.tensors, *gradients], saved.sizes, saved.scalars)
+        outputs = kernel([*saved.tensors, *gradients, *saved.left.numbers])
         named = {spec.name: tensor for spec, tensor in zip(specs[kept:], gradients, strict=True)}
-        places = saved.passes.derivative.gradients
+        places = passes.derivative.gradients
         return tuple(named[source] if isinstance(source, str) else outputs[source] for source in places)
 
     def lower(self) -> Lowered:

@@ -117,16 +117,16 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
-    values = dispatcher.bind(args, kwargs)
+    values = dispatcher.arguments(args, kwargs)
     tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
-    dispatcher.remembered.forget()
+    dispatcher.executable.forget()
     return tuning
 
 
 def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
     """Measures as `tune` does, and keeps nothing."""
     dispatcher = kernel._dispatcher_of({})
-    return _measured(dispatcher, dispatcher.bind(args, {}))
+    return _measured(dispatcher, dispatcher.arguments(args, {}))
 
 
 def _measured(dispatcher: Dispatcher, values: Values) -> Tuning:
@@ -184,8 +184,8 @@ class _Tuner:
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
-        self.variant, self.hidden = dispatcher.variant(values, self.machine.target, device)
-        self.sizes = dispatcher.sizes(self.variant, values, self.hidden)
+        self.variant, self.hidden = dispatcher.variants.of(values, self.machine.target, device)
+        self.sizes = dispatcher.variants.sizes(self.variant, values, self.hidden)
         self.pins: dict[tuple[int, ...], LanePlan] = {}
 
     def tuning(self) -> Tuning:

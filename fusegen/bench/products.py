@@ -87,9 +87,9 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
     machine = machine_of(device)
-    values = kernel._dispatcher.bind(arguments, {})
-    variant, _ = kernel._dispatcher.variant(values, machine.target, device)
-    sizes = kernel._dispatcher.sizes(variant, values, ())
+    values = kernel._dispatcher.arguments(arguments, {})
+    variant, _ = kernel._dispatcher.variants.of(values, machine.target, device)
+    sizes = kernel._dispatcher.variants.sizes(variant, values, ())
     (group,) = variant.forms.products
     plans = candidates(shape_of(variant.forms.graph, group, variant.forms.expected(sizes)), machine.target)
     choices = [*(Choice(plan) for plan in plans), Choice(plans[0], ours=1.0, library=0.0)]

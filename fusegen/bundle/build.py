@@ -132,9 +132,9 @@ def _write(path: Path, content: bytes) -> None:
 def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
     """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
     dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
-    values = dispatcher.bind((), wanted.arguments)
+    values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
-    variant, _ = dispatcher.variant(values, wanted.target, device)
+    variant, _ = dispatcher.variants.of(values, wanted.target, device)
     _require_known(wanted.name, variant.state)
     for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"

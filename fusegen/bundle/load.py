@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch.autograd import forward_ad
 
 from fusegen.bundle.binaries import binary, mark_of
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, read_manifest
@@ -21,16 +19,17 @@ from fusegen.bundle.match import Mismatch, OtherForm, described, match
 from fusegen.calls.call import KernelLaunch
 from fusegen.calls.signature import Constant, ExtentArgument
 from fusegen.calls.structure import builder
-from fusegen.errors import ArgumentError, BundleError, FusegenError, LaunchError, TraceError
+from fusegen.errors import ArgumentError, BundleError, LaunchError, TraceError
 from fusegen.lang.running import is_tracing
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import check, check_recorded
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, Facts, unfollowed
+from fusegen.runtime.bound import NOTHING, Bound, Facts
+from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_call
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
-from fusegen.runtime.keys import Values, key_function
+from fusegen.runtime.keys import Values
+from fusegen.runtime.scalars import Condition
 
-_MOST_BOUND = 1024  # exact shapes that are remembered
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -95,7 +94,7 @@ class Bundle:
         return f"<fusegen bundle of {', '.join(self._kernels)}>"
 
 
-class BuiltFunction:
+class BuiltFunction(Plan):
     """A built kernel: what was declared, for the calls and the targets for which it was built.
 
     Args:
@@ -111,11 +110,10 @@ class BuiltFunction:
         self._given = tuple(parameter.name for parameter in kernel.parameters)
         self._plain = tuple(parameter.plain for parameter in kernel.parameters)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
-        self._key_of = key_function([_is_static(kernel, place) for place in range(len(self._given))])
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
-        self._bound: dict[tuple[object, ...], list[Bound]] = {}
         self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
         self._lock = threading.RLock()
+        self._executable = Executable(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the kernel.
@@ -126,17 +124,7 @@ class BuiltFunction:
             TraceError: it is called in another kernel.
             BundleError: a binary is not as it was built.
         """
-        values = args if len(args) == self._positional and not kwargs else self._bind(args, kwargs)
-        try:
-            candidates: Sequence[Bound] = self._bound.get(self._key(values), ())
-        except (TypeError, RuntimeError, ValueError, FusegenError):  # something that no kernel takes: the checks say what
-            candidates = ()
-        for bound in candidates:
-            if bound.find(values) is not None:
-                if dispatch_modes() or forward_ad._current_level >= 0:
-                    check(self.__name__, self._given, values)
-                return bound(values, NOTHING) if bound.plain is None else bound.plain(values, NO_SCALARS)
-        return self._first_call(values)
+        return self._executable(args if len(args) == self._positional and not kwargs else self._bind(args, kwargs))
 
     # Copies: binaries are loaded once, and found again by their folder.
 
@@ -165,33 +153,35 @@ class BuiltFunction:
         bound.apply_defaults()
         return [bound.arguments[name] for name in self._given]
 
-    def _key(self, values: Values) -> tuple[object, ...]:
-        """What the choice of a bound program depends on."""
-        different = len({id(value) for value in values if isinstance(value, Tensor)}) if self._distinct else 0
-        return (*self._key_of(values), different)
+    # As a plan of programs.
 
-    def _first_call(self, values: Values) -> Any:
+    def statics(self) -> list[bool]:
+        """Tells for each parameter whether a program is bound to its value."""
+        return [_is_static(self._kernel, place) for place in range(len(self._given))]
+
+    def check(self, values: Values) -> None:
+        """Refuses what no kernel can work on."""
         if is_tracing():
             raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", mend="call what it was built of")
         check(self.__name__, self._given, values)
         for name, value in zip(self._given, values, strict=True):
             if isinstance(value, Tensor):
                 check_recorded(self.__name__, name, value)
-        with self._lock:
-            bound = unfollowed(self._bound_for)(values)
-            if len(self._bound) >= _MOST_BOUND:
-                self._bound.clear()
-            key = self._key(values)
-            self._bound[key] = [bound, *self._bound.get(key, ())]
-        return bound(values, NOTHING)
 
-    def _bound_for(self, values: Values) -> Bound:
+    def bind(self, values: Values) -> Found:
+        """The program of a call.
+
+        Raises:
+            ArgumentError: nothing was built for it.
+            BundleError: a binary is not as it was built.
+        """
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, variant, sizes = self._variant(values, device)
-        backend, kernels = self._kernels(number, variant, device)
+        with self._lock:
+            backend, kernels = self._kernels(number, variant, device)
         program = bound_call(variant.call, builder(variant.structure), sizes, device, backend, kernels)
         facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return Bound(program, facts, self._uncomputable)
+        return Bound(program, facts, self._uncomputable, also=_alike(values) if self._distinct else None), NOTHING
 
     def _uncomputable(self, values: Values) -> Any:
         given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
@@ -282,6 +272,18 @@ def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
         )
     except ValueError as error:
         raise BundleError(f"the manifest names parameters that no function has: {error}", mend="build it again") from None
+
+
+def _pattern(values: Values) -> tuple[int, ...]:
+    """Which tensors of a call are one and the same."""
+    places: dict[int, int] = {}
+    return tuple(places.setdefault(id(value), place) for place, value in enumerate(values) if isinstance(value, Tensor))
+
+
+def _alike(values: Values) -> Condition:
+    """Tells of calls whether the same of their tensors are one."""
+    pattern = _pattern(values)
+    return lambda others: _pattern(others) == pattern
 
 
 def _is_static(kernel: BuiltKernel, place: int) -> bool:

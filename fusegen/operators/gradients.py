@@ -66,10 +66,7 @@ class _Passes:
     @classmethod
     def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device) -> _Passes:
         """The passes by some inputs, as they are on a device."""
-        derivative, forward, backward = named_passes(assumed.graph, wrt, target_of(device))
-        given = {str(dim) for spec in backward.inputs for dim in spec.shape}
-        placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
-        further = tuple(symbol for symbol in (*placed, *assumed.sizes) if symbol not in given)
+        derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target_of(device))
         return cls(
             derivative,
             Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt)),

@@ -117,13 +117,8 @@ class GraphOperator:
     def _run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
         """The implementation."""
         tensors, numbers = arguments[: len(self.graph.inputs)], arguments[len(self.graph.inputs) :]
-        sizes = self.sizes(tensors, numbers)
-        if any(tensor.numel() == 0 for tensor in tensors):
-            results = self._empty(tensors, sizes)
-        else:
-            self._require(sizes)
-            scalars = {name: value for (name, _), value in zip(self.graph.scalars, numbers[len(self.assumed.sizes) :], strict=True)}
-            results = self._kernel(tensors[0].device)(tensors, {name: sizes[name] for name in self.assumed.sizes}, scalars)
+        is_empty = any(tensor.numel() == 0 for tensor in tensors)
+        results = self._empty(tensors, self.sizes(tensors, numbers)) if is_empty else self._kernel(tensors[0].device)(arguments)
         return results[0] if len(results) == 1 else results
 
     def _shapes(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
@@ -172,7 +167,7 @@ class GraphOperator:
     def _kernel(self, device: torch.device) -> GraphKernel:
         target = machine_of(device).target
         if target.name not in self._kernels:
-            self._kernels[target.name] = GraphKernel(self.graph, target)
+            self._kernels[target.name] = GraphKernel(self.graph, target, self.assumed.sizes, self.assumed.relations)
         return self._kernels[target.name]
 
 

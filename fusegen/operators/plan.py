@@ -140,7 +140,7 @@ class _Plan:
         """The plan. A graph that is exported holds the operator of what the user wrote, without what a backward pass needs."""
         values = [self._value(name) for name in self._dispatcher.parameters.names]
         device = self._device()
-        request, found, recorder = self._dispatcher.traced(values, target_of(device), device)
+        request, found, recorder = self._dispatcher.variants.traced(values, target_of(device), device)
         self._require_plain(request, found, recorder)
         ways = recorder.ways()
         sources = self._sources(ways)
@@ -169,7 +169,7 @@ class _Plan:
         if fact[0] == TENSOR:
             _, dtype, _, shape, hints, _, is_parameter = fact
             if shape and shape[-1] < 0:
-                self._dispatcher.history.run_time.add((name, len(shape) - 1))
+                self._dispatcher.variants.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
                 raise Unplanned("a tensor has no elements")
             extents = hints if self._by_hints else [size if size >= 0 else _FIRST - 2 * size for size in shape]

@@ -45,26 +45,42 @@ class Facts:
     parameters: Sequence[str]
 
 
-class Fit:
-    """Whether a call is like an earlier one of the same key (`Remembered.key`).
+class Program:
+    """Something that runs calls: those of one key (`fusegen.runtime.keys`) that are alike in what else counts.
 
     Args:
-        condition: what must hold of the scalars; None where nothing must.
+        condition: what must hold of a call's values; None where nothing must.
         state: what the function read besides its arguments; None where no function is left to ask.
         hidden: the tensors that it closes over.
 
     Attributes:
+        names: of the tensors that the function closes over.
         find: from the arguments of a call to the tensors that the function closes over, as they are now; None where the calls
-            differ: what the function read has changed, or the scalars are not such as is assumed.
+            differ: what the function read has changed, or the values are not such as is assumed.
+        plain: what runs, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
+            None where there is more to do.
+        found: how many look-ups found it.
     """
 
     def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
         self._condition = condition
         self._check = None if state is None else state.check
         self._parts = tuple(map(tensor_part, hidden))
+        self.names = () if state is None else state.names
         self.find: Callable[[Values], Hidden | None] = self._find
         if condition is None and not hidden:
             self.find = _always if self._check is None else self._check
+        self.plain: Run | None = None
+        self.found = 0
+
+    def __call__(self, values: Values, hidden: Hidden) -> Any:
+        """Runs a call.
+
+        Args:
+            values: all arguments.
+            hidden: the tensors that the function closes over, as they are now.
+        """
+        raise NotImplementedError
 
     def _find(self, values: Values) -> Hidden | None:
         if self._condition is not None and not self._condition(values):
@@ -86,32 +102,6 @@ def _always(_: Values) -> Hidden:
     return NOTHING
 
 
-class Program(Fit):
-    """Something that runs calls of one key.
-
-    Attributes:
-        names: of the tensors that the function closes over.
-        plain: what runs, where it takes all values of a call as they are, which are its tensors in their order, and no scalars;
-            None where there is more to do.
-        found: how many look-ups found it.
-    """
-
-    def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
-        super().__init__(condition, state, hidden)
-        self.names = () if state is None else state.names
-        self.plain: Run | None = None
-        self.found = 0
-
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
-        """Runs a call.
-
-        Args:
-            values: all arguments.
-            hidden: the tensors that the function closes over, as they are now.
-        """
-        raise NotImplementedError
-
-
 class Bound(Program):
     """A bound program.
 
@@ -121,6 +111,7 @@ class Bound(Program):
         by_value: makes a call whose scalars Python refuses to compute with.
         state: what else the function read; None where no function is left to ask.
         hidden: the tensors that the function closes over.
+        also: what else must hold of a call's values.
     """
 
     def __init__(
@@ -130,8 +121,10 @@ class Bound(Program):
         by_value: ByValue,
         state: State | None = None,
         hidden: Hidden = NOTHING,
+        also: Condition | None = None,
     ) -> None:
-        super().__init__(condition_of(facts.conditions, facts.sizes, facts.parameters), state, hidden)
+        condition = condition_of(facts.conditions, facts.sizes, facts.parameters)
+        super().__init__(_both(condition, also), state, hidden)
         self._program = program
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
@@ -151,6 +144,12 @@ class Bound(Program):
         except ERRORS:  # which the user's own line shall raise, or catch
             return self._by_value(values)
         return self._program(tensors, scalars)
+
+
+def _both(one: Condition | None, other: Condition | None) -> Condition | None:
+    if one is None or other is None:
+        return one or other
+    return lambda values: one(values) and other(values)
 
 
 def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,68 +5,92 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import check_tangent
-from fusegen.runtime.bound import Fit, Hidden
+from fusegen.runtime.bound import Hidden, Program
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.keys import Key, Values
+from fusegen.runtime.executable import Executable, Plan
+from fusegen.runtime.keys import Values
 from fusegen.runtime.passes import Passes
 from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.signature import ITSELF
+from fusegen.runtime.straight import drawn_key
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
 """The variant of a call, and the tensors that the function closes over."""
 
 _AGAIN = "call fg.vjp again with such arguments"
-_MOST_KNOWN = 256  # kinds of calls that are remembered
-_MOST_ALIKE = 32  # of one kind, which differ in scalars and in what the function read of Python's state
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What runs a call.
+class Passed(Program):
+    """Runs the forward pass of a call.
 
-    Attributes:
+    Args:
         dispatcher: the kernel's.
         variant: of the call.
-        hidden: the tensors that the function closes over.
         passes: of the variant's graph.
+        hidden: the tensors that the function closes over.
+        sizes: values of all sizes and strides.
     """
 
-    dispatcher: Dispatcher
-    variant: Variant
-    hidden: Hidden
-    passes: Passes
+    def __init__(self, dispatcher: Dispatcher, variant: Variant, passes: Passes, hidden: Hidden, sizes: Mapping[str, int]) -> None:
+        super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.names), variant.state, hidden)
+        self.passes, self.sizes = passes, sizes
+        self._dispatcher, self._variant = dispatcher, variant
 
-    def named(self, values: Values) -> dict[str, Any]:
-        """Arguments, and what the function closes over, by name.
+    def __call__(self, values: Values, hidden: Hidden) -> tuple[Any, Left]:
+        variant, passes = self._variant, self.passes
+        named = dict(zip(self._dispatcher.parameters.names, values, strict=True)) | self._closed_over(hidden)
+        named |= {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        if passes.derivative.key is not None:
+            named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
+        outputs = passes.forward([named[name] for name in passes.forward.names])
+        kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
+        named |= passes.forward.sizes([named[spec.name] for spec in passes.forward.graph.inputs])
+        numbers = tuple(named[name] for name in (*passes.backward.further, *(name for name, _ in passes.backward.graph.scalars)))
+        return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), Left(passes, kept, numbers)
+
+    def _closed_over(self, hidden: Hidden) -> dict[str, Tensor]:
+        """What the function closes over, by name.
 
         Raises:
-            GradientError: it closes over a tensor that requires a gradient, and there is none by it.
+            GradientError: a tensor requires a gradient, and there is none by it.
         """
-        named = dict(zip(self.dispatcher.parameters.names, values, strict=True))
         recorded, wrt = torch.is_grad_enabled(), self.passes.derivative.wrt
-        for name, tensor in zip(self.variant.state.names, self.hidden, strict=True):
+        named = dict(zip(self._variant.state.names, hidden, strict=True))
+        for name, tensor in named.items():
             if recorded and tensor.requires_grad and name not in wrt:
-                what = f"{self.dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
+                what = f"{self._dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
                 raise GradientError(what, mend="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
-            check_tangent(self.dispatcher.name, name, tensor)
-            named[name] = tensor.detach()
-        return named
-
-    def sizes(self, values: Values) -> dict[str, int]:
-        """Values of all sizes and strides."""
-        return self.dispatcher.sizes(self.variant, values, self.hidden)
+            check_tangent(self._dispatcher.name, name, tensor)
+        return {name: tensor.detach() for name, tensor in named.items()}
 
 
-class Calls:
+@dataclass(frozen=True)
+class Left:
+    """What a forward pass leaves to the backward pass.
+
+    Attributes:
+        passes: of the call.
+        tensors: arguments, results, and what else was kept.
+        numbers: values of the sizes that none of them has, and of the run-time numbers.
+    """
+
+    passes: Passes
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[Any, ...]
+
+
+class Calls(Plan):
     """Finds the passes for a call: the kernel's own dispatcher says which variant it is.
 
     Args:
@@ -85,7 +109,7 @@ class Calls:
         self._by_default = wrt is None
         self._variant_of = variant_of
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
-        self._known: dict[Key, list[tuple[Fit, Variant, Passes]]] = {}
+        self._executable = Executable(self)
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
@@ -94,34 +118,42 @@ class Calls:
         copied._by_default = self._by_default
         return copied
 
-    def known(self, values: Values) -> Found | None:
-        """The passes that an earlier call of this kind had."""
-        with torch.enable_grad():
-            for fit, variant, passes in self.dispatcher.remembered.known(self._known, values):
-                hidden = fit.find(values)
-                if hidden is not None:
-                    return Found(self.dispatcher, variant, hidden, passes)
-        return None
-
-    def made(self, values: Values) -> Found:
-        """The passes for some arguments, from now on known.
+    def of_shapes(self, values: Values) -> Passed:
+        """The forward pass for some arguments, which may be tensors without memory.
 
         Raises:
             ArgumentError: one by which a gradient is wanted is no tensor of floats.
-            UnsupportedError: there are none.
+            UnsupportedError: there are no passes.
         """
         _require_elements(self.dispatcher, values)
         with torch.enable_grad():  # else nothing would show what the function does without gradients
-            variant, hidden = self._variant_of(values)  # unlocked, as it runs the function
-        with self._lock, torch.enable_grad():
-            found = Found(self.dispatcher, variant, hidden, self.dispatcher.passes.of(variant, self._inputs(variant, hidden)))
-            condition = condition_of(variant.conditions, found.sizes(values), self.dispatcher.parameters.names)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            key = self.dispatcher.remembered.key(values)  # now with the findings of the trace
-            others = self._known.get(key, ())[: _MOST_ALIKE - 1]
-            self._known[key] = [(Fit(condition, variant.state, hidden), variant, found.passes), *others]
-        return found
+            passed, _ = self.bind(values)
+        return passed
+
+    def __call__(self, values: Values) -> tuple[Any, Left]:
+        """Runs the forward pass: what the kernel returns, and what is left to the backward pass."""
+        with torch.enable_grad():
+            passed, hidden = self._executable.recently(values) or self._executable.found(values)
+        results: tuple[Any, Left] = passed(values, hidden)
+        return results
+
+    # As a plan of programs.
+
+    def statics(self) -> list[bool]:
+        """As of the kernel."""
+        return self.dispatcher.statics()
+
+    def check(self, values: Values) -> None:
+        """Refuses tensors without memory, and without elements, which no pass takes."""
+        self.dispatcher.check(values)
+        _require_elements(self.dispatcher, values)
+
+    def bind(self, values: Values) -> tuple[Passed, Hidden]:
+        """The forward pass for the exact shapes of a call."""
+        variant, hidden = self._variant_of(values)
+        with self._lock:
+            passes = self.dispatcher.passes.of(variant, self._inputs(variant, hidden))
+        return Passed(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
 
     def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
         """The inputs by which gradients are wanted, as the graph calls them."""

@@ -7,80 +7,74 @@ assumes of sizes is checked for each new shape.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import NoReturn
 
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_structure
 
 from fusegen.calls.formula import Relation, formula_of, remainder, size
+from fusegen.calls.numbers import Numbers
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
-from fusegen.runtime import straight
 from fusegen.runtime.arguments import check_memory, check_recorded, check_surroundings, check_values
 from fusegen.runtime.backends import machine_of
+from fusegen.runtime.bound import NOTHING, Bound, Facts
 from fusegen.runtime.compile import Compiled, compile_graph, needs_wide
-from fusegen.runtime.keys import tensor_part
-from fusegen.runtime.scalars import scalars_of
+from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.keys import Values
 from fusegen.runtime.signature import with_layout_of
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 
-Number: TypeAlias = int | float
-Run: TypeAlias = Callable[[Sequence[Tensor], Mapping[str, Number]], tuple[Tensor, ...]]
 
-_MOST_BOUND = 256  # exact shapes that are remembered
-
-
-class GraphKernel:
-    """A graph as a function of tensors.
+class GraphKernel(Plan):
+    """A graph as a function of its tensors, of sizes that none of them has, and of its run-time numbers, in this order.
 
     Args:
         graph: as traced, or made of such.
         target: the machine that it is compiled for.
+        sizes: symbolic sizes that no input has, in order.
+        relations: what else must hold of sizes.
+
+    Attributes:
+        executable: runs calls.
+        names: of all values of a call.
+        further: the sizes among them.
     """
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph = graph
-        self.target = target
+    def __init__(self, graph: Graph, target: Target, sizes: Sequence[str] = (), relations: Sequence[Relation] = ()) -> None:
+        self.graph, self.target = graph, target
+        self.names = (*(spec.name for spec in graph.inputs), *sizes, *(name for name, _ in graph.scalars))
+        self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
         self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
         self._compiled: dict[tuple[tuple[InputSpec, ...], bool], Compiled] = {}
-        self._bound: dict[tuple[object, ...], Run] = {}
         self._lock = threading.RLock()
+        self.executable = Executable(self)
 
-    def __call__(self, tensors: Sequence[Tensor], sizes: Mapping[str, int], scalars: Mapping[str, Number]) -> tuple[Tensor, ...]:
+    def __call__(self, values: Values) -> tuple[Tensor, ...]:
         """Runs the graph.
 
         Args:
-            tensors: one an input, in order.
-            sizes: values of sizes that are no dim of an input.
-            scalars: values of the run-time scalars.
+            values: its tensors, its further sizes, its numbers.
 
         Raises:
             ArgumentError: a tensor is not what the graph takes.
             GradientError: a result would need a derivative.
         """
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
-            self.check(tensors)
-        key = (*map(tensor_part, tensors), *sizes.values())
-        run = self._bound.get(key)
-        if run is None or dispatch_modes() or forward_ad._current_level >= 0:
-            self.check(tensors)
-        if run is None:
-            with self._lock:
-                if len(self._bound) >= _MOST_BOUND:
-                    self._bound.clear()
-                run = self._bound[key] = self.bound(tensors, sizes)
-        return run(tensors, scalars)
+        results: tuple[Tensor, ...] = self.executable(values)
+        return results
+
+    def statics(self) -> list[bool]:
+        """Programs are bound to sizes, and to no number."""
+        return [name in self.further for name in self.names]
 
     def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
         """The values of the symbolic sizes, by the first dim that has each.
@@ -105,14 +99,14 @@ class GraphKernel:
         found = self._compiled[key].at(sizes)
         return found if wide or not needs_wide(found, sizes) else self.compiled(specs, sizes, wide=True)
 
-    def check(self, tensors: Sequence[Tensor]) -> None:
+    def check(self, values: Values) -> None:
         """Refuses what is no tensor of an input's dtype and rank, and what no kernel can read.
 
         Raises:
             ArgumentError: there is such a thing.
             GradientError: a result would need a derivative.
         """
-        name = self.graph.name
+        name, tensors = self.graph.name, values[: len(self.graph.inputs)]
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if not isinstance(tensor, Tensor):
                 what = f"{name}: {spec.name!r} is a {type(tensor).__name__}, where a tensor is needed"
@@ -129,15 +123,14 @@ class GraphKernel:
 
     # Binding.
 
-    def bound(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Run:
+    def bind(self, values: Values) -> Found:
         """The graph for the exact shapes of some tensors.
-
-        Args:
-            tensors, sizes: as of a call; such as it takes.
 
         Raises:
             ArgumentError: they are not of the shapes that the graph was traced for, or on another device.
         """
+        count = len(self.graph.inputs)
+        tensors, sizes = values[:count], dict(zip(self.further, values[count:], strict=False))
         device = tensors[0].device
         machine = machine_of(device)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
@@ -147,8 +140,11 @@ class GraphKernel:
         specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
             known |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
-        compiled = in_measured_form(self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors)), known, device)
-        return _runner(compiled, machine.bound(compiled, known, device), known)
+        with self._lock:
+            compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
+        measured = in_measured_form(compiled, known, device)
+        facts = Facts(measured.program.call, Numbers(), {}, known, self.names)
+        return Bound(machine.bound(measured, known, device), facts, _uncomputable), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, where all shapes are of them and what the graph assumes of them holds."""
@@ -157,7 +153,7 @@ class GraphKernel:
                 raise self._misshapen(spec, tensor, sizes)
         assumed = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in self.graph.multiples]
         assumed += [Relation(size(name), "<=", formula_of(bound)) for name, bound in self.graph.bounds]
-        for relation in assumed:
+        for relation in (*assumed, *self._relations):
             if not relation(sizes):
                 what = f"{self.graph.name} was traced for sizes of which {relation} holds, and here are {_text(sizes)}"
                 raise ArgumentError(what, mend="make another for these sizes")
@@ -175,20 +171,9 @@ class GraphKernel:
         )
 
 
-def _runner(compiled: Compiled, program: straight.Run, sizes: Mapping[str, int]) -> Run:
-    """A bound program on tensors in the order of the graph's inputs."""
-    graph = compiled.graph
-    where = {spec.name: place for place, spec in enumerate(graph.inputs)}
-    order = [where[name] for _, name in compiled.program.inputs]
-    names = graph.derived.names
-    scalars_at = scalars_of(compiled.program.call.scalars, sizes, names)
-
-    def run(tensors: Sequence[Tensor], scalars: Mapping[str, Number]) -> tuple[Tensor, ...]:
-        numbers: Mapping[str, Any] = {} if scalars_at is None else scalars_at([scalars[name] for name in names])
-        results: tuple[Tensor, ...] = program([tensors[place] for place in order], numbers)
-        return results
-
-    return run
+def _uncomputable(_: Values) -> NoReturn:
+    """Raises what Python raised of a call's numbers."""
+    raise
 
 
 def _text(sizes: Mapping[str, int]) -> str:

@@ -119,6 +119,15 @@ class Parameters:
         bound.apply_defaults()
         return [bound.arguments[name] for name in self.given]
 
+    def call(self, values: Sequence[Any]) -> Any:
+        """Calls the function.
+
+        Args:
+            values: all arguments in the order of the parameters.
+        """
+        named = {name: value for name, value in zip(self.given, values, strict=True) if name in self.keyword_only}
+        return self.function(*values[: len(values) - len(named)], **named)  # which come last
+
 
 def _resolved(function: Callable[..., Any], name: str, annotation: Any) -> Any:
     """One annotation as a type; None where its names are not known at run time."""

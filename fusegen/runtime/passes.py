@@ -12,10 +12,11 @@ from fusegen.ir.graph import Graph
 from fusegen.passes.variances import with_wide_variances
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.target import Target
 
-_Key: TypeAlias = tuple[Graph, Target, tuple[str, ...]]
+_Key: TypeAlias = tuple[Graph, tuple[str, ...], Target, tuple[str, ...]]
 
 _MOST_KNOWN = 256
 
@@ -34,18 +35,28 @@ class Passes:
     backward: GraphKernel
 
     @classmethod
-    def of(cls, graph: Graph, wrt: Sequence[str], target: Target) -> Passes:
-        """The passes by some inputs."""
-        derivative, forward, backward = named_passes(graph, wrt, target)
-        return cls(derivative, GraphKernel(forward, target), GraphKernel(backward, target))
+    def of(cls, graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target) -> Passes:
+        """The passes by some inputs.
+
+        Args:
+            sizes: symbolic sizes that no input has.
+        """
+        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target)
+        return cls(derivative, GraphKernel(forward, target, sizes), GraphKernel(backward, target, further))
 
 
-def named_passes(graph: Graph, wrt: Sequence[str], target: Target) -> tuple[Derivative, Graph, Graph]:
-    """The derivative of a graph by some inputs, and its passes under names of their own."""
+def named_passes(
+    graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target
+) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
+    """The derivative of a graph by some inputs, its passes under names of their own, and the sizes that no input of the backward
+    pass has."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
     derivative = derive(with_wide_variances(graph, target), wrt, names.take)
-    return derivative, _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+    forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+    given = {str(dim) for spec in backward.inputs for dim in spec.shape}
+    placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
+    return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
 
 
 class KnownPasses:
@@ -68,11 +79,12 @@ class KnownPasses:
         if variant.state.has_backward_hooks:
             what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
             raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
-        key = variant.traced, variant.request.target, tuple(wrt)
+        sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
+        key = variant.traced, sizes, variant.request.target, tuple(wrt)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = Passes.of(variant.traced, wrt, variant.request.target)
+            self._known[key] = Passes.of(variant.traced, sizes, wrt, variant.request.target)
         return self._known[key]
 
 

@@ -33,18 +33,18 @@ class Recent:
     def __init__(self) -> None:
         self.known: tuple[tuple[Knows, Program], ...] = ()
 
-    def found(self, bound: Program, values: Values, statics: Callable[[], Sequence[bool]]) -> None:
+    def found(self, bound: Program, values: Values, statics: Sequence[bool]) -> None:
         """Notes that a look-up found a program; at the second time, and now and then after it, the program becomes a recent one.
 
         Args:
             bound: the program.
             values: all arguments of the call.
-            statics: tells for each parameter whether programs are bound to its value.
+            statics: for each parameter, whether programs are bound to its value.
         """
         bound.found += 1
         if bound.found % _SETTLED != 2:
             return
-        knows = of_calls_like(values, statics(), bound.find)
+        knows = of_calls_like(values, statics, bound.find)
         if knows is not None:
             self.known = ((knows, bound), *(each for each in self.known if each[1] is not bound))[:_MOST]
 
@@ -60,7 +60,7 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     Args:
         values: all arguments of a call that the program is good for.
         statics: for each parameter, whether programs are bound to its value.
-        find: tells of calls of this key whether they are like this one in all else (`fusegen.runtime.bound.Fit`).
+        find: tells of calls of this key whether they are like this one in all else (`fusegen.runtime.bound.Program`).
     """
     tensors, conditions, addresses = [], [], []
     scope: dict[str, Any] = {"find": find, "forward_ad": forward_ad, "default_dtype": torch.get_default_dtype}

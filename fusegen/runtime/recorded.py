@@ -6,7 +6,7 @@ A node is a plain ``torch.autograd.Function``, which costs less host time than a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,13 @@ from torch import Tensor
 from fusegen.calls.numbers import ERRORS
 from fusegen.errors import GradientError
 from fusegen.runtime.backends import builder
-from fusegen.runtime.bound import ByValue, Hidden, Program
+from fusegen.runtime.bound import NOTHING, ByValue, Hidden, Program
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.keys import Values
 from fusegen.runtime.passes import Passes
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.straight import drawn_key
-
-Scalars: TypeAlias = Mapping[str, int | float]
 
 
 class Recorded(Program):
@@ -53,33 +51,31 @@ class Recorded(Program):
         super().__init__(condition_of(variant.conditions, sizes, parameters), variant.state, hidden)
         self._by_value = by_value
         where = {name: place for place, name in enumerate((*parameters, *self.names))}
-        inputs = [spec.name for spec in passes.forward.graph.inputs]
-        self._order = tuple(where.get(name) for name in inputs)
-        self._scalars = tuple((name, where[name]) for name, _ in variant.request.scalars)
+        where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        self._order = tuple(where.get(name) for name in passes.forward.names)
         self._put_together = builder(variant.structure)
-        given = variant.request.sizes.sources
         everything = (*values, *hidden)
-        self._sizes = {size: everything[where[name]] for size, (name, dim) in given if dim == ITSELF}
         self._device = next(v.device for v in everything if isinstance(v, Tensor))
-        key = torch.empty(1, dtype=torch.int64, device=self._device)  # of no call: none is drawn
-        tensors = [key if place is None else everything[place] for place in self._order]
-        self._forward = passes.forward.bound(tensors, self._sizes)
-        self.node = _Node(passes, inputs, recorded, {**passes.forward.sizes(tensors), **self._sizes})
+        given = self._given(everything, torch.empty(1, dtype=torch.int64, device=self._device))  # the key is of no call
+        with torch.no_grad():
+            self._forward, _ = passes.forward.executable.found(given)
+        self._takes_numbers = bool(passes.forward.graph.scalars)
+        self.node = _Node(passes, recorded, {**passes.forward.sizes(given), **sizes})
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
-        scalars = {name: everything[place] for name, place in self._scalars}
+        given = self._given(everything, drawn_key(self._device) if None in self._order else None)
         try:
-            results = _Call.apply(self.node, self._forward, scalars, *self._tensors(everything))  # type: ignore[no-untyped-call]
+            results = _Call.apply(self.node, self._forward, *given)  # type: ignore[no-untyped-call]
         except ERRORS:
-            if not scalars:
+            if not self._takes_numbers:
                 raise
             return self._by_value(values)  # the user's own line shall raise, or catch
         return results[0] if self._put_together is None else self._put_together(list(results))
 
-    def _tensors(self, everything: Sequence[Any]) -> list[Tensor]:
-        """Those of the forward pass, the key of its random bits among them."""
-        return [drawn_key(self._device) if place is None else everything[place] for place in self._order]
+    def _given(self, everything: Sequence[Any], key: Tensor | None) -> list[Any]:
+        """The values that the forward pass takes, the key of its random bits among them."""
+        return [key if place is None else everything[place] for place in self._order]
 
 
 class _Node:
@@ -87,15 +83,14 @@ class _Node:
 
     Args:
         passes: of the call.
-        inputs: names of the forward pass's.
         recorded: for each result, whether there is a derivative of it.
         sizes: values of the symbolic sizes.
     """
 
-    def __init__(self, passes: Passes, inputs: Sequence[str], recorded: Sequence[bool], sizes: Mapping[str, int]) -> None:
-        derivative, graph = passes.derivative, passes.backward.graph
+    def __init__(self, passes: Passes, recorded: Sequence[bool], sizes: Mapping[str, int]) -> None:
+        derivative, graph, inputs = passes.derivative, passes.backward.graph, passes.forward.names
         self.name = graph.name
-        self.backward, self.sizes = passes.backward, sizes
+        self.backward = passes.backward
         self.count = len(recorded)
         self.plain = [place for place, is_recorded in enumerate(recorded) if not is_recorded]
         self.kept = [inputs.index(k) if isinstance(k, str) else ~k for k in derivative.kept]
@@ -105,21 +100,23 @@ class _Node:
         sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
         found = [sources.get(name) for name in inputs]
         self.gradients = [~given[source] if isinstance(source, str) else source for source in found]
+        self.sizes = [sizes[name] for name in passes.backward.further]
+        self.numbers = [inputs.index(name) for name, _ in graph.scalars]
 
-    def saved(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    def saved(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Selects the tensors that the backward pass reads."""
-        return [tensors[place] if place >= 0 else outputs[~place] for place in self.kept]
+        return [values[place] if place >= 0 else outputs[~place] for place in self.kept]
 
 
 class _Call(torch.autograd.Function):
     """A node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, node: _Node, run: Any, scalars: Scalars, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = run(tensors, scalars)
+    def forward(ctx: Any, node: _Node, run: Program, *values: Any) -> tuple[Tensor, ...]:
+        outputs = run(values, NOTHING)
         results: tuple[Tensor, ...] = outputs[: node.count]
-        ctx.node, ctx.scalars = node, scalars
-        ctx.save_for_backward(*node.saved(tensors, outputs))
+        ctx.node, ctx.numbers = node, [values[place] for place in node.numbers]
+        ctx.save_for_backward(*node.saved(values, outputs))
         ctx.like = [(result.shape, result.dtype, result.device) for result in results]
         ctx.set_materialize_grads(False)
         if node.plain:
@@ -131,12 +128,12 @@ class _Call(torch.autograd.Function):
         node: _Node = ctx.node
         saved, given = ctx.saved_tensors, [_given(gradients[n], *ctx.like[n]) for n in node.floats]
         with torch.no_grad():
-            outputs = node.backward([*saved, *given], node.sizes, ctx.scalars)
+            outputs = node.backward([*saved, *given, *node.sizes, *ctx.numbers])
         found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
         if torch.is_grad_enabled():  # somebody wants a derivative of these
             needed = [t for t in (*saved, *given) if t.requires_grad]
             found = _once(node.name, found, needed)
-        return (None, None, None, *found)
+        return (None, None, *found)
 
 
 def _given(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -72,7 +72,7 @@ class Prepared:
         """The digest of all else that a call hands to the device at the case's sizes, shortened; empty where it does nothing."""
         if self.variant is None:
             return ""
-        sizes = self.dispatcher.sizes(self.variant, self.dispatcher.bind((), stand_ins(self.case.arguments)), ())
+        sizes = self.dispatcher.variants.sizes(self.variant, self.dispatcher.arguments((), stand_ins(self.case.arguments)), ())
         return _shortened("\n".join(call_words(self.variant.program.call, sizes)))
 
     @cached_property
@@ -100,11 +100,11 @@ class Prepared:
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
-        return self.dispatcher.variant(self.dispatcher.bind((), arguments), self.target, device)[0]
+        return self.dispatcher.variants.of(self.dispatcher.arguments((), arguments), self.target, device)[0]
 
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
-        values = self.dispatcher.bind((), arguments)
-        sizes = self.dispatcher.sizes(variant, values, ())
+        values = self.dispatcher.arguments((), arguments)
+        sizes = self.dispatcher.variants.sizes(variant, values, ())
         scalars = scalars_of(variant.program.call.scalars, sizes, self.dispatcher.parameters.names)
         program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[name] for _, name in variant.program.call.inputs]
@@ -127,7 +127,7 @@ def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
-            variant, _ = dispatcher.variant(dispatcher.bind((), stand_ins(arguments)), target, shown)
+            variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, shown)
     return Prepared(case, target, dispatcher, variant)
 
 

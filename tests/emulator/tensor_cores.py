@@ -65,9 +65,9 @@ class Ready:
 def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device) -> Ready:
     """A function that is lowered, whatever the machine."""
     dispatcher = fg.kernel(function)._dispatcher
-    values = dispatcher.bind(arguments, {})
-    variant, hidden = dispatcher.variant(values, target, device)
-    sizes = dispatcher.sizes(variant, values, hidden)
+    values = dispatcher.arguments(arguments, {})
+    variant, hidden = dispatcher.variants.of(values, target, device)
+    sizes = dispatcher.variants.sizes(variant, values, hidden)
     forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
     variant = replace(variant, forms=forms).at(sizes)
     assert len(variant.program.launches) == len(variant.program.steps)

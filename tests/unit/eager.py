@@ -36,7 +36,7 @@ def agree(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any
 
 def programs(kernel: fg.Kernel[..., Any]) -> int:
     """Counts the programs that a kernel compiled."""
-    return kernel._dispatcher._promotions.count
+    return kernel._dispatcher.variants.programs
 
 
 def expressions(table: str) -> list[str]:

@@ -69,7 +69,9 @@ def test_queries_that_see_no_key_get_nothing_on_a_cpu() -> None:
 def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
     kernel = fg.kernel(causal)
     values = list(qkv(64))
-    variant, _ = kernel._dispatcher._variant(values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True)
+    variant, _ = kernel._dispatcher.variants._variant(
+        values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True
+    )
     assert "i64 key, i64 query" in variant.sources[0].math
     assert not figures(variant.sources[0]).warnings
 

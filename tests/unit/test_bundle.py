@@ -122,14 +122,14 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "kernels" / code.file).read_bytes()[:4] == b"\x7fELF"
         assert code.entry in (tmp_path / "kernels" / code.source).read_text()
     dispatcher = Dispatcher(function, function.__name__)
-    values = dispatcher.bind(halves[1], {})
+    values = dispatcher.arguments(halves[1], {})
     (variant,) = (variant for variant in kernel.variants if _fits(variant, names, values))
-    lowered, _ = dispatcher.variant(values, target("sm_90a"), torch.device("cpu"))
+    lowered, _ = dispatcher.variants.of(values, target("sm_90a"), torch.device("cpu"))
     sizes = match(variant.signature, variant.call, names, values)
     kernels = emulated_kernels(lowered.sources)
     cpu = torch.device("cpu")
     program = bound_call(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
-    theirs = emulated_machine(target("sm_90a")).bound(lowered, dispatcher.sizes(lowered, values, ()), cpu)
+    theirs = emulated_machine(target("sm_90a")).bound(lowered, dispatcher.variants.sizes(lowered, values, ()), cpu)
     tensors = [v for v in values if isinstance(v, Tensor)]
     scalars = _scalars(variant.call, sizes, dispatcher, values)
     assert equal(theirs(tensors, scalars), program(tensors, scalars))

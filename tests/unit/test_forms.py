@@ -44,7 +44,7 @@ def test_one_kernel_has_different_plans_for_different_numbers_of_rows() -> None:
     plans = {rows: plan(lowered(kernel, rows).program) for rows in ROWS}
     assert plans[1] is plans[8] is None, "the library reads weights faster for so few rows"
     assert len({plans[33], plans[512], plans[8192]}) == 3
-    assert kernel._dispatcher._promotions.count == 2, "one trace, and one of a single row, which is literal"
+    assert kernel._dispatcher.variants.programs == 2, "one trace, and one of a single row, which is literal"
 
 
 def test_the_forms_are_a_list_that_every_call_is_in() -> None:
@@ -66,7 +66,7 @@ def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -
     kernel = fg.kernel(linear_gelu)
     for rows in range(2, 400):
         lowered(kernel, rows)
-    assert 2 <= len(made) <= 8 and kernel._dispatcher._promotions.count == 1
+    assert 2 <= len(made) <= 8 and kernel._dispatcher.variants.programs == 1
 
 
 @pytest.mark.parametrize("order", [(8, 192), (192, 8)])

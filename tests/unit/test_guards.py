@@ -60,7 +60,9 @@ def test_one_function_for_several_targets() -> None:
 def test_wide_variants_are_apart() -> None:
     kernel = fg.kernel(lambda x: x * 2)
     machine, device = targets.target("sm_90a"), torch.device("cuda")
-    texts = [kernel._dispatcher._variant([X], machine, device, wide=wide)[0].sources[0].text for wide in (False, True, False)]
+    texts = [
+        kernel._dispatcher.variants._variant([X], machine, device, wide=wide)[0].sources[0].text for wide in (False, True, False)
+    ]
     assert texts[0] == texts[2] and "using Index = i32;" in texts[0] and "using Index = i64;" in texts[1]
 
 

@@ -29,7 +29,7 @@ OLDER = [t.name for t in cuda_targets() if not t.wgmma]
 
 def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Program:
     dispatcher = fg.kernel(function)._dispatcher
-    return dispatcher.variant(dispatcher.bind(arguments, {}), machine, torch.device("cuda"))[0].program
+    return dispatcher.variants.of(dispatcher.arguments(arguments, {}), machine, torch.device("cuda"))[0].program
 
 
 def plans(found: Program) -> list[type]:
@@ -89,7 +89,7 @@ def test_plans_fit_the_machine(name: str) -> None:
 def test_no_registers_are_spilled(name: str) -> None:
     machine = replace(target(name), products=("mma.sync",))
     dispatcher = fg.kernel(bias_gelu)._dispatcher
-    values = dispatcher.bind((meta(4096, 4096), meta(4096, 4096), meta(4096)), {})
-    (source,) = dispatcher.variant(values, machine, torch.device("cuda"))[0].sources
+    values = dispatcher.arguments((meta(4096, 4096), meta(4096, 4096), meta(4096)), {})
+    (source,) = dispatcher.variants.of(values, machine, torch.device("cuda"))[0].sources
     found = figures(source, name)
     assert found.spilled == 0 and not found.warnings

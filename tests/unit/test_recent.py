@@ -73,13 +73,13 @@ def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
     kernel = fg.kernel(function)
     for _ in range(3):
         kernel(*values)
-    ((knows, _),) = kernel._dispatcher.remembered.recent.known
+    ((knows, _),) = kernel._dispatcher.executable.recent.known
     assert knows(values) is not None
     return kernel
 
 
 def knows(kernel: fg.Kernel[..., Any], *values: Any) -> bool:
-    return any(known(values) is not None for known, _ in kernel._dispatcher.remembered.recent.known)
+    return any(known(values) is not None for known, _ in kernel._dispatcher.executable.recent.known)
 
 
 def scaled(x: Tensor, y: Tensor) -> Tensor:
@@ -211,17 +211,17 @@ def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
     """Another thread forgets between the look-up and what it notes."""
     kernel = fg.kernel(scaled)
     kernel(X, randn(6, 6))
-    remembered = kernel._dispatcher.remembered
-    ((bound,),) = remembered._bound.values()
+    executable = kernel._dispatcher.executable
+    ((bound,),) = executable._programs.values()
     find = bound.find
 
     def forgetting(values: keys.Values) -> Hidden | None:
-        remembered.forget()
+        executable.forget()
         return find(values)
 
     bound.found, bound.find = 1, forgetting  # its next look-up makes it a recent one
     kernel(X, randn(6, 6))
-    assert bound.found == 2 and not remembered.recent.known
+    assert bound.found == 2 and not executable.recent.known
 
 
 def test_no_tensor_is_kept_alive() -> None:

@@ -60,8 +60,8 @@ def softmax(x: Tensor) -> Tensor:
 def plan_of(function: Callable[..., Any], *arguments: Any) -> LanePlan | None:
     """The plan that a call of a kernel that nobody has called runs."""
     dispatcher = fg.kernel(function)._dispatcher
-    variant, hidden = dispatcher.variant(list(arguments), machine_of(CPU).target, CPU)
-    measured = in_measured_form(variant, dispatcher.sizes(variant, list(arguments), hidden), CPU)
+    variant, hidden = dispatcher.variants.of(list(arguments), machine_of(CPU).target, CPU)
+    measured = in_measured_form(variant, dispatcher.variants.sizes(variant, list(arguments), hidden), CPU)
     return measured.program.launches[0].plan
 
 

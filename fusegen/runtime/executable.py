@@ -1,0 +1,145 @@
+"""From a call to a launch, the one way: of kernels, of their passes, of operators, and of what was built.
+
+Exact shapes that were seen before are found by a check of the last few calls, or by a key. Others are checked, and bound by a plan.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
+
+from fusegen.errors import FusegenError
+from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, unfollowed
+from fusegen.runtime.keys import Key, Values, key_function
+from fusegen.runtime.recent import Recent
+
+Found: TypeAlias = tuple[Program, Hidden]
+"""The program of a call, and the tensors that its function closes over, as they are now."""
+
+_MOST_BOUND = 1024  # exact shapes that are remembered
+_MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
+_NO_KEY = (TypeError, RuntimeError, ValueError, FusegenError)  # raised by making one for arguments that no kernel takes
+
+
+class Plan:
+    """What an executable asks for a call that is like no earlier one."""
+
+    def statics(self) -> Sequence[bool]:
+        """Tells for each value of a call whether programs are bound to it, as far as is known."""
+        raise NotImplementedError
+
+    def check(self, values: Values) -> None:
+        """Refuses what no program can work on.
+
+        Raises:
+            ArgumentError: there is such a value.
+        """
+        raise NotImplementedError
+
+    def bind(self, values: Values) -> Found:
+        """Makes the program of a call, unlocked: it may wait for another thread's call."""
+        raise NotImplementedError
+
+
+class Executable:
+    """Runs calls, and remembers the programs of earlier ones.
+
+    Args:
+        plan: makes programs.
+
+    Attributes:
+        recent: the programs of the last few calls.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._programs: dict[Key, list[Program]] = {}
+        self._statics: Sequence[bool] = ()
+        self._key: Callable[[Values], Key] = _without_key
+        self._lock = threading.RLock()
+        self.recent = Recent()
+
+    def __call__(self, values: Values) -> Any:
+        """Runs a call.
+
+        Args:
+            values: all arguments.
+
+        Raises:
+            ArgumentError: one is such as no program takes.
+        """
+        program, hidden = self.recently(values) or self.found(values)
+        return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+
+    def recently(self, values: Values) -> Found | None:
+        """The program of one of the last few calls, where this one is like it."""
+        for knows, program in self.recent.known:
+            hidden = knows(values)
+            if hidden is not None:
+                return program, hidden
+        return None
+
+    def found(self, values: Values) -> Found:
+        """The program of a call: that of an earlier one, or one that is made."""
+        return self._earlier(values) or self.first(values)
+
+    def first(self, values: Values) -> Found:
+        """Makes the program of a call, from now on known.
+
+        One that is not even good for its own call, since its function changes what it reads, is not remembered.
+        """
+        self._plan.check(values)
+        program, hidden = unfollowed(self._plan.bind)(values)
+        with self._lock:
+            self._renew()
+            if program.find(values) is not None:
+                self._keep(program, values)
+        return program, hidden
+
+    def forget(self) -> None:
+        """Later calls are bound anew, with what was measured since."""
+        with self._lock:
+            self._programs.clear()
+            self.recent = Recent()  # behind the look-ups, one of which may be under way: what it notes stays in what was there
+
+    def _earlier(self, values: Values) -> Found | None:
+        recent = self.recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
+        for program in self._alike(values):
+            hidden = program.find(values)
+            if hidden is not None:
+                if dispatch_modes() or forward_ad._current_level >= 0:  # which sees torch's operations, and none of a kernel
+                    self._plan.check(values)
+                else:
+                    recent.found(program, values, self._statics)
+                return program, hidden
+        return None
+
+    def _alike(self, values: Values) -> Sequence[Program]:
+        """The programs of the call's key; none of what no kernel takes."""
+        try:
+            return self._programs.get(self._key(values), ())
+        except _NO_KEY:
+            return ()
+
+    def _renew(self) -> None:
+        """Makes keys anew where the plan has found out more of what selects code: what is known by other keys is forgotten."""
+        statics = tuple(self._plan.statics())
+        if self._key is _without_key or statics != self._statics:
+            self._statics, self._key = statics, key_function(statics)
+            self.forget()
+
+    def _keep(self, program: Program, values: Values) -> None:
+        """Remembers a program, before others of its key; where there are too many, they are forgotten."""
+        if len(self._programs) >= _MOST_BOUND:
+            self.forget()
+        key = self._key(values)
+        self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
+
+
+def _without_key(_: Values) -> Key:
+    """Before the first call: annotations, by which parameters select code, cannot be resolved until then."""
+    return ()

@@ -1,0 +1,249 @@
+"""From the arguments of a call to a variant of its function: a known one whose guards hold, or one that is traced and compiled."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.dtypes import DType, autocast_dtype
+from fusegen.lang.argument import Argument
+from fusegen.lang.run import Trace
+from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
+from fusegen.lang.tracer import NeedsLiteral
+from fusegen.runtime.arguments import check_values
+from fusegen.runtime.bound import NOTHING, Hidden
+from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
+from fusegen.runtime.keys import Key, Values, is_scalar, static_part
+from fusegen.runtime.parameters import Parameters
+from fusegen.runtime.promotion import Promotions
+from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
+from fusegen.runtime.tensors import WIDE, span
+from fusegen.runtime.tracing import trace_function, watched_trace
+from fusegen.schedule.names import stride_name
+from fusegen.state import Recorder, State
+from fusegen.target import Target
+
+_MANY_VARIANTS = 32  # from here on the user is told
+_MOST_VARIANTS = 64  # for one key; the oldest goes
+_MOST_IN_ALL = 1024  # for all keys; all go
+
+
+class Variants:
+    """The compiled forms of a function.
+
+    Args:
+        function: the user's.
+        name: the kernel's.
+        mutates: parameters that it may write to.
+
+    Attributes:
+        parameters: of the function.
+        history: what was found out of them.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
+        self.function, self.name = function, name
+        self.parameters = Parameters.of(function, mutates)
+        self.history = History()
+        self._variants: dict[Key, list[Variant]] = {}
+        self._promotions = Promotions()
+        self._lock = threading.RLock()
+        self._warned = False  # of many variants
+
+    @property
+    def known(self) -> list[Variant]:
+        """All that are known."""
+        return [variant for variants in self._variants.values() for variant in variants]
+
+    @property
+    def programs(self) -> int:
+        """How many programs there are: variants that differ in numbers alone share one."""
+        return self._promotions.count
+
+    def statics(self) -> list[bool]:
+        """Tells for each parameter whether programs are bound to its value."""
+        return [self._is_static(name) or name in self.history.sizes for name in self.parameters.names]
+
+    def _is_static(self, name: str) -> bool:
+        return name in self.parameters.static or name in self.history.static
+
+    def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
+        """The variant for some arguments, compiled when there is none, and the tensors that the function closes over.
+
+        Args:
+            values: all arguments, in the order of the parameters.
+            target: the machine.
+            device: what ``x.device`` answers.
+        """
+        variant, hidden = self._in_form(values, target, device, wide=False)
+        if not variant.request.wide and needs_wide(variant, self.sizes(variant, values, hidden)):
+            return self._in_form(values, target, device, wide=True)
+        return variant, hidden
+
+    def _in_form(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+        """The variant in its form for the sizes of the call."""
+        variant, hidden = self._variant(values, target, device, wide=wide)
+        with self._lock:
+            return variant.at(self.sizes(variant, values, hidden)), hidden
+
+    def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+        """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
+        while True:
+            with self._lock:
+                request = self._request(values, target, device, wide)
+                known = self._match(request, values)
+            if known is not None:
+                return known
+            try:
+                found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
+                with self._lock:
+                    return self._compile(request, values, found, state)
+            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
+                self._learn(need, request)
+
+    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
+        """The trace for some arguments, of which nothing is compiled, and who watched it.
+
+        Args:
+            values: all arguments, in the order of the parameters.
+            target: the machine.
+            device: what ``x.device`` answers.
+        """
+        while True:
+            request = self._request(values, target, device, wide=False)
+            try:
+                return (request, *watched_trace(request, self.parameters.names))
+            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
+                self._learn(need, request)
+
+    def _learn(self, need: NeedsLiteral | NeedsSize | NeedsTie | NeedsStatic, request: Request) -> None:
+        """Takes into account what a trace needs to know."""
+        if isinstance(need, NeedsLiteral):
+            with self._lock:
+                self.history.literal.add(dict(request.sizes.sources)[need.size])
+        elif isinstance(need, NeedsSize):
+            self._make_sizes(need.names)
+        elif isinstance(need, NeedsTie):
+            with self._lock:
+                self.history.tied.update(need.names)
+        else:
+            self.make_static(need.names)
+
+    def make_static(self, names: Iterable[str]) -> None:
+        """From now on the values of these scalars select code."""
+        with self._lock:
+            self.history.static.update(names)
+
+    def _make_sizes(self, names: Iterable[str]) -> None:
+        """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
+        with self._lock:
+            self.history.sizes.update(names)
+
+    def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        for variant in self._variants.get(_variant_key(request), ()):
+            hidden = self._hidden(variant, values)
+            if hidden is None:
+                continue
+            sizes = self.sizes(variant, values, hidden)
+            condition = condition_of(variant.conditions, sizes, self.parameters.names)
+            if condition is not None and not condition(values):
+                continue
+            if all(guard(sizes) for guard in variant.guards):
+                return variant, hidden
+        return None
+
+    def _hidden(self, variant: Variant, values: Values) -> Hidden | None:
+        """The tensors that the function closes over; None where they, or what else it read, are not as the variant knows them."""
+        check = variant.state.check
+        found = NOTHING if check is None else check(values)
+        if found is None:
+            return None
+        specs = {spec.name: spec for spec in variant.traced.inputs}
+        for name, tensor in zip(variant.state.names, found, strict=True):
+            check_values(self.name, name, tensor)
+            if hidden_spec(name, tensor) != specs[name]:
+                return None
+        return found
+
+    def _compile(self, request: Request, values: Values, found: Trace, state: State) -> tuple[Variant, Hidden]:
+        """The variant of a trace; another thread may have made it meanwhile."""
+        changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
+        known = None if changes else self._match(request, values)
+        if known is not None:
+            return known
+        fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
+        variant = self._promotions.variant(request, found, state, compile_trace, fixed)
+        if changes:
+            return replace(variant, state=state.never()), found.hidden
+        if sum(map(len, self._variants.values())) >= _MOST_IN_ALL:
+            self._variants.clear()  # their programs are kept
+        key = _variant_key(request)
+        self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]
+        count = self._promotions.count
+        if count >= _MANY_VARIANTS and not self._warned:
+            self._warned = True
+            warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
+        return variant, found.hidden
+
+    def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
+        named = dict(zip(self.parameters.names, values, strict=True))
+        tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
+        specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
+        numbers = {n: v for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
+        literals = {d for spec in specs for d in spec.shape if isinstance(d, int)}
+        numbers = {n: v for n, v in numbers.items() if n not in self.history.tied or v not in literals}
+        symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
+        scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
+        numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
+        statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
+        wide = wide or any(span(t) >= WIDE for t in tensors.values())
+        sizes = sizes.with_parameters(symbols, self.history.tied)
+        given = tuple(numbers.items())
+        arguments = tuple(Argument.of(n, t) for n, t in tensors.items())
+        ids = [id(t) for t in tensors.values()]
+        twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
+        return Request(
+            name=self.name,
+            function=self.function,
+            specs=specs,
+            arguments=arguments,
+            scalars=tuple(scalars.items()),
+            statics=statics,
+            sizes=sizes,
+            target=target,
+            device=device,
+            wide=wide,
+            numbers=given,
+            one_tensor_twice=twice,
+            mutates=self.parameters.mutates,
+            tied=frozenset(self.history.tied),
+        )
+
+    def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
+        """Values of all sizes and strides of a variant."""
+        named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
+        places = variant.request.sizes.sources
+        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
+        for spec in variant.graph.inputs:
+            sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
+        return sizes
+
+
+def _scalar_dtype(value: float) -> DType:
+    return DType.FLOAT64 if isinstance(value, float) else DType.INT64
+
+
+def _variant_key(request: Request) -> Key:
+    sizes = request.sizes
+    statics = tuple((name, static_part(value)) for name, value in request.statics)
+    types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
+    modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
+    known = (sizes.multiples, sizes.bounds, sizes.shared)
+    return (request.specs, request.scalars, types, statics, *known, request.target, request.wide, *modes)
