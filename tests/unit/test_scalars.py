@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError
-from fusegen.runtime import dispatch
+from fusegen.runtime import variants
 from tests.naming import case
 from tests.unit.eager import agree, agree_each, programs, randn, same
 
@@ -34,7 +34,7 @@ def no_trace(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*_: object) -> None:
         raise AssertionError("a function was traced")
 
-    return lambda: monkeypatch.setattr(dispatch, "trace_function", refuse)
+    return lambda: monkeypatch.setattr(variants, "trace_function", refuse)
 
 
 # Precision.
