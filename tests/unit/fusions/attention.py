@@ -16,7 +16,9 @@ from tests.unit.fusions.table import add, fusion, shaped
 BATCH, HEADS, QUERIES, KEYS, CHANNELS = 2, 4, 6, 9, 8
 
 
-def heads(queries: int = QUERIES, keys: int = KEYS, of_keys: int = HEADS, channels: int = CHANNELS) -> Callable[[], tuple[Tensor, ...]]:
+def heads(
+    queries: int = QUERIES, keys: int = KEYS, of_keys: int = HEADS, channels: int = CHANNELS
+) -> Callable[[], tuple[Tensor, ...]]:
     shapes = ((HEADS, queries), (of_keys, keys), (of_keys, keys))
     return shaped(*((BATCH, count, length, channels) for count, length in shapes))
 
@@ -185,7 +187,7 @@ def seen_weights() -> tuple[Tensor, ...]:
     return q, k, torch.eye(CHANNELS).expand(BATCH, HEADS, -1, -1)
 
 
-def dropped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def dropped(q: Tensor, k: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.softmax(scores_of(q, k), -1)
     return torch.zeros_like(weights), weights / 0.75
 

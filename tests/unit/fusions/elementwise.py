@@ -110,7 +110,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "celu": lambda x: F.celu(x, 1.3),
     "logsigmoid": F.logsigmoid,
     "hardsigmoid": F.hardsigmoid,
-    "softsign": F.softsign,
+    "softsign": lambda x: x / (1 + x.abs()),
 }
 for name, activation in ACTIVATIONS.items():
     add(name, _alone(activation), ONE)

@@ -71,7 +71,10 @@ def split_heads_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     return by_halves(q, cos, sin), by_halves(k, cos, sin), v
 
 
-@fusion(lambda: (torch.randn(BATCH, POSITIONS, sum(GROUPED)), torch.randn(CHANNELS), torch.randn(CHANNELS), *cached()), trained=(0, 1, 2))
+@fusion(
+    lambda: (torch.randn(BATCH, POSITIONS, sum(GROUPED)), torch.randn(CHANNELS), torch.randn(CHANNELS), *cached()),
+    trained=(0, 1, 2),
+)
 def split_heads_norm_rotary(x: Tensor, qw: Tensor, kw: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = grouped(x)
     q, k = F.rms_norm(q, (CHANNELS,), qw, 1e-6), F.rms_norm(k, (CHANNELS,), kw, 1e-6)
@@ -231,7 +234,14 @@ def embedding_and_positions(table: Tensor, ids: Tensor, places: Tensor) -> Tenso
 
 
 @fusion(
-    lambda: (*tokens(), torch.randn(11, 16), torch.randn(2, 16), torch.randint(0, 2, (BATCH, POSITIONS)), torch.randn(16), torch.randn(16)),
+    lambda: (
+        *tokens(),
+        torch.randn(11, 16),
+        torch.randn(2, 16),
+        torch.randint(0, 2, (BATCH, POSITIONS)),
+        torch.randn(16),
+        torch.randn(16),
+    ),
     no_gradient=LOOKED_UP,
 )
 def bert_embeddings(

@@ -50,6 +50,13 @@ def layer_norm_with_statistics(x: Tensor, weight: Tensor, bias: Tensor) -> tuple
     return torch.native_layer_norm(x, (x.shape[-1],), weight, bias, 1e-5)
 
 
+add(
+    "layer_norm_with_statistics_bf16",
+    lambda x, weight, bias: torch.native_layer_norm(x, (x.shape[-1],), weight, bias, 1e-5),
+    lambda: (torch.randn(ROWS, WIDTH).to(HALF), *NORMED()[1:]),
+)
+
+
 @fusion(NORMED)
 def layer_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean = x.mean(-1, keepdim=True)
