@@ -54,8 +54,9 @@ _CUDA = {
     Policy.FLOAT32: """
         acos arccos arcsin asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
         dist exp expm1 group_norm hinge_embedding_loss huber_loss interpolate kl_div l1_loss layer_norm log log10 log1p log2
-        logsumexp margin_ranking_loss mse_loss multilabel_soft_margin_loss nll_loss normalize pairwise_distance poisson_nll_loss
-        pow reciprocal rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softplus square tan triplet_margin_loss
+        logsumexp margin_ranking_loss mse_loss multilabel_soft_margin_loss native_layer_norm nll_loss normalize pairwise_distance
+        poisson_nll_loss pow reciprocal rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softplus square tan
+        triplet_margin_loss
     """,
     Policy.FLOAT32_BY_DEFAULT: "cumprod cumsum linalg.norm linalg.vector_norm log_softmax norm prod softmax softmin sum",
     Policy.FLOAT32_RECIPROCAL: "div divide true_divide",

@@ -14,7 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same
 from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
 from fusegen.lang.functions.pointwise import div, mul
-from fusegen.lang.functions.reductions import reduced, vector_norm
+from fusegen.lang.functions.reductions import mean, reduced, var, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor, dim_of
@@ -80,6 +80,22 @@ def layer_norm(
         has_weight=weight is not None,
         has_bias=bias is not None,
     )
+
+
+@implements("native_layer_norm")
+def native_layer_norm(
+    input: TracedTensor, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float
+) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
+    """The norm, the mean and 1 / sqrt(var + eps) of each row; the statistics have the dtype that torch gives them."""
+    tracer, y = input._tracer, layer_norm(input, normalized_shape, weight, bias, eps)
+    wide = cast(input, torch.float32) if dtype_of(input).is_half else input
+    dims = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    variance = var(wide, dims, correction=0, keepdim=True)
+    found = mean(wide, dims, True), tracer.add(Op.RSQRT, tracer.add(Op.ADD, variance, tracer.lift(setting("eps", eps))))
+    parameters = [tracer.lift(p).dtype for p in (weight, bias) if p is not None]
+    dtype = wide.dtype if tracer.device.type == "cuda" else [*parameters, input.dtype][0]
+    of_rows = [tracer.add(Op.DETACH, cast(f, dtype)) for f in found]  # torch gives no gradient by them
+    return y, of_rows[0], of_rows[1]
 
 
 @implements("rms_norm")
