@@ -291,6 +291,18 @@ def test_sizes_that_the_recorder_does_not_know() -> None:
             assert set(compiled.operators) == {f"fusegen::{function.__name__}"} and not {"aten::softmax"} & set(compiled.others)
 
 
+def test_a_number_that_selects_code_and_changes() -> None:
+    def repeated(x: Tensor, number: int) -> Tensor:
+        for place in range(number):
+            x = x * 1.5 + place
+        return x
+
+    x, compiled = randn(4, 16), Compiled(fg.kernel(repeated))
+    for number in (1, 3, 2):
+        alike(compiled.call(x, number), repeated(x, number))
+    assert len(compiled.operators) == 3
+
+
 def test_operators_of_one_graph_know_their_own_gradients() -> None:
     """The order in which a process comes to its operators does not matter, nor by what gradients were wanted first."""
     scaled = fg.kernel(lambda x, w: torch.tanh(x) * w)
