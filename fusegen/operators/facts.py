@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value, statically_known_true
 
 TENSOR, CONSTANT, OBJECT, INT, FLOAT = "tensor", "constant", "object", "int", "float"
 """Kinds of arguments: an object is what older versions of torch.compile take for no constant, and the last two are numbers that are
@@ -23,6 +23,7 @@ _hint: Any = getattr(symbolic_shapes, "optimization_hint", getattr(symbolic_shap
 """A size in this call, by the name of this or of an older version of torch."""
 
 _TAKES_OBJECTS = torch.__version__ >= "2.13"  # torch.compile, for constants
+_NUMBERS = (bool, int, float)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), tuple, list, dict, torch.dtype, torch.device)
 
 
@@ -31,7 +32,7 @@ def constants_of(values: Sequence[Any], facts: Sequence[tuple[Any, ...]]) -> lis
     found = []
     for value, fact in zip(values, facts, strict=True):
         if fact[0] == CONSTANT:
-            found.append(value)
+            found.append(guard_scalar(value) if type(value) in _NUMBERS else value)  # a symbol of one value is no constant yet
         elif fact[0] == OBJECT:
             found.append(id(value))
     return found

@@ -29,6 +29,7 @@ from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.signature import ITSELF
+from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.state import Recorder
 from fusegen.state.paths import BETWEEN
@@ -86,6 +87,8 @@ def plan_of(
     Raises:
         Unplanned: there is no operator for it.
     """
+    if is_transformed():
+        raise Unplanned("a transform of torch.func is under way")
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
@@ -177,6 +180,8 @@ class _Plan:
             return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if fact[0] in (INT, FLOAT):
             return _FIRST if fact[0] == INT else 1.5
+        if isinstance(self._constants[name], torch.Tensor):
+            raise Unplanned(f"{name!r} is of NumPy, which the recorder makes a tensor of")
         return self._constants[name]
 
     def _device(self) -> torch.device:

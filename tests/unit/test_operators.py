@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -289,6 +290,35 @@ def test_sizes_that_the_recorder_does_not_know() -> None:
                 compiled = compiled or Compiled(kernel.__call__)
                 alike(compiled.call(*given), function(*given))
             assert set(compiled.operators) == {f"fusegen::{function.__name__}"} and not {"aten::softmax"} & set(compiled.others)
+
+
+def test_a_number_that_selects_code_and_changes() -> None:
+    def repeated(x: Tensor, number: int) -> Tensor:
+        for place in range(number):
+            x = x * 1.5 + place
+        return x
+
+    x, compiled = randn(4, 16), Compiled(fg.kernel(repeated))
+    for number in (1, 3, 2):
+        alike(compiled.call(x, number), repeated(x, number))
+    assert len(compiled.operators) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+def test_transforms_in_a_compiled_function() -> None:
+    kernel, x, w = fg.kernel(lambda x, w: torch.softmax(x * w, -1)), randn(4, 16), randn(16)
+
+    def by_weight(function: Callable[..., Tensor]) -> Callable[..., Any]:
+        return lambda x, w: torch.func.grad(lambda w: function(x, w).square().sum())(w)
+
+    alike(Compiled(by_weight(kernel)).call(x, w), by_weight(kernel.function)(x, w))
+    alike(Compiled(lambda x, w: torch.func.vmap(kernel, (0, None))(x, w)).call(x, w), kernel.function(x, w))
+
+
+@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+def test_a_number_of_numpy_in_a_compiled_function() -> None:
+    x, number = randn(4, 16), np.float32(0.5)
+    alike(Compiled(fg.kernel(lambda x, number: torch.exp(x) * number)).call(x, number), torch.exp(x) * 0.5)
 
 
 def test_operators_of_one_graph_know_their_own_gradients() -> None:
