@@ -17,6 +17,7 @@ _COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator")
 _SLOW = 5.0  # seconds of a test
 os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
 os.environ.pop("FUSEGEN_EMULATE", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and processes that tests start, compile each module once
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

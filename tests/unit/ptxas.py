@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
 from fusegen.source import Source
+
+_OPTIONS = ("-v",)
 
 
 @dataclass(frozen=True)
@@ -22,21 +27,37 @@ class Figures:
 
 
 def figures(source: Source, architecture: str = "sm_90a") -> Figures:
-    """Compiles a source.
+    """Compiles a source, or reads what was said when it was compiled last.
 
     Raises:
         CompileError: NVRTC refused the text.
     """
-    try:
-        nvrtc.nvrtc_version()
-    except ToolNotFoundError:
-        pytest.skip("NVRTC is not installed")
-    from cuda.core import Program, ProgramOptions
-
-    log = io.StringIO()
-    options = ProgramOptions(arch=architecture, std="c++17", ptxas_options=["-v"])
-    Program(source.text, "c++", options).compile("cubin", logs=log)
-    text = log.getvalue()
+    text = _log(source.text, architecture)
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", text))
     said = re.findall(r"\((C\d+)\)|(?:warning|remark) (#[^\n]*)", text)
     return Figures(spilled, tuple(of_ptxas or of_front for of_ptxas, of_front in said))
+
+
+def _log(text: str, architecture: str) -> str:
+    """The compilers' log, kept by content in the tests' cache."""
+    try:
+        version = nvrtc.nvrtc_version()
+    except ToolNotFoundError:
+        pytest.skip("NVRTC is not installed")
+    key = hashlib.sha256("\0".join((version, architecture, *_OPTIONS, text)).encode()).hexdigest()
+    path = Path(os.environ["FUSEGEN_CACHE_DIR"], "ptxas", key)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_suffix(f".{os.getpid()}")  # renamed when it is whole
+        own.write_text(_compiled(text, architecture), encoding="utf-8")
+        own.replace(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _compiled(text: str, architecture: str) -> str:
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = ProgramOptions(arch=architecture, std="c++17", ptxas_options=list(_OPTIONS))
+    Program(text, "c++", options).compile("cubin", logs=log)
+    return log.getvalue()

@@ -333,11 +333,13 @@ def _process(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
-    process = _process("show", "layer_norm_backward", "--stage", "all")
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait(timeout=120) == 1
+    """In the middle of what a command prints, and at its end, where Python has held it back."""
+    for unbuffered in ("1", ""):
+        process = _process("cache", "info", PYTHONUNBUFFERED=unbuffered)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=120) == 1
 
 
 def test_module_entry_and_plain_output() -> None:

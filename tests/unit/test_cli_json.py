@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +15,6 @@ from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench, demo
 from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
 from fusegen.cli.main import COMMANDS, main
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
@@ -95,15 +91,20 @@ def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert [each["name"] for each in fusion["measured"]["timings"]] == ["fusegen", "torch eager", "copy of as many bytes"]
 
 
-def test_what_a_user_prints_does_not_mix_with_it(tmp_path: Path) -> None:
+def test_what_a_user_prints_does_not_mix_with_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "loud.py"
     path.write_text(
         "import os, subprocess, fusegen as fg\n"
         "print('from Python'); os.write(1, b'from below\\n'); subprocess.run(['echo', 'from a process'])\n"
         "@fg.kernel\ndef loud(x):\n    print('from the body')\n    return x + 1\n"
     )
-    command = [sys.executable, "-m", "fusegen", "show", f"{path}:loud", "--shape", "x=4x8", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
-    assert done.returncode == 0 and json.loads(done.stdout)["kernel"] == "loud"
+    with open(1, "w", closefd=False) as stdout, open(2, "w", closefd=False) as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stderr", stderr)
+        assert main(["show", f"{path}:loud", "--shape", "x=4x8", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["kernel"] == "loud"
     for text in ("from Python", "from below", "from a process", "from the body"):
-        assert text in done.stderr
+        assert text in err

@@ -74,7 +74,9 @@ def ours(function: Callable[[Any], Any], x: Tensor) -> Any:
     return [graph.nodes[p].dtype.torch for p in graph.outputs]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool], ids=str
+)
 def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
     x = (FLOATS * 16).to(dtype)
     wrong, seen, refused_by_torch = [], 0, 0
