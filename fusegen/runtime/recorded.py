@@ -14,7 +14,7 @@ from torch import Tensor
 from fusegen.calls.numbers import ERRORS
 from fusegen.errors import GradientError
 from fusegen.runtime.backends import builder
-from fusegen.runtime.bound import NOTHING, ByValue, Hidden, Program
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Hidden, Program
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.keys import Values
 from fusegen.runtime.passes import Passes
@@ -53,20 +53,23 @@ class Recorded(Program):
         where = {name: place for place, name in enumerate((*parameters, *self.names))}
         where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
         self._order = tuple(where.get(name) for name in passes.forward.names)
+        self._in_order = self._order == tuple(range(len(values) + len(hidden)))
+        self._draws = None in self._order
         self._put_together = builder(variant.structure)
         everything = (*values, *hidden)
         self._device = next(v.device for v in everything if isinstance(v, Tensor))
         given = self._given(everything, torch.empty(1, dtype=torch.int64, device=self._device))  # the key is of no call
         with torch.no_grad():
-            self._forward, _ = passes.forward.executable.found(given)
+            forward, _ = passes.forward.executable.found(given)
+        self._forward = (forward, NOTHING) if forward.plain is None else (forward.plain, NO_SCALARS)
         self._takes_numbers = bool(passes.forward.graph.scalars)
         self.node = _Node(passes, recorded, {**passes.forward.sizes(given), **sizes})
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
-        given = self._given(everything, drawn_key(self._device) if None in self._order else None)
+        given = everything if self._in_order else self._given(everything, drawn_key(self._device) if self._draws else None)
         try:
-            results = _Call.apply(self.node, self._forward, *given)  # type: ignore[no-untyped-call]
+            results = _Call.apply(self.node, *self._forward, *given)  # type: ignore[no-untyped-call]
         except ERRORS:
             if not self._takes_numbers:
                 raise
@@ -112,13 +115,14 @@ class _Call(torch.autograd.Function):
     """A node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, node: _Node, run: Program, *values: Any) -> tuple[Tensor, ...]:
-        outputs = run(values, NOTHING)
+    def forward(ctx: Any, node: _Node, run: Any, nothing: Any, *values: Any) -> tuple[Tensor, ...]:
+        outputs = run(values, nothing)
         results: tuple[Tensor, ...] = outputs[: node.count]
         ctx.node, ctx.numbers = node, [values[place] for place in node.numbers]
         ctx.save_for_backward(*node.saved(values, outputs))
-        ctx.like = [(result.shape, result.dtype, result.device) for result in results]
-        ctx.set_materialize_grads(False)
+        if node.count > 1:  # else there is a gradient wherever there is a call
+            ctx.like = [(result.shape, result.dtype, result.device) for result in results]
+            ctx.set_materialize_grads(False)
         if node.plain:
             ctx.mark_non_differentiable(*(results[place] for place in node.plain))
         return results
@@ -126,19 +130,19 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: _Node = ctx.node
-        saved, given = ctx.saved_tensors, [_given(gradients[n], *ctx.like[n]) for n in node.floats]
+        saved, given = ctx.saved_tensors, [gradients[n] if gradients[n] is not None else _zeros(*ctx.like[n]) for n in node.floats]
         with torch.no_grad():
             outputs = node.backward([*saved, *given, *node.sizes, *ctx.numbers])
         found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
         if torch.is_grad_enabled():  # somebody wants a derivative of these
             needed = [t for t in (*saved, *given) if t.requires_grad]
             found = _once(node.name, found, needed)
-        return (None, None, *found)
+        return (None, None, None, *found)
 
 
-def _given(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The gradient by a result; zeros by one of which nothing was made."""
-    return torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gradient by a result of which nothing was made."""
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _once(name: str, gradients: list[Tensor | None], needed: Sequence[Tensor]) -> list[Tensor | None]:
