@@ -19,26 +19,27 @@ __all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", 
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
-    from fusegen.api import Kernel, Lowered
+    from fusegen.api import Kernel, vjp
     from fusegen.bundle.load import load
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
-    from fusegen.gradients import Vjp, vjp
+    from fusegen.gradients import Vjp
     from fusegen.lang.functions.random import dropout
+    from fusegen.lowered import Lowered
     from fusegen.runtime.parameters import Static
     from fusegen.tuning import tune
 else:
     _HOMES = {
         "FusegenError": "fusegen.errors",
         "Kernel": "fusegen.api",
-        "Lowered": "fusegen.api",
+        "Lowered": "fusegen.lowered",
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
         "dropout": "fusegen.lang.functions.random",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "tune": "fusegen.tuning",
-        "vjp": "fusegen.gradients",
+        "vjp": "fusegen.api",
     }
 
     def __getattr__(name):

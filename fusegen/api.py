@@ -8,30 +8,26 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
-from fusegen.explain import explain
-from fusegen.ir.graph import Graph
-from fusegen.jit import disassemble, nvrtc
+from fusegen.errors import ArgumentError
+from fusegen.gradients import Vjp, passes_of
+from fusegen.lowered import Lowered
 from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call
-from fusegen.passes.fuse import Group
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.bound import Hidden
-from fusegen.runtime.compile import Compiled, Variant
+from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
 from fusegen.runtime.out import OUT, with_out
-from fusegen.schedule.choose import Choice
-from fusegen.schedule.program import Program
-from fusegen.source import Source
 from fusegen.target import Backend, Target
 
 P = ParamSpec("P")
@@ -127,6 +123,11 @@ class Kernel(Generic[P, R]):
         values = dispatcher.arguments(args, named)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
+
+    @property
+    def backward(self) -> BackwardPass:
+        """The derived backward pass: ``kernel.backward.lower(...)`` shows what runs in it."""
+        return BackwardPass(self)
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """The operator that a call is in a graph of torch.compile, torch.export or make_fx.
@@ -224,6 +225,11 @@ class Method(Generic[Q, R]):
         """What a call would run, as `Kernel.lower` shows it."""
         return self.kernel.lower(self.instance, *args, target=target, **kwargs)
 
+    @property
+    def backward(self) -> BackwardPass:
+        """The derived backward pass, as `Kernel.backward` has it."""
+        return BackwardPass(self.kernel, self.instance)
+
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """The operator of a call, as `Kernel.operator` gives it."""
         return self.kernel.operator(self.instance, *args, **kwargs)
@@ -244,6 +250,71 @@ class Method(Generic[Q, R]):
         return f"<fusegen kernel {self.__name__} of {self.instance!r}>"
 
 
+def vjp(
+    kernel: Kernel[..., Any] | Method[..., Any] | nn.Module,
+    *args: Any,
+    wrt: str | Sequence[str] | None = None,
+    target: str | None = None,
+    **kwargs: Any,
+) -> Vjp:
+    """The forward and backward pass of a kernel.
+
+    A tensor that the backward pass needs must not change in between, which `Backward` refuses. Torch does not count the writes to
+    tensors of inference mode: `Forward` refuses to save one, as autograd does. Call it under ``torch.no_grad()`` instead.
+
+    Args:
+        kernel: the kernel, or a module that is one.
+        args, kwargs: as in a call; tensors may be meta or fake ones.
+        wrt: names of parameters by which gradients are wanted, and of tensors that the function closes over, as `Lowered.traced`
+            has them; by default all arguments that are tensors of floats, and what it closes over that requires a gradient.
+        target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
+
+    Raises:
+        ArgumentError: something in ``wrt`` has no gradient, or the kernel is not a declared one.
+        GradientError: there is nothing to differentiate.
+        UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+    """
+    declared = getattr(kernel, "_kernel", None) if isinstance(kernel, nn.Module) else None
+    if isinstance(declared, Kernel):
+        kernel = Method(declared, kernel)
+    if not isinstance(kernel, (Kernel, Method)):
+        what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
+        raise ArgumentError(what, mend="declare it: fg.kernel(function), fg.kernel(module)")
+    instance = (kernel.instance,) if isinstance(kernel, Method) else ()
+    kernel = kernel.kernel if isinstance(kernel, Method) else kernel
+    dispatcher = kernel._dispatcher
+    values = dispatcher.arguments((*instance, *args), kwargs)
+    return passes_of(dispatcher, partial(kernel._variant, dispatcher, target=target), instance, values, wrt)
+
+
+class BackwardPass:
+    """The backward pass of a kernel, to be looked at.
+
+    Args:
+        kernel: the kernel.
+        instance: the object, of a method.
+    """
+
+    def __init__(self, kernel: Kernel[..., Any], *instance: object) -> None:
+        self._kernel, self._instance = kernel, instance
+
+    def lower(self, *args: Any, wrt: str | Sequence[str] | None = None, target: str | None = None, **kwargs: Any) -> Lowered:
+        """Every stage of the backward pass of a call, without running it; gradients by its results are in row-major order.
+
+        Args:
+            args, kwargs, wrt, target: as of `fusegen.vjp`.
+
+        Raises:
+            ArgumentError: something in ``wrt`` has no gradient.
+            GradientError: there is nothing to differentiate.
+            UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+        """
+        return vjp(self._kernel, *self._instance, *args, wrt=wrt, target=target, **kwargs).backward.lower()
+
+    def __repr__(self) -> str:
+        return f"<backward pass of {self._kernel!r}>"
+
+
 def _at(module: str, path: str) -> object:
     """What a module holds under a dotted name; None where there is nothing."""
     found: object = sys.modules.get(module)
@@ -256,97 +327,3 @@ def _default_target(device: torch.device) -> Target:
     if device.type == "meta":
         return target_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return target_of(device)
-
-
-class Lowered:
-    """Every stage of a kernel for some arguments.
-
-    Attributes:
-        traced: the graph as the function was traced.
-        graph: the graph in primitives, simplified.
-        groups: which nodes became which step.
-        program: the steps, with sizes as formulas.
-        sources: the text of each launch.
-        sizes: values of the symbolic sizes and strides of the example arguments.
-        choices: for products, by their positions in the graph, what was chosen for these sizes, with the expected times.
-        asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
-    """
-
-    def __init__(self, compiled: Compiled, sizes: Mapping[str, int]) -> None:
-        self.target: Target = compiled.program.target
-        self.traced: Graph = compiled.traced
-        self.graph: Graph = compiled.graph
-        self.groups: tuple[Group, ...] = compiled.groups
-        self.program: Program = compiled.program
-        self.sources: tuple[Source, ...] = compiled.sources
-        self.sizes = dict(sizes)
-        self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
-        self._forms = compiled.forms
-        self.asm = Assembly(self.sources, self.target)
-
-    def explain(self) -> str:
-        """Which kernels run, what each moves, and why."""
-        return explain(self.program, self.sizes, self.choices)
-
-    @property
-    def plans(self) -> tuple[LoweredForm, ...]:
-        """The programs of all numbers of rows that products can have, with rows and points laid out for these sizes; made when they
-        are asked for."""
-        forms = self._forms.all(self.sizes)
-        return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
-
-
-@dataclass(frozen=True)
-class LoweredForm:
-    """What calls with some numbers of rows run.
-
-    Attributes:
-        rows: for each number of rows that is known at the call only, from where to where; the last range has no end, in fact.
-        program: the steps.
-        sources: the text of each launch.
-    """
-
-    rows: Mapping[str, range]
-    program: Program
-    sources: tuple[Source, ...]
-
-
-class Assembly(Mapping[str, str]):
-    """The text of a program's launches in each language; compiled only when asked for.
-
-    Args:
-        sources: of the launches.
-        target: the machine.
-    """
-
-    def __init__(self, sources: tuple[Source, ...], target: Target) -> None:
-        self.sources = sources
-        self.target = target
-
-    def __getitem__(self, language: str) -> str:
-        """The text.
-
-        Raises:
-            KeyError: the target has no such language.
-            ToolNotFoundError: NVRTC or nvdisasm is not installed.
-        """
-        if language not in self._languages:
-            raise KeyError(f"no {language!r} for {self.target.name}; there is {', '.join(self._languages)}")
-        return "\n".join(self._text(source, language) for source in self.sources)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._languages)
-
-    def __len__(self) -> int:
-        return len(self._languages)
-
-    @property
-    def _languages(self) -> tuple[str, ...]:
-        return ("cpp",) if self.target.backend is Backend.CPU else ("cuda", "ptx", "sass")
-
-    def _text(self, source: Source, language: str) -> str:
-        if language == "ptx":
-            return nvrtc.compile_ptx(source, self.target.name)
-        if language == "sass":
-            return disassemble.sass(nvrtc.compile_cubin(source, self.target.name).cubin)
-        return source.text

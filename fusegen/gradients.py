@@ -5,53 +5,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fusegen.api import Kernel, Lowered, Method
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
-from fusegen.runtime.differentiate import Calls, Left, Passed
+from fusegen.lowered import Lowered
+from fusegen.runtime.differentiate import Calls, Left, Passed, VariantOf
+from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.runtime.keys import Values
 
 
-def vjp(
-    kernel: Kernel[..., Any] | Method[..., Any] | nn.Module,
-    *args: Any,
-    wrt: str | Sequence[str] | None = None,
-    target: str | None = None,
-    **kwargs: Any,
+def passes_of(
+    dispatcher: Dispatcher, variant_of: VariantOf, instance: tuple[object, ...], values: Values, wrt: str | Sequence[str] | None
 ) -> Vjp:
-    """The forward and backward pass of a kernel.
-
-    A tensor that the backward pass needs must not change in between, which `Backward` refuses. Torch does not count the writes to
-    tensors of inference mode: `Forward` refuses to save one, as autograd does. Call it under ``torch.no_grad()`` instead.
+    """The passes of a kernel, as of `fusegen.vjp`.
 
     Args:
-        kernel: the kernel, or a module that is one.
-        args, kwargs: as in a call; tensors may be meta or fake ones.
-        wrt: names of parameters by which gradients are wanted, and of tensors that the function closes over, as `Lowered.traced`
-            has them; by default all arguments that are tensors of floats, and what it closes over that requires a gradient.
-        target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
-
-    Raises:
-        ArgumentError: something in ``wrt`` has no gradient, or the kernel is not a declared one.
-        GradientError: there is nothing to differentiate.
-        UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+        dispatcher: the kernel's.
+        variant_of: finds a call's variant.
+        instance: the object, of a method.
+        values: all arguments of a call.
+        wrt: as of `fusegen.vjp`.
     """
-    declared = getattr(kernel, "_kernel", None) if isinstance(kernel, nn.Module) else None
-    if isinstance(declared, Kernel):
-        kernel = Method(declared, kernel)
-    if not isinstance(kernel, (Kernel, Method)):
-        what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
-        raise ArgumentError(what, mend="declare it: fg.kernel(function), fg.kernel(module)")
-    instance = (kernel.instance,) if isinstance(kernel, Method) else ()
-    kernel = kernel.kernel if isinstance(kernel, Method) else kernel
-    dispatcher = kernel._dispatcher
-    variant_of = partial(kernel._variant, dispatcher, target=target)
-    values = dispatcher.arguments((*instance, *args), kwargs)
     calls = Calls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
     forward = Forward(calls, calls.of_shapes(values), instance)
     return Vjp(forward, Backward(forward))

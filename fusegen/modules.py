@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fusegen.api import Kernel, Lowered
+from fusegen.api import BackwardPass, Kernel
 from fusegen.errors import ArgumentError
+from fusegen.lowered import Lowered
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,7 +40,9 @@ def fused_module(module: M, mutates: Sequence[str] = ()) -> M:
     kernel: Kernel[..., Any] = (
         cls.forward if isinstance(cls.forward, Kernel) else Kernel(cls.forward, mutates, cls.__name__.lower())
     )
-    members = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
+    members: dict[str, Any] = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
+    if not hasattr(cls, "backward"):
+        members["backward"] = property(partial(BackwardPass, kernel), doc="The derived backward pass, as `Kernel.backward` has it.")
     members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
     kind: Any = type(f"Fused{cls.__name__}", (_FusedModule, cls), members)
     fused: M = kind.__new__(kind)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fusegen import target as targets
-from fusegen.api import Lowered
 from fusegen.cli.load import Found, load
 from fusegen.cli.text import shortened
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
+from fusegen.lowered import Lowered
 from fusegen.runtime.parameters import Parameters
 from fusegen.specs import meta
 from fusegen.target import Backend, Target

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusegen.api import Lowered
 from fusegen.bench.eager_cost import EagerCost, eager_cost
+from fusegen.lowered import Lowered
 from fusegen.units import human_bytes
 
 

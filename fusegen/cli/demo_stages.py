@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fusegen
 from fusegen import target as targets
-from fusegen.api import Kernel, Lowered
+from fusegen.api import Kernel
 from fusegen.bench.accuracy import Error, errors
 from fusegen.bench.case import minimum_bytes
 from fusegen.bench.providers import copying
@@ -25,6 +25,7 @@ from fusegen.cli.stages import stage_text
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
+from fusegen.lowered import Lowered
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.host_launch import host_flags
 from fusegen.settings import cache_folder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fusegen.api import Lowered
 from fusegen.cli.arguments import add_arguments as add_kernel_arguments
 from fusegen.cli.arguments import lowered
 from fusegen.cli.document import print_document
 from fusegen.cli.stages import LANGUAGES, STAGES, available, stage_text
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ToolNotFoundError
+from fusegen.lowered import Lowered
 
 _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from enum import Enum
 
-from fusegen.api import Lowered
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import Group
 from fusegen.schedule.program import Launch, LibraryProduct, Step
 from fusegen.units import human_bytes

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
+from fusegen.lowered import Lowered
 from fusegen.runtime import backends
 from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.schedule.heuristics import rows

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
 from fusegen.calls.call import Role
 from fusegen.errors import FusegenError
 from fusegen.ir.reference import evaluate, widen
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import LibraryProduct

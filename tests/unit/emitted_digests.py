@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
+from fusegen.lowered import Lowered
 from fusegen.specs import SPECS
 
 ARCHITECTURES = ("sm_90a", "sm_80")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.lower.weights import common_factor
 from fusegen.schedule.terms import Leaf, Term, Terms

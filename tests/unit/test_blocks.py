@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
-from fusegen.api import Lowered
 from fusegen.calls.call import Role
 from fusegen.calls.workspace import arrange
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import LibraryProduct, Step
 from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked

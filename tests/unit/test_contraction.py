@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.api import Lowered
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import LibraryProduct
 from tests.unit.lowering import kinds, lowered, meta

@@ -18,10 +18,10 @@ from types import ModuleType
 
 import pytest
 
-from fusegen.api import Lowered
 from fusegen.bench import record, table
 from fusegen.bench.verdict import Outcome, judge, ratio_text, tally
 from fusegen.cli.main import main
+from fusegen.lowered import Lowered
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))

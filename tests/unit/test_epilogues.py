@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
 from fusegen.ir.ops import Op
+from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
 from fusegen.schedule.bodies import ContractionBody

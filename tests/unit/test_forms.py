@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.api import Lowered
+from fusegen.lowered import Lowered
 from fusegen.runtime.forms import Forms
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES

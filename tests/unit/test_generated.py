@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.api import LoweredForm
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
+from fusegen.lowered import LoweredForm
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
 from fusegen.target import cuda_targets, target

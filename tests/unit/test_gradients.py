@@ -173,3 +173,14 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(fg.kernel(lambda x: x.exp())(x).sum(), x, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
+
+
+def test_the_backward_pass_is_looked_at() -> None:
+    x, layer = randn(6, 8), nn.LayerNorm(8)
+    kernel, module = fg.kernel(norm_gelu), fg.kernel(layer)
+    for low in (
+        kernel.backward.lower(x, layer.weight, layer.bias, target="sm_90a"),
+        module.backward.lower(x, target="sm_90a"),
+    ):
+        assert "_backward for sm_90a" in low.explain() and "__global__" in low.asm["cuda"]
+    assert len(kernel.backward.lower(x, layer.weight, layer.bias, wrt="w").traced.outputs) == 1

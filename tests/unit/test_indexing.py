@@ -44,7 +44,7 @@ def test_embedding_position_and_norm_are_one_launch() -> None:
 # What a kernel moves, and how.
 
 
-def large(target: str) -> fg.api.Lowered:
+def large(target: str) -> fg.Lowered:
     ids = meta(8, 1024, dtype=torch.int64)
     return fg.kernel(embed_norm).lower(ids, meta(50257, 768), meta(1024, 768), meta(768), meta(768), target=target)
 

@@ -1,0 +1,110 @@
+"""The stages of a kernel, to be looked at: graphs, groups, programs, texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fusegen.explain import explain
+from fusegen.ir.graph import Graph
+from fusegen.jit import disassemble, nvrtc
+from fusegen.passes.fuse import Group
+from fusegen.runtime.compile import Compiled
+from fusegen.schedule.choose import Choice
+from fusegen.schedule.program import Program
+from fusegen.source import Source
+from fusegen.target import Backend, Target
+
+
+class Lowered:
+    """Every stage of a kernel for some arguments.
+
+    Attributes:
+        traced: the graph as the function was traced.
+        graph: the graph in primitives, simplified.
+        groups: which nodes became which step.
+        program: the steps, with sizes as formulas.
+        sources: the text of each launch.
+        sizes: values of the symbolic sizes and strides of the example arguments.
+        choices: for products, by their positions in the graph, what was chosen for these sizes, with the expected times.
+        asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
+    """
+
+    def __init__(self, compiled: Compiled, sizes: Mapping[str, int]) -> None:
+        self.target: Target = compiled.program.target
+        self.traced: Graph = compiled.traced
+        self.graph: Graph = compiled.graph
+        self.groups: tuple[Group, ...] = compiled.groups
+        self.program: Program = compiled.program
+        self.sources: tuple[Source, ...] = compiled.sources
+        self.sizes = dict(sizes)
+        self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
+        self._forms = compiled.forms
+        self.asm = Assembly(self.sources, self.target)
+
+    def explain(self) -> str:
+        """Which kernels run, what each moves, and why."""
+        return explain(self.program, self.sizes, self.choices)
+
+    @property
+    def plans(self) -> tuple[LoweredForm, ...]:
+        """The programs of all numbers of rows that products can have, with rows and points laid out for these sizes; made when they
+        are asked for."""
+        forms = self._forms.all(self.sizes)
+        return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
+
+
+@dataclass(frozen=True)
+class LoweredForm:
+    """What calls with some numbers of rows run.
+
+    Attributes:
+        rows: for each number of rows that is known at the call only, from where to where; the last range has no end, in fact.
+        program: the steps.
+        sources: the text of each launch.
+    """
+
+    rows: Mapping[str, range]
+    program: Program
+    sources: tuple[Source, ...]
+
+
+class Assembly(Mapping[str, str]):
+    """The text of a program's launches in each language; compiled only when asked for.
+
+    Args:
+        sources: of the launches.
+        target: the machine.
+    """
+
+    def __init__(self, sources: tuple[Source, ...], target: Target) -> None:
+        self.sources = sources
+        self.target = target
+
+    def __getitem__(self, language: str) -> str:
+        """The text.
+
+        Raises:
+            KeyError: the target has no such language.
+            ToolNotFoundError: NVRTC or nvdisasm is not installed.
+        """
+        if language not in self._languages:
+            raise KeyError(f"no {language!r} for {self.target.name}; there is {', '.join(self._languages)}")
+        return "\n".join(self._text(source, language) for source in self.sources)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._languages)
+
+    def __len__(self) -> int:
+        return len(self._languages)
+
+    @property
+    def _languages(self) -> tuple[str, ...]:
+        return ("cpp",) if self.target.backend is Backend.CPU else ("cuda", "ptx", "sass")
+
+    def _text(self, source: Source, language: str) -> str:
+        if language == "ptx":
+            return nvrtc.compile_ptx(source, self.target.name)
+        if language == "sass":
+            return disassemble.sass(nvrtc.compile_cubin(source, self.target.name).cubin)
+        return source.text
