@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.runtime import backends, dispatch
+from fusegen.runtime import backends, variants
 from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.target import Target
@@ -35,7 +35,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indices of either width."""
     if request.param == "64-bit":
-        monkeypatch.setattr(dispatch, "WIDE", 0)
+        monkeypatch.setattr(variants, "WIDE", 0)
 
 
 both_widths = pytest.mark.parametrize("width", ["32-bit", "64-bit"], indirect=True)
