@@ -17,7 +17,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
-from fusegen.explain import explain
+from fusegen.autodiff.keep import Recompute
+from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.operators.named import autocasts, register, require_closed
@@ -49,14 +50,19 @@ class Kernel(Generic[P, R]):
     __name__: str  # of the function, as its documentation and module are
 
     def __init__(
-        self, function: Callable[P, R], mutates: Sequence[str] = (), name: str | None = None, op: str | None = None
+        self,
+        function: Callable[P, R],
+        mutates: Sequence[str] = (),
+        name: str | None = None,
+        op: str | None = None,
+        recompute: Recompute = "auto",
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.mutates = tuple(mutates)
+        self.mutates, self.recompute = tuple(mutates), recompute
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires)
+        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires, recompute)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -88,7 +94,7 @@ class Kernel(Generic[P, R]):
         if self._operator is not None and not autocasts((*args, *kwargs.values())):  # to which a named operator is blind
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
-        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)
+        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, self.recompute, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
@@ -176,7 +182,12 @@ class Kernel(Generic[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
         """A kernel of the copied function: that of an object's method belongs to the copied object. An operator is there once."""
-        return self if self.op else Kernel(copy.deepcopy(self.function, memo), self.mutates)
+        return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
+
+    @property
+    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute]:
+        """The arguments behind the function that make such a kernel; an operator is there once."""
+        return self.mutates, self._dispatcher.name, None, self.recompute
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.
@@ -186,12 +197,12 @@ class Kernel(Generic[P, R]):
         """
         function = self.function
         if inspect.ismethod(function):
-            return Kernel, (function, self.mutates)
+            return Kernel, (function, *self._declared)
         found = _at(function.__module__, function.__qualname__)
         if found is self:
             return function.__qualname__
         if found is function:
-            return Kernel, (function, self.mutates)
+            return Kernel, (function, *self._declared)
         raise pickle.PicklingError(
             f"the kernel {function.__qualname__} cannot be pickled: {function.__module__} has no such function\n"
             "  try: define the function at the top of a module, or save a state_dict and make the kernel anew"
@@ -272,7 +283,7 @@ class Lowered:
         asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
     """
 
-    def __init__(self, compiled: Compiled, sizes: Mapping[str, int]) -> None:
+    def __init__(self, compiled: Compiled, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
         self.target: Target = compiled.program.target
         self.traced: Graph = compiled.traced
         self.graph: Graph = compiled.graph
@@ -281,12 +292,13 @@ class Lowered:
         self.sources: tuple[Source, ...] = compiled.sources
         self.sizes = dict(sizes)
         self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
-        self._forms = compiled.forms
+        self._forms, self._saved = compiled.forms, saved
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:
-        """Which kernels run, what each moves, and why."""
-        return explain(self.program, self.sizes, self.choices)
+        """Which kernels run, what each moves, and why; of a forward pass also what it saves for its backward pass."""
+        text = explain(self.program, self.sizes, self.choices)
+        return text if self._saved is None else f"{text}\n{explain_saved(self._saved, self.sizes)}"
 
     @property
     def plans(self) -> tuple[LoweredForm, ...]:
