@@ -134,7 +134,7 @@ class _Values:
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
 
     def _is_free(self, node: Node) -> bool:
-        """Whether a value of the forward pass costs nothing to compute: a view, a cast, or a choice of two numbers."""
+        """Tells if a value of the forward pass costs nothing to compute: a view, a cast, or a choice of two numbers."""
         is_choice = node.op is Op.WHERE and all(self._counts[a] == 1 for a in node.args[1:])
         return is_choice or node.op is Op.CAST or node.family is Family.VIEW
 
