@@ -17,6 +17,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
@@ -45,14 +46,19 @@ class Kernel(Generic[P, R]):
     __name__: str  # of the function, as its documentation and module are
 
     def __init__(
-        self, function: Callable[P, R], mutates: Sequence[str] = (), name: str | None = None, op: str | None = None
+        self,
+        function: Callable[P, R],
+        mutates: Sequence[str] = (),
+        name: str | None = None,
+        op: str | None = None,
+        recompute: Recompute = "auto",
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.mutates = tuple(mutates)
+        self.mutates, self.recompute = tuple(mutates), recompute
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires)
+        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires, recompute)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -84,7 +90,7 @@ class Kernel(Generic[P, R]):
         if self._operator is not None and not autocasts((*args, *kwargs.values())):  # to which a named operator is blind
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
-        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)
+        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, self.recompute, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
@@ -177,7 +183,12 @@ class Kernel(Generic[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
         """A kernel of the copied function: that of an object's method belongs to the copied object. An operator is there once."""
-        return self if self.op else Kernel(copy.deepcopy(self.function, memo), self.mutates)
+        return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
+
+    @property
+    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute]:
+        """The arguments behind the function that make such a kernel; an operator is there once."""
+        return self.mutates, self._dispatcher.name, None, self.recompute
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.
@@ -187,12 +198,12 @@ class Kernel(Generic[P, R]):
         """
         function = self.function
         if inspect.ismethod(function):
-            return Kernel, (function, self.mutates)
+            return Kernel, (function, *self._declared)
         found = _at(function.__module__, function.__qualname__)
         if found is self:
             return function.__qualname__
         if found is function:
-            return Kernel, (function, self.mutates)
+            return Kernel, (function, *self._declared)
         raise pickle.PicklingError(
             f"the kernel {function.__qualname__} cannot be pickled: {function.__module__} has no such function\n"
             "  try: define the function at the top of a module, or save a state_dict and make the kernel anew"

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from torch import nn
 
 from fusegen.api import Kernel
+from fusegen.autodiff.keep import RECOMPUTES, Recompute
 from fusegen.errors import ArgumentError
 from fusegen.modules import fused_module
 from fusegen.runtime.callables import name_of, python_function
@@ -19,14 +20,20 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @overload
-def kernel(function: M) -> M: ...  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
+def kernel(function: M, *, recompute: Recompute = ...) -> M: ...  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
 @overload
-def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
+def kernel(function: Callable[P, R], *, recompute: Recompute = ...) -> Kernel[P, R]: ...
 @overload
-def kernel(*, mutates: Sequence[str]) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(*, mutates: Sequence[str] = ..., recompute: Recompute = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 @overload
-def kernel(*, op: str) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
-def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: Sequence[str] = (), op: str | None = None) -> Any:
+def kernel(*, op: str, recompute: Recompute = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    function: Callable[..., Any] | nn.Module | None = None,
+    *,
+    mutates: Sequence[str] = (),
+    op: str | None = None,
+    recompute: Recompute = "auto",
+) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
     Parameters that are tensors are inputs; ints and floats are run-time values; ``bool``, ``str``, ``None`` and what is
@@ -45,17 +52,23 @@ def kernel(function: Callable[..., Any] | nn.Module | None = None, *, mutates: S
             annotated; such a kernel closes over no tensors, draws no random numbers without a seed, and does not write in place.
             In a graph that torch records its backward pass runs the forward pass once more. ``torch.autocast`` has no effect on the
             operator: a recorded call of the kernel under it is one without this name.
+        recompute: what the backward pass computes again, in place of reading what the forward pass saved. "auto": what moves the
+            fewest bytes. "all": everything, of the arguments, the results and the random key. "none": what costs nothing
+            alone, as views, casts and broadcasts, and a greatest or least element. In another kernel the rule of that one holds.
 
     Raises:
-        ArgumentError: a name that no parameter has, or under which there is an operator.
+        ArgumentError: a name that no parameter has, or under which there is an operator; an unknown rule.
     """
     if isinstance(mutates, str):
         raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
+    if recompute not in RECOMPUTES:
+        what = f"fg.kernel: recompute is {recompute!r}, which is no rule for what a backward pass computes again"
+        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, RECOMPUTES))}")
     if function is None:
-        return partial(kernel, mutates=mutates, op=op)
+        return partial(kernel, mutates=mutates, op=op, recompute=recompute)
     if op is not None and (mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
     if isinstance(function, nn.Module):
-        return fused_module(function, mutates)
-    return Kernel(python_function(function), mutates, name_of(function), op)
+        return fused_module(function, mutates, recompute)
+    return Kernel(python_function(function), mutates, name_of(function), op, recompute)

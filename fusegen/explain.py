@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
 from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
+from fusegen.dtypes import DType
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Shape
+from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.schedule.ranking import expected_times
@@ -34,6 +40,39 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that a forward pass saves for its backward pass.
+
+    Attributes:
+        name: of an argument or a result, or the operation that makes the value.
+        dtype, shape: of it, in symbols.
+        held: what holds it anyway: ``an argument``, ``a result``; nothing where the pass alone does.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    held: str = ""
+
+    def line(self, sizes: Mapping[str, int]) -> str:
+        """The value in words."""
+        shape = shape_text(tuple(formula(dim)(sizes) for dim in self.shape))
+        return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.held}' if self.held else ''}"
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """Bytes."""
+        return prod(formula(dim)(sizes) for dim in self.shape) * self.dtype.itemsize
+
+
+def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str:
+    """The bytes that a forward pass saves for its backward pass, and a line for each value."""
+    everything = sum(value.size(sizes) for value in values)
+    further = sum(value.size(sizes) for value in values if not value.held)
+    head = f"saved for the backward pass: {human_bytes(everything)}, {human_bytes(further)} beside arguments and results"
+    return "\n".join([head, *(f"   {value.line(sizes)}" for value in values)])
 
 
 def _count(program: Program) -> str:

@@ -10,12 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
-from fusegen.ir.graph import Graph
+from fusegen.explain import SavedValue
+from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.runtime.differentiate import Calls, Left, Passed, VariantOf
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.keys import Values
+from fusegen.runtime.passes import Passes
 
 
 def passes_of(
@@ -138,7 +141,7 @@ class Forward:
 
     def lower(self) -> Lowered:
         """Every stage of the pass, for the arguments that it was made with."""
-        return _lowered(self._passes.forward, self._sizes)
+        return _lowered(self._passes.forward, self._sizes, _saved_values(self._passes))
 
 
 class Backward:
@@ -195,5 +198,27 @@ def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) ->
         raise ArgumentError(what, mend="pass one for each result of floats, zeros where there is none")
 
 
-def _lowered(kernel: GraphKernel, sizes: Mapping[str, int]) -> Lowered:
-    return Lowered(kernel.compiled(kernel.graph.inputs, sizes), sizes)
+def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> Lowered:
+    return Lowered(kernel.compiled(kernel.graph.inputs, sizes), sizes, saved)
+
+
+def _saved_values(passes: Passes) -> list[SavedValue]:
+    """The values that a forward pass saves, in the order in which the backward pass takes them."""
+    kept = passes.derivative.kept
+    return [_saved_value(passes, source, spec) for source, spec in zip(kept, passes.backward.graph.inputs, strict=False)]
+
+
+def _saved_value(passes: Passes, source: str | int, spec: InputSpec) -> SavedValue:
+    if isinstance(source, str):
+        held = "the key of random bits" if source == passes.derivative.key else "an argument"
+        return SavedValue(source, spec.dtype, spec.shape, held)
+    graph, held = passes.forward.graph, "a result" if source < passes.derivative.results else ""
+    return SavedValue(_operation(graph, graph.outputs[source]), spec.dtype, spec.shape, held)
+
+
+def _operation(graph: Graph, position: int) -> str:
+    """The name of the operation that makes a value, before it is cast."""
+    node = graph.nodes[position]
+    while node.op is Op.CAST:
+        node = graph.nodes[node.args[0]]
+    return str(node.attr("name")) if node.op is Op.INPUT else node.op.value.name

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.explain import explain
+from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
@@ -30,7 +30,7 @@ class Lowered:
         asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
     """
 
-    def __init__(self, compiled: Compiled, sizes: Mapping[str, int]) -> None:
+    def __init__(self, compiled: Compiled, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
         self.target: Target = compiled.program.target
         self.traced: Graph = compiled.traced
         self.graph: Graph = compiled.graph
@@ -39,12 +39,13 @@ class Lowered:
         self.sources: tuple[Source, ...] = compiled.sources
         self.sizes = dict(sizes)
         self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
-        self._forms = compiled.forms
+        self._forms, self._saved = compiled.forms, saved
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:
-        """Which kernels run, what each moves, and why."""
-        return explain(self.program, self.sizes, self.choices)
+        """Which kernels run, what each moves, and why; of a forward pass also what it saves for its backward pass."""
+        text = explain(self.program, self.sizes, self.choices)
+        return text if self._saved is None else f"{text}\n{explain_saved(self._saved, self.sizes)}"
 
     @property
     def plans(self) -> tuple[LoweredForm, ...]:

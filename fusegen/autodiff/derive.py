@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.autodiff.keep import Kept, kept
+from fusegen.autodiff.keep import Kept, Recompute, kept
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
@@ -31,6 +31,7 @@ class Derivative:
     Attributes:
         forward: the graph, with what is kept for the backward pass as results behind its own.
         backward: from what is kept and the gradients by the results that are floats, in order, to gradients by inputs.
+        results: how many of the forward pass's results are the graph's own.
         kept: where the backward pass's first inputs come from: an input of the forward pass by name, or a result of it by number.
         wrt: names of inputs.
         gradients: for each of these, where the gradient by it is: a result of the backward pass by number, or an input of it by
@@ -40,19 +41,21 @@ class Derivative:
 
     forward: Graph
     backward: Graph
+    results: int
     kept: tuple[str | int, ...]
     wrt: tuple[str, ...]
     gradients: tuple[str | int, ...]
     key: str | None = None
 
 
-def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
+def derive(graph: Graph, wrt: Sequence[str], names: Names, recompute: Recompute = "auto") -> Derivative:
     """The passes of a graph.
 
     Args:
         graph: as traced.
         wrt: inputs by which derivatives are wanted: floats.
         names: names the inputs of the backward pass.
+        recompute: the rule by which values are computed again.
 
     Raises:
         GradientError: no result depends on one of these inputs in a way that has a derivative.
@@ -65,13 +68,14 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names) -> Derivative:
     both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
     results, wanted = both.outputs[: len(joint.results)], both.outputs[len(joint.results) :]
     given = {p for p, node in both if node.op is Op.INPUT and node.attr("name") in joint.given}
-    keeping = kept(both, results, given, wanted)
+    keeping = kept(both, results, given, wanted, recompute)
     theirs = [spec for spec in both.inputs if spec.name not in joint.given]
     ours = [spec for spec in both.inputs if spec.name in joint.given]
     computed = list(dict.fromkeys(p for p in wanted if both.nodes[p].op is not Op.INPUT))
     return Derivative(
         forward=_forward(both, theirs, results, keeping),
         backward=_backward(both, ours, computed, keeping, names),
+        results=len(results),
         kept=_sources(both, results, keeping),
         wrt=tuple(wrt),
         gradients=tuple(computed.index(p) if p in computed else str(both.nodes[p].attr("name")) for p in wanted),

@@ -13,18 +13,28 @@ itself. Three things are not left to that:
   that.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
+
+That is the rule "auto". Two others choose among fewer values, by the same cost. By "all", inputs and results alone are read, and
+everything else is computed again, products too. By "none", what the forward pass computes is not computed again, nor are
+random bits; what costs nothing is (views, casts, broadcasts, a choice of two numbers), and a greatest or least element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from fusegen.autodiff.cut import cheapest_cut
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
+
+Recompute: TypeAlias = Literal["auto", "all", "none"]
+"""By which rule a backward pass computes values of the forward pass again."""
+
+RECOMPUTES: tuple[str, ...] = get_args(Recompute)
 
 _STATISTIC = 8  # how many times fewer elements than what it is made of
 
@@ -47,7 +57,13 @@ class Kept:
     in_memory: bool
 
 
-def kept(graph: Graph, results: Collection[int], gradients: Collection[int], wanted: Collection[int]) -> tuple[Kept, ...]:
+def kept(
+    graph: Graph,
+    results: Collection[int],
+    gradients: Collection[int],
+    wanted: Collection[int],
+    recompute: Recompute = "auto",
+) -> tuple[Kept, ...]:
     """The values of the forward pass that the backward pass reads, in the order of the graph.
 
     Args:
@@ -55,11 +71,13 @@ def kept(graph: Graph, results: Collection[int], gradients: Collection[int], wan
         results: of the forward pass.
         gradients: the inputs of the backward pass that are gradients by them.
         wanted: results of the backward pass.
+        recompute: the rule.
     """
     backward = _made_of(graph, gradients)
-    made = _made_of(graph, {p for p, node in graph if node.op is Op.INPUT}) - backward
+    leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
+    made = _made_of(graph, {p for p, node in graph if node.op in leaves}) - backward
     needed = {a for p in _needed_for(graph, wanted) & backward for a in graph.nodes[p].args}.union(wanted) & made
-    values = _Values(graph, frozenset(results))
+    values = _Values(graph, frozenset(results), recompute)
     origins = {p for p in made if not values.is_computed_again(p)}
     args = {p: [a for a in graph.nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
     found = cheapest_cut(args, {p: values.cost(p) for p in made}, origins, needed)
@@ -90,10 +108,12 @@ class _Values:
     Args:
         graph: of both passes.
         results: of the forward pass.
+        recompute: the rule.
     """
 
-    def __init__(self, graph: Graph, results: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, results: frozenset[int], recompute: Recompute) -> None:
         self.graph = graph
+        self._recompute = recompute
         self.results = results
         self._forward = _needed_for(graph, results)
         self._counts = [nominal(product(node.shape)) for node in graph.nodes]
@@ -105,16 +125,25 @@ class _Values:
     def is_computed_again(self, position: int) -> bool:
         """Whether the backward pass may compute a value of its operands."""
         node = self.graph.nodes[position]
-        if node.op is Op.INPUT or node.family is Family.CONTRACTION:
+        if node.op is Op.INPUT or self._recompute == "all":
+            return node.op is not Op.INPUT
+        if self._recompute == "none" and position in self._forward:
+            return node.op in _COMPARED or self._is_free(node)
+        if node.family is Family.CONTRACTION:
             return False
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
+
+    def _is_free(self, node: Node) -> bool:
+        """Tells if a value of the forward pass costs nothing to compute: a view, a cast, or a choice of two numbers."""
+        is_choice = node.op is Op.WHERE and all(self._counts[a] == 1 for a in node.args[1:])
+        return is_choice or node.op is Op.CAST or node.family is Family.VIEW
 
     def cost(self, position: int) -> int | None:
         """Bytes that keeping a value moves; None where it must not be kept."""
         size = self._counts[position] * self.dtype(position).itemsize
         if self.is_in_memory(position):
             return size
-        if self.graph.nodes[position].op in (*_COMPARED, *_REARRANGED):
+        if self._recompute == "all" or self.graph.nodes[position].op in (*_COMPARED, *_REARRANGED):
             return None
         return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
 

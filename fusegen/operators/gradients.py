@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator, in_row_major_order
@@ -23,29 +24,30 @@ def operator_of(assumed: Assumed) -> GraphOperator:
     return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
 
 
-def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.device) -> GraphOperator:
+def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> GraphOperator:
     """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
 
     Args:
         assumed: the graph.
         wrt: inputs by which there are gradients.
         device: where it will run.
+        recompute: the rule by which the backward pass computes values again.
     """
-    return _recording(assumed, _passes_of(assumed, tuple(wrt), device))
+    return _recording(assumed, _passes_of(assumed, tuple(wrt), device, recompute))
 
 
 def _recording(assumed: Assumed, passes: _Passes) -> GraphOperator:
     return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
 
 
-_known: dict[tuple[str, tuple[str, ...], str], _Passes] = {}
+_known: dict[tuple[str, tuple[str, ...], str, Recompute], _Passes] = {}
 
 
-def _passes_of(assumed: Assumed, wrt: tuple[str, ...], device: torch.device) -> _Passes:
+def _passes_of(assumed: Assumed, wrt: tuple[str, ...], device: torch.device, recompute: Recompute = "auto") -> _Passes:
     """The passes by some inputs, made once for each kind of device."""
-    key = assumed.name, wrt, device.type
+    key = assumed.name, wrt, device.type, recompute
     if key not in _known:
-        _known[key] = _Passes.of(assumed, wrt, device)
+        _known[key] = _Passes.of(assumed, wrt, device, recompute)
     return _known[key]
 
 
@@ -64,12 +66,13 @@ class _Passes:
     _operators: dict[tuple[int, ...], GraphOperator] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device) -> _Passes:
+    def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> _Passes:
         """The passes by some inputs, as they are on a device."""
-        derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target_of(device))
+        target = target_of(device)
+        derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target, recompute)
         return cls(
             derivative,
-            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt)),
+            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute),
             Assumed(in_row_major_order(backward), further),
         )
 

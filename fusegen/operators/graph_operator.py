@@ -35,17 +35,19 @@ class Assumed:
         sizes: symbolic sizes that no input has, in order.
         relations: of sizes that must hold.
         wrt: of a forward pass, the inputs by which there are gradients: two of them may have one graph.
+        recompute: of a forward pass, the rule by which its backward pass computes values again: so, too.
     """
 
     graph: Graph
     sizes: tuple[str, ...] = ()
     relations: tuple[Relation, ...] = ()
     wrt: tuple[str, ...] = ()
+    recompute: str = "auto"
 
     @cached_property
     def name(self) -> str:
         """The operator's name: that of the function, and a digest of the graph."""
-        text = repr((replace(self.graph, locations=()), self.sizes, tuple(map(str, self.relations)), self.wrt))
+        text = repr((replace(self.graph, locations=()), self.sizes, tuple(map(str, self.relations)), self.wrt, self.recompute))
         return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegen.autodiff.derive import differentiated_inputs
+from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.errors import FusegenError
 from fusegen.ir.symbolic import literal
@@ -69,6 +71,7 @@ planned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def plan_of(
     function: Callable[..., Any],
     name: str,
+    recompute: Recompute,
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
@@ -79,6 +82,7 @@ def plan_of(
     Args:
         function: the kernel's.
         name: the kernel's.
+        recompute: the rule by which a backward pass computes values again.
         given: the parameters that the call names.
         facts: about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -89,15 +93,16 @@ def plan_of(
     """
     if is_transformed():
         raise Unplanned("a transform of torch.func is under way")
+    dispatcher = partial(Dispatcher, function, name, recompute=recompute)
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
-            return _Plan(function, name, given, facts, constants, by_hints=False).text(recording)
+            return _Plan(dispatcher(), given, facts, constants, by_hints=False).text(recording)
         except (Unplanned, FusegenError) as error:
             reason = error
         if have_hints:
             with suppress(Unplanned, FusegenError):
-                return _Plan(function, name, given, facts, constants, by_hints=True).text(recording)
+                return _Plan(dispatcher(), given, facts, constants, by_hints=True).text(recording)
     raise Unplanned(getattr(reason, "what", str(reason))) from reason
 
 
@@ -109,15 +114,15 @@ class _Plan:
     """The plan of a call in the making.
 
     Args:
-        function, name, given, facts, constants: as of `plan_of`.
+        dispatcher: of the kernel's function, which knows no call.
+        given, facts, constants: as of `plan_of`.
         by_hints: whether sizes that are not known, and equal in this call, count as one. What is assumed of them is then asked of
             whoever records, by the operator's shapes.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any],
-        name: str,
+        dispatcher: Dispatcher,
         given: Sequence[str],
         facts: Sequence[tuple[Any, ...]],
         constants: Sequence[Any],
@@ -125,8 +130,8 @@ class _Plan:
         by_hints: bool,
     ) -> None:
         self._by_hints = by_hints
-        self._dispatcher = Dispatcher(function, name)
-        parameters = self._dispatcher.parameters
+        self._dispatcher = dispatcher
+        parameters = dispatcher.parameters
         self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(given, facts, strict=True)}
         values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
         self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
@@ -249,10 +254,11 @@ class _Plan:
         backward pass computes those that are wanted then.
         """
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
+        recompute = self._dispatcher.recompute
         with suppress(FusegenError):
-            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device)
+            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device, recompute)
         wrt = differentiated_inputs(assumed.graph, needed)
-        return recording_operator_of(assumed, wrt, device) if wrt else operator_of(assumed)
+        return recording_operator_of(assumed, wrt, device, recompute) if wrt else operator_of(assumed)
 
 
 _STEPS: dict[str, Callable[[Any, str], Any]] = {

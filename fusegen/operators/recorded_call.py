@@ -13,20 +13,26 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import UnsupportedError
 from fusegen.operators.facts import constants_of, facts_of
 from fusegen.operators.plan import CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
 
 
 def recorded_call(
-    function: Callable[..., Any], names: Sequence[str], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    names: Sequence[str],
+    name: str,
+    recompute: Recompute,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     """A call as an operator, where there is one for it, and as torch runs the function elsewhere.
 
     Args:
         function: the kernel's.
         names: of its parameters.
-        name: the kernel's.
+        name, recompute: the kernel's.
         args, kwargs: of the call.
     """
     is_compiled = is_dynamo_compiling()
@@ -38,7 +44,8 @@ def recorded_call(
             values.append(args[place] if place < len(args) else kwargs[parameter])
             given.append(parameter)
     facts = facts_of(values)
-    plan = planned(function, name, tuple(given), tuple(facts), torch.is_grad_enabled(), *constants_of(values, facts))
+    recording = torch.is_grad_enabled()
+    plan = planned(function, name, recompute, tuple(given), tuple(facts), recording, *constants_of(values, facts))
     if not plan:
         return expected if is_compiled else function(*args, **kwargs)
     if not is_compiled:
@@ -72,7 +79,7 @@ def operator_for(
     """
     facts = facts_of(values)
     try:
-        plan = plan_of(function, name, tuple(parameters), tuple(facts), False, *constants_of(values, facts))
+        plan = plan_of(function, name, "auto", tuple(parameters), tuple(facts), False, *constants_of(values, facts))
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import GradientError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
@@ -42,6 +43,7 @@ class Dispatcher(Plan):
         mutates: parameters that it may write to.
         recorded: what runs a call that is recorded in a graph of torch's operators; the function where there is nothing else.
         requires: refuses variants that the kernel must not have.
+        recompute: the rule by which backward passes compute values again.
 
     Attributes:
         variants: of the function.
@@ -56,13 +58,14 @@ class Dispatcher(Plan):
         mutates: Sequence[str] = (),
         recorded: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
         requires: Callable[[Variant], None] | None = None,
+        recompute: Recompute = "auto",
     ) -> None:
         self.function = function
-        self.name = name
+        self.name, self.recompute = name, recompute
         self._recorded_call, self._requires = recorded, requires
         self.variants = Variants(function, name, mutates)
         self.parameters = self.variants.parameters
-        self.passes = KnownPasses()
+        self.passes = KnownPasses(recompute)
         self.executable = Executable(self)
         self._lock = threading.RLock()
         self._told = False  # that nothing is fused under a transform
@@ -74,7 +77,7 @@ class Dispatcher(Plan):
             for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
             if name in self.parameters.mutates
         ]
-        return Dispatcher(copy.deepcopy(self.function, memo), self.name, mutates)
+        return Dispatcher(copy.deepcopy(self.function, memo), self.name, mutates, recompute=self.recompute)
 
     @cached_property
     def _positional(self) -> int | None:

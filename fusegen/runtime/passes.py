@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusegen.autodiff.derive import Derivative, derive
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
 from fusegen.passes.variances import with_wide_variances
@@ -35,24 +36,24 @@ class Passes:
     backward: GraphKernel
 
     @classmethod
-    def of(cls, graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target) -> Passes:
+    def of(cls, graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute) -> Passes:
         """The passes by some inputs.
 
         Args:
             sizes: symbolic sizes that no input has.
         """
-        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target)
+        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, recompute)
         return cls(derivative, GraphKernel(forward, target, sizes), GraphKernel(backward, target, further))
 
 
 def named_passes(
-    graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target
+    graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute
 ) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
     """The derivative of a graph by some inputs, its passes under names of their own, and the sizes that no input of the backward
     pass has."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    derivative = derive(with_wide_variances(graph, target), wrt, names.take)
+    derivative = derive(with_wide_variances(graph, target), wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
     given = {str(dim) for spec in backward.inputs for dim in spec.shape}
     placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
@@ -60,9 +61,14 @@ def named_passes(
 
 
 class KnownPasses:
-    """The passes of a kernel's graphs."""
+    """The passes of a kernel's graphs.
 
-    def __init__(self) -> None:
+    Args:
+        recompute: the rule by which the backward passes compute values again.
+    """
+
+    def __init__(self, recompute: Recompute) -> None:
+        self._recompute = recompute
         self._known: dict[_Key, Passes] = {}
 
     def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
@@ -84,7 +90,7 @@ class KnownPasses:
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = Passes.of(variant.traced, sizes, wrt, variant.request.target)
+            self._known[key] = Passes.of(variant.traced, sizes, wrt, variant.request.target, self._recompute)
         return self._known[key]
 
 
