@@ -20,6 +20,7 @@ from fusegen import target as targets
 from fusegen.explain import explain
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
+from fusegen.operators.facts import has_unknown_floats
 from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call
 from fusegen.passes.fuse import Group
@@ -85,7 +86,8 @@ class Kernel(Generic[P, R]):
 
     def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call as an operator in the graph that is being recorded."""
-        if self._operator is not None and not autocasts((*args, *kwargs.values())):  # to which a named operator is blind
+        values = (*args, *kwargs.values())
+        if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
         return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, args, kwargs)

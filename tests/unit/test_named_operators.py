@@ -88,6 +88,20 @@ def test_autocast_reaches_the_kernel_and_not_the_operator() -> None:
                 torch.testing.assert_close(gradient, 2 * w.sum(1).expand(4, 8), rtol=2e-2, atol=4e-2)
 
 
+def test_a_float_that_changes_in_a_compiled_graph() -> None:
+    @fg.kernel(op="fusegen_tests::times")
+    def times(x: Tensor, factor: float = 1.0) -> Tensor:
+        return torch.exp(x) * factor
+
+    torch._dynamo.reset()
+    compiled = torch.compile(times, fullgraph=True, backend="aot_eager")
+    for number in range(10):
+        x = randn(4, 8).requires_grad_()
+        ours, theirs = compiled(x, number / 7), torch.exp(x) * (number / 7)
+        alike(ours, theirs)
+        alike(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(theirs.sum(), x))
+
+
 @pytest.mark.deep  # two processes, each of which exports or loads
 def test_an_exported_program_is_loaded_where_the_kernel_is_declared(tmp_path: Path) -> None:
     (tmp_path / "declared.py").write_text(DECLARED.format(name="exported"))
