@@ -21,6 +21,7 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
+from fusegen.operators.facts import has_unknown_floats
 from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call
 from fusegen.runtime.backends import target_of
@@ -87,7 +88,8 @@ class Kernel(Generic[P, R]):
 
     def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call as an operator in the graph that is being recorded."""
-        if self._operator is not None and not autocasts((*args, *kwargs.values())):  # to which a named operator is blind
+        values = (*args, *kwargs.values())
+        if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
         return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, self.recompute, args, kwargs)

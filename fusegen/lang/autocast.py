@@ -65,6 +65,10 @@ _CUDA = {
 }
 
 
+if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA"):  # older versions of torch
+    _CUDA[Policy.FLOAT32] = _CUDA[Policy.FLOAT32].replace(" rms_norm ", " ")
+
+
 def _by_function(table: Mapping[Policy, str]) -> dict[Callable[..., Any], Policy]:
     return {function: policy for policy, names in table.items() for function in twins(names.split())}
 

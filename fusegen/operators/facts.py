@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,11 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
         else:
             found.append((CONSTANT if _TAKES_OBJECTS or isinstance(value, _PLAIN) else OBJECT,))
     return found
+
+
+def has_unknown_floats(values: Iterable[Any]) -> bool:
+    """Tells if some of a call's arguments are floats that are not known."""
+    return any(isinstance(value, float) and not has_static_value(value) for value in values)
 
 
 def _size(size: Any, unknown: list[Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,16 +24,24 @@ def operator_of(assumed: Assumed) -> GraphOperator:
     return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
 
 
-def recording_operator_of(assumed: Assumed, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> GraphOperator:
+def recording_operator_of(
+    assumed: Assumed, wrt: Sequence[str], device: torch.device, needed: Collection[str], recompute: Recompute
+) -> GraphOperator:
     """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
+
+    The operators of the backward pass are made as well: torch.compile takes a backward pass that it finds in its cache as it is.
 
     Args:
         assumed: the graph.
         wrt: inputs by which there are gradients.
         device: where it will run.
+        needed: inputs that require a gradient.
         recompute: the rule by which the backward pass computes values again.
     """
-    return _recording(assumed, _passes_of(assumed, tuple(wrt), device, recompute))
+    passes = _passes_of(assumed, tuple(wrt), device, recompute)
+    for names in (wrt, needed):
+        passes.make_backward(names)
+    return _recording(assumed, passes)
 
 
 def _recording(assumed: Assumed, passes: _Passes) -> GraphOperator:
@@ -72,8 +80,8 @@ class _Passes:
         derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target, recompute)
         return cls(
             derivative,
-            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute),
-            Assumed(in_row_major_order(backward), further),
+            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute, assumed.boxed),
+            Assumed(in_row_major_order(backward), further, boxed=assumed.boxed),
         )
 
     def gradients(
@@ -96,14 +104,23 @@ class _Passes:
         Returns:
             The gradients by input.
         """
-        sources = {n: s for n, s in zip(self.derivative.wrt, self.derivative.gradients, strict=True) if n in needed}
-        computed = sorted({source for source in sources.values() if isinstance(source, int)})
+        sources = self._sources(needed)
+        computed = _computed(sources)
         found: dict[int, Tensor] = {}
         if computed:
-            results = self._backward(tuple(computed))([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
+            results = self._backward(computed)([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
             found = dict(zip(computed, results, strict=True))
         named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(kept) :], given, strict=True)}
         return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources.items()}
+
+    def make_backward(self, needed: Collection[str]) -> None:
+        """Makes the operator that `gradients` calls."""
+        if computed := _computed(self._sources(needed)):
+            self._backward(computed)
+
+    def _sources(self, needed: Collection[str]) -> dict[str, int | str]:
+        """Where the wanted gradients come from."""
+        return {n: s for n, s in zip(self.derivative.wrt, self.derivative.gradients, strict=True) if n in needed}
 
     def _backward(self, computed: tuple[int, ...]) -> GraphOperator:
         """The operator of some results of the backward pass."""
@@ -111,6 +128,11 @@ class _Passes:
             part = replace(self.backward, graph=_only(self.backward.graph, computed))
             self._operators[computed] = GraphOperator.of(part, _register_once)
         return self._operators[computed]
+
+
+def _computed(sources: Mapping[str, int | str]) -> tuple[int, ...]:
+    """The results of the backward pass that are gradients."""
+    return tuple(sorted({source for source in sources.values() if isinstance(source, int)}))
 
 
 def _only(graph: Graph, places: Sequence[int]) -> Graph:
@@ -153,20 +175,18 @@ class _Again:
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        ctx.save_for_backward(*inputs[: len(self._names)])
-        ctx.numbers = inputs[len(self._names) :]
+        _keep(ctx, inputs[: len(self._names)], inputs[len(self._names) :])
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs both passes."""
-        needed = _needed(self._names, ctx)
-        passes = _passes_of(self._assumed, differentiated_inputs(self._assumed.graph, needed), ctx.saved_tensors[0].device)
+        needed, (tensors, numbers), count = _needed(self._names, ctx), _kept(ctx), len(self._assumed.sizes)
+        passes = _passes_of(self._assumed, differentiated_inputs(self._assumed.graph, needed), tensors[0].device)
         forward = _recording(self._assumed, passes)
-        tensors, count = ctx.saved_tensors, len(self._assumed.sizes)
-        outputs = forward(tensors, ctx.numbers)
+        outputs = forward(tensors, numbers)
         kept = _selected(passes, self._names, tensors, outputs)
         given = _of_floats(self._assumed, gradients)
-        found = passes.gradients(kept, given, forward.sizes(tensors, ctx.numbers), ctx.numbers[count:], needed)
-        return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
+        found = passes.gradients(kept, given, forward.sizes(tensors, numbers), numbers[count:], needed)
+        return (*(found.get(name) for name in self._names), *(None for _ in numbers))
 
 
 class _Kept:
@@ -185,16 +205,29 @@ class _Kept:
         """Keeps what the backward pass needs."""
         tensors, numbers = inputs[: len(self._names)], inputs[len(self._names) :]
         outputs = (output,) if isinstance(output, Tensor) else output
-        ctx.save_for_backward(*_selected(self._passes, self._names, tensors, outputs))
-        operator = _recording(self._assumed, self._passes)
-        ctx.sizes, ctx.numbers = operator.sizes(tensors, numbers), numbers
+        _keep(ctx, _selected(self._passes, self._names, tensors, outputs), numbers)
+        ctx.sizes = _recording(self._assumed, self._passes).sizes(tensors, numbers)
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Runs the backward pass."""
         given = _of_floats(self._assumed, gradients)
-        needed = _needed(self._names, ctx)
-        found = self._passes.gradients(ctx.saved_tensors, given, ctx.sizes, ctx.numbers[len(self._assumed.sizes) :], needed)
-        return (*(found.get(name) for name in self._names), *(None for _ in ctx.numbers))
+        needed, (tensors, numbers) = _needed(self._names, ctx), _kept(ctx)
+        found = self._passes.gradients(tensors, given, ctx.sizes, numbers[len(self._assumed.sizes) :], needed)
+        return (*(found.get(name) for name in self._names), *(None for _ in numbers))
+
+
+def _keep(ctx: Any, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+    """Keeps tensors and numbers for the backward pass; some numbers are tensors themselves."""
+    ctx.save_for_backward(*tensors, *(number for number in numbers if isinstance(number, Tensor)))
+    ctx.numbers = [None if isinstance(number, Tensor) else number for number in numbers]
+
+
+def _kept(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Any]]:
+    """The tensors and the numbers that were kept."""
+    saved = ctx.saved_tensors
+    count = len(saved) - sum(number is None for number in ctx.numbers)
+    boxed = iter(saved[count:])
+    return saved[:count], [next(boxed) if number is None else number for number in ctx.numbers]
 
 
 def _needed(names: Sequence[str], ctx: Any) -> set[str]:

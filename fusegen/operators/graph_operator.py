@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen.calls.formula import Relation
+from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
@@ -36,6 +37,8 @@ class Assumed:
         relations: of sizes that must hold.
         wrt: of a forward pass, the inputs by which there are gradients: two of them may have one graph.
         recompute: of a forward pass, the rule by which its backward pass computes values again: so, too.
+        boxed: run-time floats that the operator takes as tensors of the CPU: torch compiles a graph that passes a float for one
+            value, and a graph that passes a tensor for all.
     """
 
     graph: Graph
@@ -43,11 +46,13 @@ class Assumed:
     relations: tuple[Relation, ...] = ()
     wrt: tuple[str, ...] = ()
     recompute: str = "auto"
+    boxed: tuple[str, ...] = ()
 
     @cached_property
     def name(self) -> str:
         """The operator's name: that of the function, and a digest of the graph."""
-        text = repr((replace(self.graph, locations=()), self.sizes, tuple(map(str, self.relations)), self.wrt, self.recompute))
+        relations = tuple(map(str, self.relations))
+        text = repr((replace(self.graph, locations=()), self.sizes, relations, self.wrt, self.recompute, self.boxed))
         return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -67,7 +72,8 @@ class GraphOperator:
         self._places = {
             str(dim): (n, d) for n, spec in reversed([*enumerate(self.graph.inputs)]) for d, dim in enumerate(spec.shape)
         }
-        LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag,))
+        reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a replayed CUDA graph would not read them again
+        LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag, *reads_tensors))
         LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(self.qualified, self._shapes, lib=LIBRARY)
 
@@ -111,16 +117,23 @@ class GraphOperator:
     def _schema(self) -> str:
         arguments = [f"Tensor {name}" for name in _distinct([spec.name for spec in self.graph.inputs])]
         arguments += [f"SymInt {plain(name)}_size" for name in self.assumed.sizes]
-        arguments += [f"{'float' if dtype.is_float else 'SymInt'} {plain(name)}_number" for name, dtype in self.graph.scalars]
+        arguments += [f"{self._kind(name, dtype)} {plain(name)}_number" for name, dtype in self.graph.scalars]
         count = len(self.graph.outputs)
         results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         return f"{self.name}({', '.join(arguments)}) -> {results}"
 
+    def _kind(self, scalar: str, dtype: DType) -> str:
+        """The type of a scalar in the schema."""
+        return "Tensor" if scalar in self.assumed.boxed else "float" if dtype.is_float else "SymInt"
+
     def _run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
         """The implementation."""
-        tensors, numbers = arguments[: len(self.graph.inputs)], arguments[len(self.graph.inputs) :]
-        is_empty = any(tensor.numel() == 0 for tensor in tensors)
-        results = self._empty(tensors, self.sizes(tensors, numbers)) if is_empty else self._kernel(tensors[0].device)(arguments)
+        tensors = arguments[: len(self.graph.inputs)]
+        numbers = [n.item() if isinstance(n, Tensor) else n for n in arguments[len(self.graph.inputs) :]]
+        if any(tensor.numel() == 0 for tensor in tensors):
+            results = self._empty(tensors, self.sizes(tensors, numbers))
+        else:
+            results = self._kernel(tensors[0].device)((*tensors, *numbers))
         return results[0] if len(results) == 1 else results
 
     def _shapes(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:

@@ -30,6 +30,7 @@ from fusegen.operators.graph_operator import Assumed, GraphOperator, in_row_majo
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
+from fusegen.runtime.keys import GREATEST, LEAST
 from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
@@ -40,8 +41,8 @@ LINES, ITEMS = "\n", BETWEEN
 """Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which
 of the operator's it is, and each further one is an argument: a way to a tensor (`fusegen.state.paths`), or what follows."""
 
-VALUE, KEY, NUMBER = "value", "key", "number"
-"""An argument of the call, by its place; a fresh key of random bits, by its device; a number."""
+VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
+"""An argument of the call, by its place; one that is a float, as a tensor; a fresh key of random bits, by its device; a number."""
 
 CELLS = SimpleNamespace()
 """Functions that give what cells of other functions hold: torch.compile can look into them, and cannot into a cell."""
@@ -158,7 +159,9 @@ class _Plan:
             graph, sources[key] = with_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = list(dict.fromkeys(graph.outputs))
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
-        assumed = Assumed(in_row_major_order(replace(graph, outputs=tuple(results))), tuple(of_parameters), guards_of(found))
+        graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
+        boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
+        assumed = Assumed(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
         needed = self._needed(ways, found) if recording else set()
         if needed and (found.switches_gradients or recorder.has_backward_hooks):
             raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
@@ -185,9 +188,12 @@ class _Plan:
             return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if fact[0] in (INT, FLOAT):
             return _FIRST if fact[0] == INT else 1.5
-        if isinstance(self._constants[name], torch.Tensor):
+        value = self._constants[name]
+        if isinstance(value, torch.Tensor):
             raise Unplanned(f"{name!r} is of NumPy, which the recorder makes a tensor of")
-        return self._constants[name]
+        if isinstance(value, int) and not LEAST <= value <= GREATEST:
+            raise Unplanned(f"{name!r} is {value}, which does not fit 64 bits")
+        return value
 
     def _device(self) -> torch.device:
         devices = {fact[2] for fact in self._facts.values() if fact[0] == TENSOR}
@@ -216,12 +222,16 @@ class _Plan:
     def _sources(self, ways: Mapping[str, str | None]) -> dict[str, str]:
         """For each input and number its source."""
         sources = {name: f"{NUMBER}{ITEMS}{value!r}" for name, value in self._defaults.items()}
-        sources |= {name: f"{VALUE}{ITEMS}{place}" for name, place in self._places.items()}
+        sources |= {name: f"{BOXED if self._is_boxed(name) else VALUE}{ITEMS}{place}" for name, place in self._places.items()}
         for name, way in ways.items():
             if way is None:
                 raise Unplanned(f"no way is known to {name!r}, which it closes over")
             sources[name] = self._followed(way)
         return sources
+
+    def _is_boxed(self, name: str) -> bool:
+        """Tells if an argument is a float that is not known: the operator takes it as a tensor."""
+        return name in self._facts and self._facts[name] == (FLOAT,)
 
     def _followed(self, way: str) -> str:
         """A way that torch.compile can follow: it begins with an argument that the call names, or with the function."""
@@ -256,9 +266,9 @@ class _Plan:
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
         recompute = self._dispatcher.recompute
         with suppress(FusegenError):
-            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device, recompute)
+            return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device, needed, recompute)
         wrt = differentiated_inputs(assumed.graph, needed)
-        return recording_operator_of(assumed, wrt, device, recompute) if wrt else operator_of(assumed)
+        return recording_operator_of(assumed, wrt, device, needed, recompute) if wrt else operator_of(assumed)
 
 
 _STEPS: dict[str, Callable[[Any, str], Any]] = {

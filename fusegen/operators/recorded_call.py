@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fusegen.autodiff.keep import Recompute
 from fusegen.errors import UnsupportedError
 from fusegen.operators.facts import constants_of, facts_of
-from fusegen.operators.plan import CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
+from fusegen.operators.plan import BOXED, CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
 
 
 def recorded_call(
@@ -102,6 +102,8 @@ def _argument(line: str, function: Callable[..., Any], values: Sequence[Any]) ->
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=parts[1])
     if parts[0] == VALUE:
         return values[int(parts[1])]
+    if parts[0] == BOXED:  # this product is one that torch.compile computes without a look at the number; a tensor of it is not
+        return torch.ones((), dtype=torch.float64, device="cpu") * values[int(parts[1])]
     if parts[0] == NUMBER:
         return int(parts[1]) if parts[1].lstrip("-").isdigit() else float(parts[1])
     found: Any = function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch.library import opcheck
 import fusegen as fg
 from fusegen.errors import ArgumentError, UnsupportedError
 from tests.unit.eager import randn
+
+ROOT = Path(__file__).resolve().parents[2]
 
 OUTER = randn(8)
 
@@ -88,6 +91,20 @@ def test_autocast_reaches_the_kernel_and_not_the_operator() -> None:
                 torch.testing.assert_close(gradient, 2 * w.sum(1).expand(4, 8), rtol=2e-2, atol=4e-2)
 
 
+def test_a_float_that_changes_in_a_compiled_graph() -> None:
+    @fg.kernel(op="fusegen_tests::times")
+    def times(x: Tensor, factor: float = 1.0) -> Tensor:
+        return torch.exp(x) * factor
+
+    torch._dynamo.reset()
+    compiled = torch.compile(times, fullgraph=True, backend="aot_eager")
+    for number in range(10):
+        x = randn(4, 8).requires_grad_()
+        ours, theirs = compiled(x, number / 7), torch.exp(x) * (number / 7)
+        alike(ours, theirs)
+        alike(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(theirs.sum(), x))
+
+
 @pytest.mark.deep  # two processes, each of which exports or loads
 def test_an_exported_program_is_loaded_where_the_kernel_is_declared(tmp_path: Path) -> None:
     (tmp_path / "declared.py").write_text(DECLARED.format(name="exported"))
@@ -95,8 +112,12 @@ def test_an_exported_program_is_loaded_where_the_kernel_is_declared(tmp_path: Pa
     save += "torch.export.save(torch.export.export(declared.Model(), x, dynamic_shapes=d), 'model.pt2')"
     load = "import declared, torch\np = torch.export.load('model.pt2')\n"
     load += "print([str(n.target) for n in p.graph.nodes if 'fusegen' in str(n.target)], p.module()(torch.ones(7, 8))[6, 3].item())"
+    paths = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     for text in (save, load):
-        done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
+        call = [sys.executable, "-c", text]
+        done = subprocess.run(
+            call, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        )
         assert not done.returncode, done.stderr
     names, _, value = done.stdout.strip().rpartition(" ")
     assert names == "['fusegen_tests.exported.default']"

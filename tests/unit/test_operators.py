@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -302,6 +303,69 @@ def test_a_number_that_selects_code_and_changes() -> None:
     for number in (1, 3, 2):
         alike(compiled.call(x, number), repeated(x, number))
     assert len(compiled.operators) == 3
+
+
+def test_a_float_that_changes_is_an_argument() -> None:
+    def scaled(x: Tensor, factor: float, shift: float) -> Tensor:
+        return torch.tanh(x * factor) * x - shift
+
+    compiled = Compiled(fg.kernel(scaled))
+    for number in (0.5, 1 / 3, -0.0, 1e300, math.inf, 7.0, 2.5, 1e-9, 0.1, 0.2):
+        x = randn(4, 16).requires_grad_()
+        ours, theirs = compiled.call(x, number, number + 1), scaled(x, number, number + 1)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        torch.testing.assert_close(gradients(ours, x), gradients(theirs, x), equal_nan=True)
+    assert compiled.operators == ["fusegen::scaled_forward", "fusegen::scaled_backward"] * 2  # for one value, and for any
+
+
+def test_a_float_of_a_size_is_an_argument() -> None:
+    scaled = fg.kernel(lambda x, factor: torch.exp(x) * factor)
+    compiled = Compiled(lambda x: scaled(x, x.shape[0] ** -0.5))
+    for rows in (3, 4, 5, 6):
+        x = randn(rows, 16)
+        alike(compiled.call(x), torch.exp(x) * rows**-0.5)
+    assert len(compiled.operators) == 2
+
+
+def test_an_operator_that_takes_a_float_as_a_tensor() -> None:
+    calls: list[tuple[Any, Any]] = []
+
+    class Calls(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if str(target).startswith("fusegen."):
+                calls.append((target, args))
+            return super().call_function(target, args, kwargs)
+
+    torch._dynamo.reset()
+    kernel = fg.kernel(lambda x, factor: torch.exp(x) * factor)
+    function = torch.compile(kernel, fullgraph=True, backend=lambda graph, _: Calls(graph).run)
+    x = randn(4, 16).requires_grad_()
+    for factor in (0.5, 0.75):
+        function(x, factor)
+    (_, constant), (operator, boxed) = calls
+    assert constant[1] == 0.5
+    assert torch.equal(boxed[1], torch.tensor(0.75, dtype=torch.float64))
+    opcheck(operator.default, boxed)
+
+
+def test_an_integer_of_more_than_64_bits_is_not_fused() -> None:
+    compiled = Compiled(fg.kernel(lambda x, number: x * number))
+    with pytest.warns(UserWarning, match="'number' is 9223372036854775808, which does not fit 64 bits"):
+        alike(compiled.call(torch.ones(3), 2**63), torch.full((3,), 2.0**63))
+    assert not compiled.operators
+
+
+def test_a_recorded_call_makes_the_operators_of_its_backward_pass() -> None:
+    """So they are there for a backward pass out of the cache of Inductor, which is not recorded again."""
+
+    @fg.kernel
+    def made_early(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(x) * y
+
+    torch._dynamo.reset()
+    torch.compile(made_early, fullgraph=True, backend="eager")(randn(4, 16).requires_grad_(), randn(4, 16))
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("fusegen::made_early_backward_")]
+    assert len(names) == 2  # of the gradients that are wanted, and of all
 
 
 @pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")

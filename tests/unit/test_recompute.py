@@ -119,6 +119,7 @@ def test_all_saves_arguments_alone() -> None:
     assert saved_bytes(fg.kernel(chain, recompute="all"), x, weight, bias, residual, 5) == arguments
 
 
+@pytest.mark.deep
 def test_compiled_calls_follow_the_rule_with_operators_of_their_own() -> None:
     names: list[str] = []
 
