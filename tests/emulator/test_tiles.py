@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.runtime import backends, dispatch
+from fusegen.runtime import backends, variants
 from fusegen.schedule.plan import TilePlan
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
@@ -61,7 +61,7 @@ def test_edges_of_tiles() -> None:
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "WIDE", 0)
+    monkeypatch.setattr(variants, "WIDE", 0)
     in_tiles(lambda x, y: x.mT * 2 + y, (randn(2, 67, 40), randn(2, 40, 67)))
 
 
