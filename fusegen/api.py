@@ -329,7 +329,7 @@ class BackwardPass:
 
 
 def _at(module: str, path: str) -> object:
-    """What a module holds under a dotted name; None where there is nothing."""
+    """The object that a module holds under a dotted name; None where there is none."""
     found: object = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -40,7 +40,7 @@ def passes_of(
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a forward pass leaves to the backward pass.
+    """Tensors that a forward pass leaves to the backward pass, and how often each had been written to.
 
     Attributes:
         left: the tensors (arguments, results, and what else was kept), and numbers.

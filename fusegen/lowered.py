@@ -57,7 +57,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class LoweredForm:
-    """What calls with some numbers of rows run.
+    """The program of calls with some numbers of rows.
 
     Attributes:
         rows: for each number of rows that is known at the call only, from where to where; the last range has no end, in fact.

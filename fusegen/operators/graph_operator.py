@@ -36,7 +36,7 @@ class Assumed:
         sizes: symbolic sizes that no input has, in order.
         relations: of sizes that must hold.
         wrt: of a forward pass, the inputs by which there are gradients: two of them may have one graph.
-        recompute: of a forward pass, the rule by which its backward pass computes values again: so, too.
+        recompute: of a forward pass, the rule by which its backward pass computes values again: two rules may give one graph.
         boxed: run-time floats that the operator takes as tensors of the CPU: torch compiles a graph that passes a float for one
             value, and a graph that passes a tensor for all.
     """

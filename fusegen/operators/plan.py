@@ -142,7 +142,7 @@ class _Plan:
 
     @property
     def _is_unknown(self) -> bool:
-        """Whether there is a size or a number that is not known."""
+        """Tells if there is a size or a number that is not known."""
         return any(min(fact[3], default=0) < 0 if fact[0] == TENSOR else fact[0] in (INT, FLOAT) for fact in self._facts.values())
 
     def text(self, recording: bool) -> str:

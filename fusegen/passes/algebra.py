@@ -106,7 +106,7 @@ class Value:
         if isinstance(correction, Value):
             left = size - correction
             return self / (left > 0.0).where(left, 0.0)  # not a maximum, which the host asks torch for
-        if correction <= 1.0:  # of one element at least
+        if correction <= 1.0:  # rows have an element at least
             return self / (size if not correction else size - correction)
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 

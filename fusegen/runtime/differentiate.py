@@ -60,7 +60,7 @@ class Passed(Program):
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), Left(passes, kept, numbers)
 
     def _closed_over(self, hidden: Hidden) -> dict[str, Tensor]:
-        """What the function closes over, by name.
+        """The tensors that the function closes over, by name.
 
         Raises:
             GradientError: a tensor requires a gradient, and there is none by it.
@@ -77,7 +77,7 @@ class Passed(Program):
 
 @dataclass(frozen=True)
 class Left:
-    """What a forward pass leaves to the backward pass.
+    """Tensors and numbers that a forward pass leaves to the backward pass.
 
     Attributes:
         passes: of the call.

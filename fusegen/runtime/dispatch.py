@@ -219,7 +219,7 @@ class _OfNothing(Program):
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(None, None, NOTHING)
-        self.find = lambda _: None  # of each call anew
+        self.find = lambda _: None  # each call makes it anew
         self._parameters = parameters
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:

@@ -26,7 +26,7 @@ _NO_KEY = (TypeError, RuntimeError, ValueError, FusegenError)  # raised by makin
 
 
 class Plan:
-    """What an executable asks for a call that is like no earlier one."""
+    """Checks and binds calls that are like no earlier one, for an executable."""
 
     def statics(self) -> Sequence[bool]:
         """Tells for each value of a call whether programs are bound to it, as far as is known."""

@@ -156,7 +156,7 @@ class GraphKernel(Plan):
         for relation in (*assumed, *self._relations):
             if not relation(sizes):
                 what = f"{self.graph.name} was traced for sizes of which {relation} holds, and here are {_text(sizes)}"
-                raise ArgumentError(what, mend="make another for these sizes")
+                raise ArgumentError(what, mend="make, compile or export it again for these sizes")
         return dict(sizes)
 
     def _misshapen(self, spec: InputSpec, tensor: Tensor, sizes: Mapping[str, int]) -> ArgumentError:

@@ -36,7 +36,7 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     for place, (name, static) in enumerate(zip(names, statics, strict=True)):
         pattern = (*_OF_A_TENSOR, *(() if static else _OF_A_NUMBER), *_OF_ANYTHING)
         lines += [line.format(v=name, k=f"k{place}", static=static) for line in pattern]
-    # What torch.ones(n) gives, and what an integer times 0.5, depends on the default dtype; autocast converts operands.
+    # The default dtype decides what torch.ones(n) gives, and an integer times 0.5; autocast converts operands.
     last = "default_dtype(), any_autocast() and autocast_dtypes()"
     lines.append(f"return ({''.join(f'k{place}, ' for place in range(len(names)))}{last})")
     scope: dict[str, Any] = {"Tensor": Tensor, "part": part}

@@ -64,7 +64,7 @@ class Variants:
 
     @property
     def programs(self) -> int:
-        """How many programs there are: variants that differ in numbers alone share one."""
+        """The number of programs: variants that differ in numbers alone share one."""
         return self._promotions.count
 
     def statics(self) -> list[bool]:

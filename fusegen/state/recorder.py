@@ -94,7 +94,7 @@ class Recorder:
 
     @property
     def has_backward_hooks(self) -> bool:
-        """Whether a module that ran has hooks that may change gradients."""
+        """Tells if a module that ran has hooks that may change gradients."""
         return self._has_backward_hooks
 
     @property

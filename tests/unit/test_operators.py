@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 import fusegen as fg
-from fusegen.errors import GradientError, UnsupportedError
+from fusegen.errors import ArgumentError, GradientError, UnsupportedError
 from fusegen.specs import SPECS, materialize
 from tests.naming import case
 from tests.unit.eager import randn
@@ -365,7 +365,7 @@ def test_a_recorded_call_makes_the_operators_of_its_backward_pass() -> None:
     torch._dynamo.reset()
     torch.compile(made_early, fullgraph=True, backend="eager")(randn(4, 16).requires_grad_(), randn(4, 16))
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("fusegen::made_early_backward_")]
-    assert len(names) == 2  # of the gradients that are wanted, and of all
+    assert len(names) == 2  # one for the gradients that are wanted, one for all
 
 
 @pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
@@ -418,3 +418,12 @@ def test_a_kernel_that_writes_is_compiled() -> None:
     cache, x = torch.zeros(3, 4), randn(4)
     compiled.call(cache, x)
     alike(cache[1], x * 2)
+
+
+def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
+    kernel = fg.kernel(lambda x: x * 2 if x.shape[0] > 3 else x * 3)
+    operator = kernel.operator(randn(6, 8))
+    torch.testing.assert_close(operator(randn(9, 8) * 0 + 1), torch.full((9, 8), 2.0))
+    for x in (randn(2, 8), torch.empty(2, 8, device="meta")):
+        with pytest.raises(ArgumentError, match=r"traced for sizes of which .*\n.*compile or export"):
+            operator(x)

@@ -33,7 +33,7 @@ class Fusion:
 
     @property
     def learns(self) -> bool:
-        """Whether anything asks for a gradient."""
+        """Tells if anything asks for a gradient."""
         return self.trained != ()
 
 
