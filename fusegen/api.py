@@ -29,7 +29,7 @@ from fusegen.runtime.bound import Hidden
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
-from fusegen.runtime.out import OUT, with_out
+from fusegen.runtime.out import OUT, filled, with_out
 from fusegen.target import Backend, Target
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ class Kernel(Generic[P, R]):
         self.mutates, self.recompute = tuple(mutates), recompute
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, None if mutates else self._recorded, requires, recompute)
+        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -82,8 +82,9 @@ class Kernel(Generic[P, R]):
 
     def _while_compiling(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call that torch.compile, or torch.export, looks into."""
-        if self.mutates or self._has_out(kwargs):
-            return self._function_of(kwargs)(*args, **kwargs)
+        if self._has_out(kwargs):
+            others = {name: value for name, value in kwargs.items() if name != OUT}
+            return filled(self._dispatcher.name, kwargs[OUT], self._recorded(args, others))
         return self._recorded(args, kwargs)
 
     def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -92,16 +93,13 @@ class Kernel(Generic[P, R]):
         if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
         dispatcher = self._dispatcher
-        return recorded_call(self.function, dispatcher.parameters.given, dispatcher.name, self.recompute, args, kwargs)
+        names = dispatcher.parameters.given
+        return recorded_call(self.function, names, dispatcher.name, self.mutates, self.recompute, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
         is_left_out = self._has_out(kwargs) and kwargs[OUT] is None
         return {name: value for name, value in kwargs.items() if name != OUT} if is_left_out else kwargs
-
-    def _function_of(self, kwargs: Mapping[str, Any]) -> Callable[..., R]:
-        """The function that runs for a call of a kind."""
-        return with_out(self.function) if self._has_out(kwargs) else self.function  # type: ignore[arg-type, return-value]
 
     def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
         """Tells if a call names a tensor for the result by a parameter that the function does not have."""
@@ -154,7 +152,7 @@ class Kernel(Generic[P, R]):
         values = self._dispatcher.arguments(args, kwargs)
         if self._operator is not None:
             return self._operator
-        return operator_for(self.function, self._dispatcher.name, self._dispatcher.parameters.given, values)
+        return operator_for(self.function, self._dispatcher.name, self.mutates, self._dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.

@@ -21,6 +21,8 @@ from fusegen.runtime.passes import named_passes
 
 def operator_of(assumed: Assumed) -> GraphOperator:
     """The operator of a graph. Its backward pass runs the forward pass once more, for what that leaves."""
+    if assumed.graph.writes:
+        return GraphOperator.of(assumed, lambda _: None)  # a kernel that writes in place refuses tensors that require a gradient
     return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
 
 

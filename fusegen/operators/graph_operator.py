@@ -19,8 +19,10 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import literal
+from fusegen.ir.versions import owner
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.runtime.written import check_apart
 from fusegen.schedule.names import plain
 
 LIBRARY: Any = torch.library.Library("fusegen", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -73,6 +75,8 @@ class GraphOperator:
             str(dim): (n, d) for n, spec in reversed([*enumerate(self.graph.inputs)]) for d, dim in enumerate(spec.shape)
         }
         reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a replayed CUDA graph would not read them again
+        names = [self.graph.nodes[owner(self.graph, put)].attr("name") for put in self.graph.writes]
+        self._written = [place for place, spec in enumerate(self.graph.inputs) if spec.name in names]
         LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag, *reads_tensors))
         LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(self.qualified, self._shapes, lib=LIBRARY)
@@ -115,7 +119,9 @@ class GraphOperator:
 
     @property
     def _schema(self) -> str:
-        arguments = [f"Tensor {name}" for name in _distinct([spec.name for spec in self.graph.inputs])]
+        names = [spec.name for spec in self.graph.inputs]
+        kinds = ["Tensor" if place not in self._written else f"Tensor(a{place}!)" for place in range(len(names))]
+        arguments = [f"{kind} {name}" for kind, name in zip(kinds, _distinct(names), strict=True)]
         arguments += [f"SymInt {plain(name)}_size" for name in self.assumed.sizes]
         arguments += [f"{self._kind(name, dtype)} {plain(name)}_number" for name, dtype in self.graph.scalars]
         count = len(self.graph.outputs)
@@ -126,7 +132,7 @@ class GraphOperator:
         """The type of a scalar in the schema."""
         return "Tensor" if scalar in self.assumed.boxed else "float" if dtype.is_float else "SymInt"
 
-    def _run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
+    def _run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...] | None:
         """The implementation."""
         tensors = arguments[: len(self.graph.inputs)]
         numbers = [n.item() if isinstance(n, Tensor) else n for n in arguments[len(self.graph.inputs) :]]
@@ -134,17 +140,17 @@ class GraphOperator:
             results = self._empty(tensors, self.sizes(tensors, numbers))
         else:
             results = self._kernel(tensors[0].device)((*tensors, *numbers))
-        return results[0] if len(results) == 1 else results
+        return _returned(results)
 
-    def _shapes(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
+    def _shapes(self, *arguments: Any) -> Tensor | tuple[Tensor, ...] | None:
         """The implementation for tensors that stand for others: fresh ones of the same shapes."""
         tensors, numbers = arguments[: len(self.graph.inputs)], arguments[len(self.graph.inputs) :]
         sizes = self.sizes(tensors, numbers)
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             self._check(spec, tensor, sizes)
         self._require(sizes)
-        results = self._fresh(tensors, sizes)
-        return results[0] if len(results) == 1 else results
+        check_apart([spec.name for spec in self.graph.inputs], tensors, self._written)
+        return _returned(self._fresh(tensors, sizes))
 
     def _fresh(self, tensors: Sequence[Tensor], sizes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         nodes = [self.graph.nodes[position] for position in self.graph.outputs]
@@ -152,10 +158,9 @@ class GraphOperator:
 
     def _empty(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
         results = self._fresh(tensors, sizes)
-        if any(result.numel() for result in results):
-            raise ArgumentError(
-                f"{self.graph.name}: an input has no elements, and a result has", mend="let torch compute what is empty"
-            )
+        if any(tensor.numel() for tensor in (*results, *(tensors[place] for place in self._written))):
+            what = f"{self.graph.name}: an input has no elements, and a result or a tensor that is written to has"
+            raise ArgumentError(what, mend="let torch compute what is empty")
         return results
 
     def sizes(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
@@ -194,6 +199,11 @@ def in_row_major_order(graph: Graph) -> Graph:
 def _in_row_major_order(spec: InputSpec) -> InputSpec:
     strides = zip(spec.shape, contiguous_strides(spec.shape), strict=True)
     return replace(spec, strides=tuple(0 if literal(dim) == 1 else stride for dim, stride in strides), alignment=16)
+
+
+def _returned(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
+    """What an operator returns, by the number of its results."""
+    return results[0] if len(results) == 1 else results or None
 
 
 def _extent(dim: Any, sizes: Mapping[str, Any]) -> Any:

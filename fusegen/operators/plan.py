@@ -22,7 +22,9 @@ from fusegen.autodiff.derive import differentiated_inputs
 from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.errors import FusegenError
+from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import literal
+from fusegen.ir.versions import owner
 from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
@@ -39,7 +41,8 @@ from fusegen.state.paths import BETWEEN
 
 LINES, ITEMS = "\n", BETWEEN
 """Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which
-of the operator's it is, and each further one is an argument: a way to a tensor (`fusegen.state.paths`), or what follows."""
+of the operator's it is (or, from -1 downwards, the argument that was written to), and each further one is an argument: a way to a
+tensor (`fusegen.state.paths`), or what follows."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by its place; one that is a float, as a tensor; a fresh key of random bits, by its device; a number."""
@@ -72,6 +75,7 @@ planned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def plan_of(
     function: Callable[..., Any],
     name: str,
+    mutates: tuple[str, ...],
     recompute: Recompute,
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
@@ -83,6 +87,7 @@ def plan_of(
     Args:
         function: the kernel's.
         name: the kernel's.
+        mutates: the parameters that it writes to.
         recompute: the rule by which a backward pass computes values again.
         given: the parameters that the call names.
         facts: about their values (`facts_of`).
@@ -94,7 +99,7 @@ def plan_of(
     """
     if is_transformed():
         raise Unplanned("a transform of torch.func is under way")
-    dispatcher = partial(Dispatcher, function, name, recompute=recompute)
+    dispatcher = partial(Dispatcher, function, name, mutates, recompute=recompute)
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
@@ -157,18 +162,26 @@ class _Plan:
         if draws(graph):
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources[key] = with_key(graph, key), f"{KEY}{ITEMS}{device}"
-        results = list(dict.fromkeys(graph.outputs))
+        results = [p for p in dict.fromkeys(graph.outputs) if p not in graph.puts]
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
         assumed = Assumed(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
         needed = self._needed(ways, found) if recording else set()
+        if needed and graph.writes:
+            raise Unplanned("it writes in place, of which no gradient is recorded")
         if needed and (found.switches_gradients or recorder.has_backward_hooks):
             raise Unplanned("it switches gradients off, or calls a module with backward hooks, which its graph does not show")
         operator = operator_of(assumed) if torch.compiler.is_exporting() or not needed else self._recording(assumed, needed, device)
         arguments = [spec.name for spec in graph.inputs] + [*of_parameters.values()] + [name for name, _ in graph.scalars]
-        lines = [operator.name, ITEMS.join(str(results.index(p)) for p in graph.outputs)]
+        lines = [operator.name, ITEMS.join(str(self._place(graph, results, p)) for p in graph.outputs)]
         return LINES.join([*lines, *(sources[name] for name in arguments)])
+
+    def _place(self, graph: Graph, results: Sequence[int], output: int) -> int:
+        """The place of a result among the operator's, or -1 and downwards, among the arguments that were written to."""
+        if output in graph.puts:
+            return -1 - self._places[str(graph.nodes[owner(graph, output)].attr("name"))]
+        return results.index(output)
 
     # The trace.
 
@@ -207,8 +220,6 @@ class _Plan:
             for dim, (size, extent) in enumerate(zip(self._facts[spec.name][3], spec.shape, strict=True)):
                 if size < 0 and literal(extent) is not None:
                     raise Unplanned(f"dim {dim} of {spec.name!r} must be known, and is not yet")
-        if found.graph.writes:
-            raise Unplanned("it writes in place")
         if recorder.compares_identity:
             raise Unplanned("it asks whether two tensors are one")
         for guard in () if self._by_hints else guards_of(found):

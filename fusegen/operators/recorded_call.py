@@ -23,6 +23,7 @@ def recorded_call(
     function: Callable[..., Any],
     names: Sequence[str],
     name: str,
+    mutates: tuple[str, ...],
     recompute: Recompute,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -32,12 +33,14 @@ def recorded_call(
     Args:
         function: the kernel's.
         names: of its parameters.
-        name, recompute: the kernel's.
+        name, mutates, recompute: the kernel's.
         args, kwargs: of the call.
     """
     is_compiled = is_dynamo_compiling()
     if is_compiled:
-        expected = function(*args, **kwargs)  # first: now torch.compile knows what it reads, and which sizes are equal
+        expected = _expected(
+            function, names, mutates, args, kwargs
+        )  # first: now torch.compile knows what it reads, and which sizes are equal
     values, given = [], []
     for place, parameter in enumerate(names):
         if place < len(args) or parameter in kwargs:
@@ -45,14 +48,14 @@ def recorded_call(
             given.append(parameter)
     facts = facts_of(values)
     recording = torch.is_grad_enabled()
-    plan = planned(function, name, recompute, tuple(given), tuple(facts), recording, *constants_of(values, facts))
+    plan = planned(function, name, mutates, recompute, tuple(given), tuple(facts), recording, *constants_of(values, facts))
     if not plan:
-        return expected if is_compiled else function(*args, **kwargs)
+        return expected if is_compiled and not mutates else function(*args, **kwargs)
     if not is_compiled:
         from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # here: it takes a third of a second
 
         with disable_proxy_modes_tracing():  # torch.compile drops what is not used, other recorders do not
-            expected = function(*args, **kwargs)
+            expected = _expected(function, names, mutates, args, kwargs)
     leaves, structure = tree_flatten(expected)
     results = _results(plan.split(LINES), function, values)
     count = 0
@@ -63,14 +66,29 @@ def recorded_call(
     return tree_unflatten(leaves, structure)
 
 
+def _expected(
+    function: Callable[..., Any], names: Sequence[str], mutates: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """The results of the function itself, which writes to copies: the operator is what writes to the arguments."""
+    if not mutates:
+        return function(*args, **kwargs)
+    places = [_copied(value) if names[place] in mutates else value for place, value in enumerate(args)]
+    named = {name: _copied(value) if name in mutates else value for name, value in kwargs.items()}
+    return function(*places, **named)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 def operator_for(
-    function: Callable[..., Any], name: str, parameters: Sequence[str], values: Sequence[Any]
+    function: Callable[..., Any], name: str, mutates: tuple[str, ...], parameters: Sequence[str], values: Sequence[Any]
 ) -> torch._ops.OpOverload[..., Any]:
     """The operator of a call.
 
     Args:
         function: the kernel's.
-        name: the kernel's.
+        name, mutates: the kernel's.
         parameters: of the function.
         values: one a parameter.
 
@@ -79,7 +97,7 @@ def operator_for(
     """
     facts = facts_of(values)
     try:
-        plan = plan_of(function, name, "auto", tuple(parameters), tuple(facts), False, *constants_of(values, facts))
+        plan = plan_of(function, name, mutates, "auto", tuple(parameters), tuple(facts), False, *constants_of(values, facts))
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason
@@ -92,7 +110,8 @@ def _results(lines: Sequence[str], function: Callable[..., Any], values: Sequenc
     arguments = [_argument(line, function, values) for line in lines[2:]]
     found = getattr(torch.ops.fusegen, lines[0])(*arguments)
     results = [found] if isinstance(found, torch.Tensor) else found
-    return [results[int(place)] for place in lines[1].split(ITEMS)]
+    places = [int(place) for place in lines[1].split(ITEMS) if place]
+    return [results[place] if place >= 0 else values[-1 - place] for place in places]
 
 
 def _argument(line: str, function: Callable[..., Any], values: Sequence[Any]) -> Any:

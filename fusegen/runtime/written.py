@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusegen.errors import ArgumentError
 from fusegen.runtime.tensors import span
@@ -50,13 +52,26 @@ def count_writes(tensors: Sequence[Tensor]) -> None:
 
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch."""
-    if not (one.numel() and other.numel()) or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+    if not (one.numel() and other.numel()) or not _have_one_storage(one, other):
         return False
-    distance = other.data_ptr() - one.data_ptr()
+    distance = _offset(other) - _offset(one)
     if distance >= span(one) * one.element_size() or -distance >= span(other) * other.element_size():
         return False
-    pitches = {pitch for tensor in (one, other) for _, pitch in _dims(tensor) if pitch}
+    pitches = [pitch for tensor in (one, other) for _, pitch in _dims(tensor) if pitch]  # symbols perhaps, of which there is no set
     return not any(_are_beside(one, other, distance % pitch, pitch) for pitch in pitches)
+
+
+def _have_one_storage(one: Tensor, other: Tensor) -> bool:
+    storages = one.untyped_storage(), other.untyped_storage()
+    if storages[0]._cdata == storages[1]._cdata:
+        return True
+    has_no_address = any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in (one, other))
+    return not has_no_address and storages[0].data_ptr() == storages[1].data_ptr()
+
+
+def _offset(tensor: Tensor) -> int:
+    """Bytes from the begin of the storage."""
+    return cast(int, tensor.storage_offset()) * tensor.element_size()
 
 
 def _are_beside(one: Tensor, other: Tensor, distance: int, pitch: int) -> bool:

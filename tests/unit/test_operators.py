@@ -418,6 +418,54 @@ def test_a_kernel_that_writes_is_compiled() -> None:
     cache, x = torch.zeros(3, 4), randn(4)
     compiled.call(cache, x)
     alike(cache[1], x * 2)
+    assert not compiled.others  # torch functionalizes the operator: it is in a node of a higher order
+    opcheck(store.operator(cache, x), (cache, x))
+
+
+@fg.kernel(mutates=("h",))
+def add_norm(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    h += x
+    return F.rms_norm(h, (h.shape[-1],)), h
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_kernel_that_writes_is_exported(strict: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> Tensor:
+            return add_norm(x, h)[0]
+
+    x, h = randn(6, 16), randn(6, 16)
+    program = torch.export.export(Model(), (x, h), strict=strict)
+    assert [str(n.target) for n in program.graph.nodes if "add_norm" in str(n.target)]
+    given, wanted = h.clone(), h + x
+    alike(program.run_decompositions({}).module()(x, given), F.rms_norm(wanted, (16,)))
+    alike(given, wanted)
+
+
+def test_what_is_written_to_is_returned_as_itself() -> None:
+    x, h = randn(6, 16), randn(6, 16)
+    wanted = h + x
+    _, found = torch.compile(lambda x, h: add_norm(x, h), fullgraph=True, backend="aot_eager")(x, h)
+    assert found is h
+    alike(h, wanted)
+
+
+def test_a_compiled_write_refuses_what_shares_memory_and_takes_neighbours() -> None:
+    both = torch.ones(4, 2, 8)
+    call = torch.compile(lambda x, h: add_norm(x, h), fullgraph=True, backend="aot_eager")
+    call(both[:, 0], both[:, 1])
+    alike(both[:, 1], torch.full((4, 8), 2.0))
+    with pytest.raises(RuntimeError, match="'h' is written to, and shares memory with 'x'"):
+        call(both[:3, 0], both[1:, 0])
+
+
+def test_a_write_that_gradients_would_be_recorded_of_is_torchs_and_told() -> None:
+    x, h = randn(6, 16).requires_grad_(), randn(6, 16)
+    with pytest.warns(UserWarning, match="writes in place, of which no gradient is recorded"):
+        result = Compiled(lambda x, h: add_norm(x, h)[1]).call(x, h)
+    alike(torch.autograd.grad(result.sum(), x)[0], torch.ones(6, 16))
+    with pytest.raises(GradientError, match="'x' requires a gradient"):
+        add_norm.operator(x, h)(x, h.detach())
 
 
 def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
