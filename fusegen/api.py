@@ -30,6 +30,7 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
 from fusegen.runtime.out import OUT, filled, with_out
+from fusegen.settings import Compiler
 from fusegen.target import Backend, Target
 
 P = ParamSpec("P")
@@ -53,13 +54,14 @@ class Kernel(Generic[P, R]):
         name: str | None = None,
         op: str | None = None,
         recompute: Recompute = "auto",
+        compiler: Compiler | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.mutates, self.recompute = tuple(mutates), recompute
+        self.mutates, self.recompute, self.compiler = tuple(mutates), recompute, compiler
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute)
+        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute, compiler)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -111,7 +113,8 @@ class Kernel(Generic[P, R]):
 
     @functools.cached_property
     def _into_out(self) -> Dispatcher:
-        return Dispatcher(with_out(self.function), self._dispatcher.name, (*self.mutates, OUT))  # type: ignore[arg-type]
+        function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
+        return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """What a call would run, without running it.
@@ -186,9 +189,9 @@ class Kernel(Generic[P, R]):
         return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
 
     @property
-    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute]:
+    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute, Compiler | None]:
         """The arguments behind the function that make such a kernel; an operator is there once."""
-        return self.mutates, self._dispatcher.name, None, self.recompute
+        return self.mutates, self._dispatcher.name, None, self.recompute, self.compiler
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.

@@ -13,6 +13,7 @@ from fusegen.autodiff.keep import RECOMPUTES, Recompute
 from fusegen.errors import ArgumentError
 from fusegen.modules import fused_module
 from fusegen.runtime.callables import name_of, python_function
+from fusegen.settings import COMPILERS, Compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,19 +21,24 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @overload
-def kernel(function: M, *, recompute: Recompute = ...) -> M: ...  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
+def kernel(  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
+    function: M, *, recompute: Recompute = ..., compiler: Compiler | None = ...
+) -> M: ...
 @overload
-def kernel(function: Callable[P, R], *, recompute: Recompute = ...) -> Kernel[P, R]: ...
+def kernel(function: Callable[P, R], *, recompute: Recompute = ..., compiler: Compiler | None = ...) -> Kernel[P, R]: ...
 @overload
-def kernel(*, mutates: Sequence[str] = ..., recompute: Recompute = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    *, mutates: Sequence[str] = ..., recompute: Recompute = ..., compiler: Compiler | None = ...
+) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 @overload
-def kernel(*, op: str, recompute: Recompute = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(*, op: str, recompute: Recompute = ..., compiler: Compiler | None = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
     mutates: Sequence[str] = (),
     op: str | None = None,
     recompute: Recompute = "auto",
+    compiler: Compiler | None = None,
 ) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
@@ -55,6 +61,10 @@ def kernel(
         recompute: what the backward pass computes again, in place of reading what the forward pass saved. "auto": what moves the
             fewest bytes. "all": everything, of the arguments, the results and the random key. "none": what costs nothing
             alone, as views, casts and broadcasts, and a greatest or least element. In another kernel the rule of that one holds.
+        compiler: the way to compile. "nvrtc": by NVRTC (on the CPU target by the host's compiler), launched from Python.
+            "extension": as a C++ operator that `torch.utils.cpp_extension` and ninja build, launched from C++; its results are the
+            same in every bit. The first call waits some 15 s for torch's headers; later processes find the library in the cache.
+            None is what ``FUSEGEN_COMPILER`` says, else "nvrtc"; operators in graphs of torch follow that variable alone.
 
     Raises:
         ArgumentError: a name that no parameter has, or under which there is an operator; an unknown rule.
@@ -64,11 +74,14 @@ def kernel(
     if recompute not in RECOMPUTES:
         what = f"fg.kernel: recompute is {recompute!r}, which is no rule for what a backward pass computes again"
         raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, RECOMPUTES))}")
+    if compiler not in (None, *COMPILERS):
+        what = f"fg.kernel: compiler is {compiler!r}, which is no way to compile"
+        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, COMPILERS))}")
     if function is None:
-        return partial(kernel, mutates=mutates, op=op, recompute=recompute)
+        return partial(kernel, mutates=mutates, op=op, recompute=recompute, compiler=compiler)
     if op is not None and (mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
     if isinstance(function, nn.Module):
-        return fused_module(function, mutates, recompute)
-    return Kernel(python_function(function), mutates, name_of(function), op, recompute)
+        return fused_module(function, mutates, recompute, compiler)
+    return Kernel(python_function(function), mutates, name_of(function), op, recompute, compiler)

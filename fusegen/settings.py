@@ -9,8 +9,14 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 from fusegen.errors import SettingsError
+
+Compiler: TypeAlias = Literal["nvrtc", "extension"]
+"""Ways to compile: by NVRTC (the host's compiler on the CPU target) with launches from Python, or as a C++ operator of torch."""
+
+COMPILERS: tuple[Compiler, ...] = get_args(Compiler)
 
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
@@ -24,17 +30,21 @@ class Settings:
         emulate: run CUDA kernels through the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key, since
             the emulator keeps its own binaries under their own digest).
         cxx: the host compiler (``CXX``; part of the host compiler's key).
+        compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
     """
 
     cache_dir: Path
     emulate: bool
     cxx: str | None
+    compiler: Compiler = "nvrtc"
 
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process."""
-    return Settings(cache_dir=_cache_dir(), emulate=_flag("FUSEGEN_EMULATE"), cxx=os.environ.get("CXX") or None)
+    return Settings(
+        cache_dir=_cache_dir(), emulate=_flag("FUSEGEN_EMULATE"), cxx=os.environ.get("CXX") or None, compiler=_compiler()
+    )
 
 
 def cache_folder(name: str) -> Path:
@@ -62,6 +72,13 @@ def _cache_dir() -> Path:
     except RuntimeError:  # there is no such user, or this one has no home
         what = f"FUSEGEN_CACHE_DIR={chosen!r} names no user's home" if chosen else "there is no home folder for the cache"
         raise SettingsError(what, mend="set FUSEGEN_CACHE_DIR to a folder of yours") from None
+
+
+def _compiler() -> Compiler:
+    value = os.environ.get("FUSEGEN_COMPILER") or "nvrtc"
+    if value not in COMPILERS:
+        raise SettingsError(f"FUSEGEN_COMPILER={value!r} is no way to compile", mend=f"set it to {' or '.join(COMPILERS)}")
+    return value
 
 
 def _flag(name: str) -> bool:

@@ -43,6 +43,8 @@ KINDS = (
          re.compile(r"tmp/entry-\w+")),
     Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
     Kind("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
+    Kind("extension", "operators of torch, with their C++", _LIBRARY,
+         re.compile(r"building-\w+/.+|\.[0-9a-f]{64}\.(so|cpp)-\w+")),
     Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
     Kind("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
          re.compile(r"\.\w+-\w+-\w+\.json-\w+")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,9 +20,10 @@ from fusegen.runtime.compile import Compiled
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
 from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
+from fusegen.runtime.extension import bound_extension
 from fusegen.runtime.host_launch import host_kernels
 from fusegen.runtime.straight import Run
-from fusegen.settings import settings
+from fusegen.settings import Compiler, settings
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -48,22 +49,35 @@ class Machine:
         backend: what launches.
         kernels: compiles and loads the kernels of some launches.
         prepare: compiles texts of which `kernels` will be asked for some at a time, side by side or as one unit.
+        compiler: whether programs are C++ operators.
     """
 
     target: Target
     backend: Backend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
     prepare: Callable[[Sequence[Source]], object] = lambda _: None
+    compiler: Compiler = "nvrtc"
 
     def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
         """The program of a graph for exact sizes."""
+        if self.compiler == "extension":
+            return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
         call = compiled.program.call
         kernels = self.kernels(compiled.sources, call.launches)
         return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels)
 
 
-def machine_of(device: torch.device) -> Machine:
-    """What runs code on a device."""
+def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machine:
+    """What runs code on a device.
+
+    Args:
+        compiler: the way to compile; by default that of the settings. The emulator has a way of its own.
+    """
+    machine = _machine_of(device)
+    return machine if settings().emulate and device.type == "cpu" else replace(machine, compiler=compiler or settings().compiler)
+
+
+def _machine_of(device: torch.device) -> Machine:
     target = target_of(device)
     if device.type == "cuda":
         return _gpu(target, devices.index_of(device))

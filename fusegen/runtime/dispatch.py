@@ -32,6 +32,7 @@ from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.variants import Variants
 from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable
+from fusegen.settings import Compiler
 
 
 class Dispatcher(Plan):
@@ -44,6 +45,7 @@ class Dispatcher(Plan):
         recorded: what runs a call that is recorded in a graph of torch's operators; the function where there is nothing else.
         requires: refuses variants that the kernel must not have.
         recompute: the rule by which backward passes compute values again.
+        compiler: the way to compile; None is that of the settings.
 
     Attributes:
         variants: of the function.
@@ -59,13 +61,14 @@ class Dispatcher(Plan):
         recorded: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
         requires: Callable[[Variant], None] | None = None,
         recompute: Recompute = "auto",
+        compiler: Compiler | None = None,
     ) -> None:
         self.function = function
-        self.name, self.recompute = name, recompute
+        self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
         self.variants = Variants(function, name, mutates)
         self.parameters = self.variants.parameters
-        self.passes = KnownPasses(recompute)
+        self.passes = KnownPasses(recompute, compiler)
         self.executable = Executable(self)
         self._lock = threading.RLock()
         self._told = False  # that nothing is fused under a transform
@@ -77,7 +80,8 @@ class Dispatcher(Plan):
             for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
             if name in self.parameters.mutates
         ]
-        return Dispatcher(copy.deepcopy(self.function, memo), self.name, mutates, recompute=self.recompute)
+        function = copy.deepcopy(self.function, memo)
+        return Dispatcher(function, self.name, mutates, recompute=self.recompute, compiler=self._compiler)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -189,7 +193,7 @@ class Dispatcher(Plan):
     def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
         """A variant for the exact shapes of a call."""
         sizes = self.variants.sizes(variant, values, hidden)
-        program = machine_of(device).bound(variant, sizes, device)
+        program = machine_of(device, self._compiler).bound(variant, sizes, device)
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, self._by_value(variant), variant.state, hidden)
 

@@ -31,6 +31,7 @@ from fusegen.runtime.signature import with_layout_of
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.schedule.names import stride_name
+from fusegen.settings import Compiler
 from fusegen.target import Target
 
 
@@ -42,6 +43,7 @@ class GraphKernel(Plan):
         target: the machine that it is compiled for.
         sizes: symbolic sizes that no input has, in order.
         relations: what else must hold of sizes.
+        compiler: as of a kernel.
 
     Attributes:
         executable: runs calls.
@@ -49,8 +51,15 @@ class GraphKernel(Plan):
         further: the sizes among them.
     """
 
-    def __init__(self, graph: Graph, target: Target, sizes: Sequence[str] = (), relations: Sequence[Relation] = ()) -> None:
-        self.graph, self.target = graph, target
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        sizes: Sequence[str] = (),
+        relations: Sequence[Relation] = (),
+        compiler: Compiler | None = None,
+    ) -> None:
+        self.graph, self.target, self._compiler = graph, target, compiler
         self.names = (*(spec.name for spec in graph.inputs), *sizes, *(name for name, _ in graph.scalars))
         self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
@@ -132,7 +141,7 @@ class GraphKernel(Plan):
         count = len(self.graph.inputs)
         tensors, sizes = values[:count], dict(zip(self.further, values[count:], strict=False))
         device = tensors[0].device
-        machine = machine_of(device)
+        machine = machine_of(device, self._compiler)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
             what = f"{self.graph.name} is compiled for {self.target.name}, and its tensors are on {device} ({machine.target.name})"
             raise ArgumentError(what, mend="make it with tensors of the device on which it is called")

@@ -15,6 +15,7 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.settings import Compiler
 from fusegen.target import Target
 
 _Key: TypeAlias = tuple[Graph, tuple[str, ...], Target, tuple[str, ...]]
@@ -36,14 +37,24 @@ class Passes:
     backward: GraphKernel
 
     @classmethod
-    def of(cls, graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute) -> Passes:
+    def of(
+        cls,
+        graph: Graph,
+        sizes: Sequence[str],
+        wrt: Sequence[str],
+        target: Target,
+        recompute: Recompute,
+        compiler: Compiler | None,
+    ) -> Passes:
         """The passes by some inputs.
 
         Args:
             sizes: symbolic sizes that no input has.
+            compiler: as of a kernel.
         """
         derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, recompute)
-        return cls(derivative, GraphKernel(forward, target, sizes), GraphKernel(backward, target, further))
+        kernels = (GraphKernel(part, target, given, compiler=compiler) for part, given in ((forward, sizes), (backward, further)))
+        return cls(derivative, *kernels)
 
 
 def named_passes(
@@ -65,10 +76,11 @@ class KnownPasses:
 
     Args:
         recompute: the rule by which the backward passes compute values again.
+        compiler: as of the kernel.
     """
 
-    def __init__(self, recompute: Recompute) -> None:
-        self._recompute = recompute
+    def __init__(self, recompute: Recompute, compiler: Compiler | None) -> None:
+        self._recompute, self._compiler = recompute, compiler
         self._known: dict[_Key, Passes] = {}
 
     def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
@@ -90,7 +102,8 @@ class KnownPasses:
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = Passes.of(variant.traced, sizes, wrt, variant.request.target, self._recompute)
+            target = variant.request.target
+            self._known[key] = Passes.of(variant.traced, sizes, wrt, target, self._recompute, self._compiler)
         return self._known[key]
 
 

@@ -47,7 +47,7 @@ class Writer:
         self._specs = {spec.key: spec for spec in call.buffers}
         slots, self._workspace_bytes = arrange(call, sizes)
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
-        self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": _integer}
+        self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
         self._scope |= {"modes": dispatch_modes, "transforms": peek_interpreter_stack}
         self.on_current_device = device.type != "cuda"  # whether the function runs with the device as torch's current one
@@ -218,6 +218,6 @@ def _without_address(tensor: Tensor) -> int:
     return 0
 
 
-def _integer(value: float) -> int:
+def integer(value: float) -> int:
     """A number without its fraction; what 64 bits cannot hold as a processor's conversion gives it."""
     return int(value) if isinstance(value, int) or -_BEYOND <= value < _BEYOND else -_BEYOND

@@ -30,6 +30,7 @@ OURS = {
     f"cpu/{HEX * 4}.so": 20,
     f"cpu/{HEX * 4}.cpp": 7,
     f"emulator/{HEX * 4}.so": 11,
+    f"extension/{HEX * 4}.so": 23,
     "emitted/sm_90a-gelu-bf16.json": 13,
     f"tuned/{HEX * 2}/40x500.json": 17,
 }
@@ -37,7 +38,19 @@ UNFINISHED = {
     "cubin/tmp/entry-ab12": 3,
     f"cuda/.{HEX * 2}.cu-x1_y2": 3,
     f"cpu/building-ab_1/{HEX * 4}.cpp": 3,
+    "extension/building-ab_2/build.ninja": 3,
 }
+ENTRIES = {
+    "cubin": (1, 30),
+    "cuda": (1, 5),
+    "cpu": (1, 27),
+    "extension": (1, 23),
+    "emulator": (1, 11),
+    "emitted": (1, 13),
+    "tuned": (1, 17),
+}
+"""How many entries there are of each kind, and their bytes."""
+
 THEIRS = (
     ".bashrc", "notes.txt", "thesis/chapter.tex", "cpu/main.cpp", f"cpu/{HEX * 4}.txt", "cuda/kernel.cu", "cubin/entries/7c/readme",
 )  # fmt: skip
@@ -68,14 +81,14 @@ def _age(root: Path) -> None:
 
 def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
-    assert found == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13), "tuned": (1, 17)}
+    assert found == ENTRIES
     assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
-    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 6
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 7
 
 
 def test_clear_removes_ours_alone(folder: Path) -> None:
     removed = {each.name: (each.entries, each.bytes) for each in cache.clear(folder)}
-    assert removed == {"cubin": (1, 30), "cuda": (1, 5), "cpu": (1, 27), "emulator": (1, 11), "emitted": (1, 13), "tuned": (1, 17)}
+    assert removed == ENTRIES
     left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert left == {*THEIRS, *UNFINISHED}, "what others are writing stays as well"
     assert all(each.bytes == 0 for each in cache.clear(folder))
@@ -108,10 +121,10 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +6 +103 B", shown)
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +7 +126 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == 103 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert told["bytes"] == 126 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
     assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
     assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
 
@@ -139,7 +152,7 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         nvrtc._cache.cache_clear()
         _makes()
         found = {each.name: each.entries for each in cache.usage(tmp_path)}
-        assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "emulator": 0, "emitted": 0, "tuned": 1}
+        assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "extension": 0, "emulator": 0, "emitted": 0, "tuned": 1}
         cache.clear(tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
         _makes()

@@ -41,6 +41,7 @@ ORDER = (
     ("schedule",),
     ("emit",),
     ("jit",),
+    ("extension",),
     ("runtime",),
     ("explain", "timing"),
     ("bundle", "operators"),

@@ -1,0 +1,210 @@
+"""A call as statements of C++: memory, addresses, steps, in the order of `runtime.straight`, with all sizes as expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.calls.call import (
+    Call,
+    KernelLaunch,
+    LaunchArgument,
+    MapArgument,
+    MatrixProduct,
+    PointerArgument,
+    RandomKey,
+    Role,
+    ScalarArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
+from fusegen.calls.formula import Formula
+from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The kernel of a launch.
+
+    Attributes:
+        name: of the C++ object that launches it on a GPU, or of the function that is it on a CPU.
+        is_cuda: which of the two.
+    """
+
+    name: str
+    is_cuda: bool
+
+
+class CallText:
+    """The statements of a call.
+
+    Args:
+        call: what is done.
+        entries: the kernels of its launches.
+
+    Attributes:
+        lines: the statements; `results` names the tensors that they end with.
+        sizes: names of the sizes that they read.
+        numbers: the run-time numbers that they read, with whether each is a float.
+    """
+
+    def __init__(self, call: Call, entries: Sequence[Entry]) -> None:
+        self.call = call
+        self.sizes: dict[str, None] = {}
+        self.numbers: dict[str, bool] = {}
+        self._specs = {spec.key: spec for spec in call.buffers}
+        touched = [step.touched for step in call.steps]
+        self._slots = {
+            spec.key: (place, [n for n, keys in enumerate(touched) if spec.key in keys])
+            for place, spec in enumerate(spec for spec in call.buffers if spec.role is Role.TEMPORARY)
+        }
+        self._parts: dict[int, str] = {}
+        self._addresses: dict[str, str] = {}
+        steps = [line for number in range(len(call.steps)) for line in self._step(number, entries)]
+        results = [self.tensor(key) for key in call.results]
+        self.lines = [*self._checks(), *self._memory(), *self._keys(), *self._places(), *steps, *self._counted()]
+        self.results = results
+
+    # Names.
+
+    def formula(self, formula: Formula) -> str:
+        """A formula, whose sizes are noted."""
+        self.sizes |= dict.fromkeys(sorted(formula.sizes))
+        return spelled(formula)
+
+    def formulas(self, formulas: Sequence[Formula]) -> str:
+        """A list of formulas, likewise."""
+        for formula in formulas:
+            self.formula(formula)
+        return spelled_list(formulas)
+
+    def tensor(self, key: int) -> str:
+        """The variable of a buffer as a tensor."""
+        if key in self._slots and key not in self._parts:
+            spec = self._specs[key]
+            place = f"slots[{self._slots[key][0]}], {self.formulas(spec.shape)}, {DTYPES[spec.dtype]}"
+            self._parts[key] = f"const at::Tensor {_named(key)} = fg::part(workspace, {place});"
+        return _named(key)
+
+    def _address(self, key: int) -> str:
+        name = "workspace" if key in self._slots else _named(key)
+        self._addresses.setdefault(name, f"const int64_t at_{name} = fg::address({name});")
+        return f"at_{name}" + (f" + slots[{self._slots[key][0]}].offset" if key in self._slots else "")
+
+    def _number(self, name: str, *, is_float: bool) -> str:
+        self.numbers[name] = self.numbers.get(name, False) or is_float
+        return number_name(name)
+
+    def _argument(self, argument: LaunchArgument) -> str:
+        if isinstance(argument, PointerArgument):
+            return self._address(argument.buffer)
+        if isinstance(argument, SizeArgument):
+            return self.formula(argument.formula)
+        assert isinstance(argument, ScalarArgument)
+        name = self._number(argument.name, is_float=argument.is_float)
+        return f"double({name})" if argument.is_float else f"fg::integer({name})"
+
+    # Before the steps.
+
+    def _checks(self) -> list[str]:
+        written = self.call.written
+        if not written:
+            return []
+        names = ", ".join(quoted(name) for _, name in self.call.inputs)
+        tensors = ", ".join(_named(key) for key, _ in self.call.inputs)
+        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in written]
+
+    def _memory(self) -> list[str]:
+        outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT]
+        lines = [f"at::Tensor {_named(o.key)} = fg::fresh({self.formulas(o.shape)}, {DTYPES[o.dtype]}, device);" for o in outputs]
+        if not self._slots:
+            return lines
+        slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
+        lines.append(f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};")
+        return [*lines, "const at::Tensor workspace = fg::fresh({fg::arrange(slots)}, at::kByte, device);"]
+
+    def _bytes(self, key: int) -> str:
+        spec = self._specs[key]
+        return " * ".join([f"int64_t({spec.dtype.itemsize})", *(self.formula(extent) for extent in spec.shape)])
+
+    def _keys(self) -> list[str]:
+        """Keys of random bits, one drawn for all that have none of their own."""
+        lines, drawn = [], ""
+        for key in self.call.keys:
+            value = self._given_key(key) or drawn or "fg::drawn_key(device)"
+            lines.append(f"const at::Tensor {_named(key.buffer)} = {value};")
+            drawn = drawn or ("" if key.source is not None else _named(key.buffer))
+        return lines
+
+    def _given_key(self, key: RandomKey) -> str:
+        if isinstance(key.source, PointerArgument):
+            return self.tensor(key.source.buffer)
+        if isinstance(key.source, SizeArgument):
+            return f"fg::key_of({self.formula(key.source.formula)}, device)"
+        if isinstance(key.source, ScalarArgument):
+            return f"fg::key_of(fg::integer({self._number(key.source.name, is_float=False)}), device)"
+        return ""
+
+    def _places(self) -> list[str]:
+        return [*self._parts.values(), *self._addresses.values()]
+
+    def _counted(self) -> list[str]:
+        return [f"fg::count_write({_named(self.call.inputs[place][0])});" for place in self.call.written]
+
+    # Steps.
+
+    def _step(self, number: int, entries: Sequence[Entry]) -> list[str]:
+        step = self.call.steps[number]
+        if isinstance(step, MatrixProduct):
+            views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
+            return [f"fg::multiply({', '.join(views)});"]
+        place = sum(isinstance(before, KernelLaunch) for before in self.call.steps[:number])
+        if not entries[place].is_cuda:
+            return self._host_launch(step, entries[place])
+        before = self.call.steps[number - 1] if number else None
+        overlaps = f"grid_{place - 1} > 0" if step.overlaps and isinstance(before, KernelLaunch) else "false"
+        return self._cuda_launch(step, entries[place], place, overlaps)
+
+    def _strided(self, operand: StridedOperand) -> str:
+        places = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"
+        return f"fg::view({self.tensor(operand.buffer)}, {places})"
+
+    def _host_launch(self, launch: KernelLaunch, entry: Entry) -> list[str]:
+        arguments = [self._argument(argument) for argument in launch.arguments]
+        lines = ["const char* failed = nullptr;"] if launch.checks else []
+        arguments += ["reinterpret_cast<int64_t>(&failed)"] if launch.checks else []
+        lines += [f"const fg::Word words[] = {{{', '.join(arguments)}}};", f"{entry.name}(reinterpret_cast<const char*>(words));"]
+        if launch.checks:
+            lines.append("if (failed) fg::out_of_range(failed, sizes());")
+        return ["{", *(f"  {line}" for line in lines), "}"]
+
+    def _cuda_launch(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> list[str]:
+        lines, taken = [], []
+        for number, argument in enumerate(launch.arguments):
+            if isinstance(argument, MapArgument):
+                lines.append(f"fg::TensorMap a{number} = {self._map(launch.tensor_maps[argument.number])};")
+            else:
+                kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
+                lines.append(f"{kind} a{number} = {self._argument(argument)};")
+            taken.append(f"&a{number}")
+        lines.append(f"void* arguments[] = {{{', '.join(taken)}}};")
+        lines.append(f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});")
+        return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
+
+    def _map(self, spec: TensorMapSpec) -> str:
+        dtype = DTYPES[self._specs[spec.buffer].dtype]
+        box = f"{{{', '.join(map(str, spec.box))}}}"
+        lists = f"{self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
+        promote = "false" if spec.writable else "true"
+        return f"fg::tensor_map({self._address(spec.buffer)}, {self.formula(spec.offset)}, {dtype}, {lists}, {promote})"
+
+
+def _named(key: int) -> str:
+    return f"b{key}".replace("-", "_")
+
+
+def sizes_text(names: Sequence[str]) -> str:
+    """The function that gives the sizes of a call by name, for messages."""
+    pairs = ", ".join(f"{{{quoted(name)}, {size_name(name)}}}" for name in names)
+    return f"const auto sizes = [&]() -> fg::Named {{ return {{{pairs}}}; }};"

@@ -1,0 +1,64 @@
+"""Formulas, types and texts of a call as C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen.calls.formula import Formula, Operator
+from fusegen.dtypes import DType
+
+DTYPES: dict[DType, str] = {
+    DType.FLOAT64: "at::kDouble",
+    DType.FLOAT32: "at::kFloat",
+    DType.BFLOAT16: "at::kBFloat16",
+    DType.FLOAT16: "at::kHalf",
+    DType.INT64: "at::kLong",
+    DType.INT32: "at::kInt",
+    DType.INT16: "at::kShort",
+    DType.INT8: "at::kChar",
+    DType.UINT8: "at::kByte",
+    DType.BOOL: "at::kBool",
+}
+"""Element types as ATen has them."""
+
+_CALLED = {Operator.QUOTIENT: "fg::quotient", Operator.REMAINDER: "fg::remainder"}
+
+
+def size_name(name: str) -> str:
+    """The variable of a size."""
+    return f"s_{name}"
+
+
+def number_name(name: str) -> str:
+    """The variable of a run-time number."""
+    return f"n_{name}"
+
+
+def spelled(formula: Formula) -> str:
+    """A formula as an expression of 64-bit integers."""
+    if formula.operator is Operator.SIZE:
+        return size_name(str(formula.value))
+    if formula.operator is Operator.INTEGER:
+        return f"int64_t({formula.value})"
+    operands = [spelled(operand) for operand in formula.operands]
+    if formula.operator is Operator.NEGATION:
+        return f"(-{operands[0]})"
+    if formula.operator is Operator.MINIMUM:
+        found = operands[0]
+        for operand in operands[1:]:
+            found = f"fg::least({found}, {operand})"
+        return found
+    if formula.operator in _CALLED:
+        return f"{_CALLED[formula.operator]}({operands[0]}, {operands[1]})"
+    return f"({f' {formula.operator.value} '.join(operands)})"
+
+
+def spelled_list(formulas: Sequence[Formula]) -> str:
+    """Formulas as a braced list."""
+    return f"{{{', '.join(map(spelled, formulas))}}}"
+
+
+def quoted(text: str) -> str:
+    """A text as a literal."""
+    escaped = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{ord(c):03o}" for c in text)
+    return f'"{escaped}"'

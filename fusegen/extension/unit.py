@@ -1,0 +1,144 @@
+"""The C++ unit of an extension that runs one call: an operator of tensors, sizes and numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.calls.call import Call
+from fusegen.emit.environment import render, templates
+from fusegen.extension.call_text import CallText, Entry, sizes_text
+from fusegen.extension.spelling import number_name, quoted, size_name
+from fusegen.source import Source
+
+LIBRARY = "fusegen_extension"
+"""The library of torch's that these operators are in: ``torch.ops.fusegen_extension``."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Where an operator's sizes are.
+
+    Attributes:
+        tensors: names of the tensors, in the call's order.
+        dims: for each size that is one of a tensor's, the tensor's place and C++ text such as ``size(0)``.
+    """
+
+    tensors: tuple[str, ...]
+    dims: tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An operator as text.
+
+    Attributes:
+        name: of the operator.
+        text: of the unit, with no machine code in it.
+        sizes: names of the sizes that no tensor has, which the operator takes behind the tensors.
+        numbers: the run-time numbers that it takes behind these, with whether each is a float.
+        returns: how many tensors it gives.
+    """
+
+    name: str
+    text: str
+    sizes: tuple[str, ...]
+    numbers: tuple[tuple[str, bool], ...]
+    returns: int
+
+
+def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubins: Sequence[bytes] | None) -> Unit:
+    """The operator of a call.
+
+    Args:
+        name: what it computes.
+        call: what is done.
+        given: where sizes are.
+        sources: of its launches.
+        cubins: their machine code; None on the CPU, where the texts are compiled beside the unit.
+    """
+    entries = [Entry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)]
+    text = CallText(call, entries)
+    known = {size: f"{_tensor(call, place)}.{member}" for size, place, member in given.dims}
+    further = tuple(size for size in text.sizes if size not in known)
+    numbers = tuple(text.numbers.items())
+    digest = _digest(call, sources, text.lines, cubins)
+    operator = f"{name}_{digest}"
+    kernels = [
+        {
+            "name": entry.name,
+            "entry": source.entry,
+            "quoted": quoted(source.entry),
+            "shared_bytes": launch.shared_bytes,
+            "cluster": launch.cluster,
+            "cubin": None if cubins is None else _array(cubins[n]),
+        }
+        for n, (entry, source, launch) in enumerate(zip(entries, sources, call.launches, strict=True))
+    ]
+    program = {
+        "name": "run",
+        "quoted": quoted(operator),
+        "schema": quoted(_schema(operator, given, further, numbers, len(call.results))),
+        "returns": _returns(len(call.results)),
+        "parameters": _parameters(call, further, numbers),
+        "first": _tensor(call, 0),
+        "on_gpu": cubins is not None,
+        "lines": [*_sizes(text, known), *text.lines],
+        "result": _result(text.results),
+    }
+    banner = f"{name} as an operator of torch: {len(sources)} kernels"
+    unit = render(
+        "binding/extension.cpp.jinja",
+        banner=banner,
+        runtime=(templates() / "binding" / "runtime.h").read_text(encoding="utf-8"),
+        kernels=kernels,
+        programs=[program],
+        library=LIBRARY,
+    )
+    return Unit(operator, unit, further, numbers, len(call.results))
+
+
+def _tensor(call: Call, place: int) -> str:
+    return f"b{call.inputs[place][0]}"
+
+
+def _sizes(text: CallText, known: dict[str, str]) -> list[str]:
+    lines = [f"const int64_t {size_name(size)} = {known[size]};" for size in text.sizes if size in known]
+    checks = any("sizes()" in line for line in text.lines)
+    return [*lines, sizes_text(list(text.sizes))] if checks else lines
+
+
+def _parameters(call: Call, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
+    found = [f"const at::Tensor& b{key}" for key, _ in call.inputs]
+    found += [f"int64_t {size_name(size)}" for size in sizes]
+    return found + [f"{'double' if is_float else 'int64_t'} {number_name(name)}" for name, is_float in numbers]
+
+
+def _schema(operator: str, given: Given, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
+    found = [f"Tensor t{place}" for place in range(len(given.tensors))]
+    found += [f"int s{place}" for place in range(len(sizes))]
+    found += [f"{'float' if is_float else 'int'} n{place}" for place, (_, is_float) in enumerate(numbers)]
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    return f"{operator}({', '.join(found)}) -> {results}"
+
+
+def _returns(count: int) -> str:
+    if count == 1:
+        return "at::Tensor"
+    return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
+
+
+def _result(results: Sequence[str]) -> str:
+    return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
+
+
+def _digest(call: Call, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
+    parts = (repr(call), *lines, *(source.digest for source in sources), "" if cubins is None else "cuda")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _array(content: bytes) -> str:
+    """Machine code as the numbers of an array."""
+    rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
+    return "{\n" + ",\n".join(rows) + "}"

@@ -1,0 +1,391 @@
+// What every extension needs to run its calls: sizes, memory, matrix products, launches. It includes no header of CUDA: one build
+// serves machines with and without a GPU, and finds the driver when it first launches.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <torch/library.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/DeviceGuard.h>
+
+namespace {
+namespace fg {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Sizes: quotients and remainders of what is not negative; whatever is divided by 0 is 0.
+
+inline int64_t quotient(int64_t value, int64_t divisor) { return divisor ? value / divisor : 0; }
+inline int64_t remainder(int64_t value, int64_t divisor) { return divisor ? value % divisor : 0; }
+inline int64_t least(int64_t one, int64_t other) { return std::min(one, other); }
+
+inline int64_t elements(const at::Tensor& tensor) {  // between the first and the last one, with both
+  int64_t reach = 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) return 0;
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return reach;
+}
+
+// Memory.
+
+inline at::Tensor fresh(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
+}
+
+struct Slot {
+  int64_t size;
+  int first, last;  // the steps between which it is needed
+  int64_t offset = 0;
+};
+
+constexpr int64_t kAlignment = 256;  // bytes between values: what torch's allocator gives
+
+inline int64_t aligned(int64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Gives each value a place of its own as long as it is needed, one after the other, as far in front as the others let it.
+inline int64_t placed(std::vector<Slot>& slots, const std::vector<size_t>& order) {
+  std::vector<size_t> done;
+  int64_t end = 0;
+  for (size_t number : order) {
+    Slot& slot = slots[number];
+    slot.offset = 0;
+    std::sort(done.begin(), done.end(), [&](size_t a, size_t b) { return slots[a].offset < slots[b].offset; });
+    for (size_t other : done) {
+      const Slot& before = slots[other];
+      if (before.first > slot.last || slot.first > before.last) continue;
+      if (slot.offset + slot.size <= before.offset) break;
+      slot.offset = std::max(slot.offset, aligned(before.offset + before.size));
+    }
+    done.push_back(number);
+    end = std::max(end, aligned(slot.offset + slot.size));
+  }
+  return end;
+}
+
+// The bytes that some values take together: the largest first, or those that are needed longest, or as they come.
+inline int64_t arrange(std::vector<Slot>& slots) {
+  std::vector<Slot> best;
+  int64_t bytes = -1;
+  for (int way = 0; way < 3; ++way) {
+    std::vector<size_t> order(slots.size());
+    for (size_t n = 0; n < order.size(); ++n) order[n] = n;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      const Slot &one = slots[a], &two = slots[b];
+      if (way == 0) return std::make_tuple(-one.size, one.first) < std::make_tuple(-two.size, two.first);
+      if (way == 1) return std::make_tuple(one.first - one.last, -one.size) < std::make_tuple(two.first - two.last, -two.size);
+      return one.first < two.first;
+    });
+    std::vector<Slot> found = slots;
+    const int64_t end = placed(found, order);
+    if (bytes < 0 || end < bytes) {
+      bytes = end;
+      best = found;
+    }
+  }
+  slots = best;
+  return std::max<int64_t>(bytes, 0);
+}
+
+inline at::Tensor part(const at::Tensor& workspace, const Slot& slot, at::IntArrayRef shape, at::ScalarType dtype) {
+  return workspace.narrow(0, slot.offset, slot.size).view(dtype).view(shape);
+}
+
+inline int64_t address(const at::Tensor& tensor) { return reinterpret_cast<int64_t>(tensor.data_ptr()); }
+
+inline at::Tensor view(const at::Tensor& base, at::IntArrayRef shape, at::IntArrayRef strides, int64_t offset) {
+  return base.as_strided(shape, strides, base.storage_offset() + offset);
+}
+
+// Keys of random bits.
+
+inline at::Tensor drawn_key(at::Device device) { return fresh({1}, at::kLong, device).random_(); }
+
+inline at::Tensor key_of(int64_t number, at::Device device) {
+  return at::full({1}, number, at::TensorOptions().dtype(at::kLong).device(device));
+}
+
+inline int64_t integer(double value) {  // what 64 bits cannot hold becomes the least number, as a processor's conversion gives it
+  return value >= -9223372036854775808.0 && value < 9223372036854775808.0 ? static_cast<int64_t>(value) : INT64_MIN;
+}
+inline int64_t integer(int64_t value) { return value; }
+
+// Matrix products by torch.
+
+inline at::Tensor near(const at::Tensor& operand) {  // a copy of what lies so far apart that cuBLAS reads at wrong addresses
+  return elements(operand) - 1 < (int64_t(1) << 31) || operand.is_contiguous() ? operand : operand.contiguous();
+}
+
+inline at::Tensor batched(const at::Tensor& operand, const at::Tensor& out) {
+  std::vector<int64_t> shape(out.sizes().begin(), out.sizes().end() - 2);
+  shape.insert(shape.end(), operand.sizes().end() - 2, operand.sizes().end());
+  return operand.expand(shape).reshape({-1, operand.size(-2), operand.size(-1)});
+}
+
+inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
+  a = near(a);
+  b = near(b);
+  if (out.scalar_type() == a.scalar_type()) {
+    at::matmul_out(out, a, b);
+  } else if (!out.is_cuda()) {
+    at::matmul_out(out, a.to(out.scalar_type()), b.to(out.scalar_type()));
+  } else if (b.dim() == 2) {
+    at::Tensor rows = out.view({-1, out.size(-1)});
+    at::mm_out(rows, a.reshape({-1, a.size(-1)}), b, out.scalar_type());
+  } else {
+    at::Tensor planes = out.view({-1, out.size(-2), out.size(-1)});
+    at::bmm_out(planes, batched(a, out), batched(b, out), out.scalar_type());
+  }
+}
+
+// Writes to arguments.
+
+// The bytes of a row of a pitch; -1 where the dims are not made of such rows.
+inline int64_t width(const at::Tensor& tensor, int64_t pitch) {
+  int64_t bytes = tensor.element_size();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    const int64_t stride = tensor.stride(dim) * static_cast<int64_t>(tensor.element_size());
+    if (tensor.size(dim) < 2) continue;
+    if (stride < pitch) {
+      bytes += (tensor.size(dim) - 1) * stride;
+    } else if (stride % pitch) {
+      return -1;
+    }
+  }
+  return bytes;
+}
+
+// Tells if two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch.
+inline bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  if (!one.numel() || !other.numel()) return false;
+  const int64_t distance = address(other) - address(one);
+  const int64_t sizes[] = {static_cast<int64_t>(one.element_size()), static_cast<int64_t>(other.element_size())};
+  if (distance >= elements(one) * sizes[0] || -distance >= elements(other) * sizes[1]) return false;
+  for (const at::Tensor* tensor : {&one, &other}) {
+    for (int64_t dim = 0; dim < tensor->dim(); ++dim) {
+      const int64_t pitch = tensor->stride(dim) * static_cast<int64_t>(tensor->element_size());
+      if (tensor->size(dim) < 2 || !pitch) continue;
+      const int64_t widths[] = {width(one, pitch), width(other, pitch)}, between = (distance % pitch + pitch) % pitch;
+      if (widths[0] >= 0 && widths[1] >= 0 && widths[0] <= between && between + widths[1] <= pitch) return false;
+    }
+  }
+  return true;
+}
+
+inline void check_apart(at::ArrayRef<const char*> names, const Tensors& tensors, size_t place) {
+  const at::Tensor& written = tensors[place];
+  for (int64_t dim = 0; dim < written.dim(); ++dim) {
+    TORCH_CHECK_TYPE(written.stride(dim) || written.size(dim) < 2, "'", names[place], "' is written to, and several of its ",
+                     "elements are one in memory, as expand() gives them\n  try: pass ", names[place], ".clone()");
+  }
+  for (size_t other = 0; other < tensors.size(); ++other) {
+    TORCH_CHECK_TYPE(other == place || !overlap(written, tensors[other]), "'", names[place], "' is written to, and shares memory ",
+                     "with '", names[other], "'\n  try: pass ", names[other], ".clone(), or one parameter for both");
+  }
+}
+
+inline void count_write(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// Kernels of the CPU: an entry takes its arguments packed, eight bytes each.
+
+union Word {
+  int64_t integer;
+  double real;
+  Word(int64_t value) : integer(value) {}
+  Word(double value) : real(value) {}
+};
+
+using Named = std::vector<std::pair<const char*, int64_t>>;
+
+// The error of an index that names no element, with the sizes of this call in the range that it ends with.
+[[noreturn]] inline void out_of_range(const std::string& message, const Named& sizes) {
+  const size_t bracket = message.rfind('[');
+  std::string text = message.substr(0, bracket), word;
+  for (char letter : bracket == std::string::npos ? std::string() : message.substr(bracket)) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) || letter == '_') {
+      word += letter;
+      continue;
+    }
+    for (const auto& [name, value] : sizes) {
+      if (word == name) word = std::to_string(value);
+    }
+    text += word + letter;
+    word.clear();
+  }
+  TORCH_CHECK_INDEX(false, text + word, "\n  try: check the values that are used as indices");
+}
+
+// The CUDA driver: its structures and numbers are those of cuda.h.
+
+struct LaunchAttribute {
+  unsigned number;
+  unsigned gap;
+  int value;
+  unsigned char rest[60];
+};
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+struct alignas(128) TensorMap {
+  unsigned char bytes[128];
+};
+
+struct Driver {
+  int (*launch)(const LaunchConfig*, void*, void**, void**);
+  int (*load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
+  int (*kernel)(void**, void*, const char*);
+  int (*set)(int, int, void*, int);
+  int (*encode)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int);
+  int (*name)(int, const char**);
+  int (*text)(int, const char**);
+  int (*ask)(int*, int, int);
+  int (*retain)(void**, int);
+  int (*make_current)(void*);
+  int (*stream)(int32_t, void**);  // of torch, in its library for CUDA
+};
+
+template <class Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  TORCH_CHECK(function, "the CUDA driver has no ", name, "\n  try: install NVIDIA's driver for CUDA 12 or later");
+}
+
+inline const Driver& driver() {
+  static const Driver found = [] {
+    Driver made;
+    void* library = dlopen("libcuda.so.1", RTLD_NOW);
+    TORCH_CHECK(library, "the CUDA driver cannot be used: ", dlerror(), "\n  try: install NVIDIA's driver for CUDA 12 or later");
+    find(library, "cuLaunchKernelEx", made.launch);
+    find(library, "cuLibraryLoadData", made.load);
+    find(library, "cuLibraryGetKernel", made.kernel);
+    find(library, "cuKernelSetAttribute", made.set);
+    find(library, "cuTensorMapEncodeTiled", made.encode);
+    find(library, "cuGetErrorName", made.name);
+    find(library, "cuGetErrorString", made.text);
+    find(library, "cuDeviceGetAttribute", made.ask);
+    find(library, "cuDevicePrimaryCtxRetain", made.retain);
+    find(library, "cuCtxSetCurrent", made.make_current);
+    void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    TORCH_CHECK(torch, "this process has tensors of CUDA, and no libtorch_cuda.so");
+    find(torch, "aoti_torch_get_current_cuda_stream", made.stream);
+    return made;
+  }();
+  return found;
+}
+
+inline void check(int status, const std::string& what) {
+  if (!status) return;
+  const char *name = "", *text = "";
+  driver().name(status, &name);
+  driver().text(status, &text);
+  TORCH_CHECK(false, what, ": ", name, ": ", text);
+}
+
+inline int attribute(int device, int number) {
+  int value = 0;
+  check(driver().ask(&value, number, device), "the driver says nothing of the device");
+  return value;
+}
+
+inline int capability(int device) {  // of the device, such as 90
+  static std::mutex mutex;
+  static std::map<int, int> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find(device);
+  if (found == known.end()) found = known.emplace(device, attribute(device, 75) * 10 + attribute(device, 76)).first;
+  return found->second;
+}
+
+inline void* current_stream(int device) {
+  void* stream = nullptr;
+  TORCH_CHECK(!driver().stream(device, &stream), "torch gives no stream of device ", device);
+  return stream;
+}
+
+// A kernel for the GPU, which is loaded where it is first launched.
+struct Kernel {
+  const unsigned char* cubin;
+  const char* entry;
+  int shared_bytes, cluster;
+  std::mutex mutex{};
+  std::array<void*, 64> handles{};
+
+  void* on(int device) {
+    if (void* handle = __atomic_load_n(&handles[device], __ATOMIC_ACQUIRE)) return handle;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!handles[device]) {
+      void *library = nullptr, *handle = nullptr;
+      check(driver().load(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), std::string("cannot load ") + entry);
+      check(driver().kernel(&handle, library, entry), std::string("cannot load ") + entry);
+      if (shared_bytes > 48 * 1024) check(driver().set(8, shared_bytes, handle, device), "the device refuses the shared memory");
+      if (cluster > 8) check(driver().set(14, 1, handle, device), "the device refuses clusters of more than 8 blocks");
+      __atomic_store_n(&handles[device], handle, __ATOMIC_RELEASE);
+    }
+    return handles[device];
+  }
+};
+
+inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, void** arguments, void* stream, bool overlaps) {
+  if (!grid) return;
+  TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", grid, " blocks, and a launch has ", INT32_MAX, " at most",
+              "\n  try: call the kernel on parts of its tensors");
+  LaunchAttribute early{6, 0, 1, {}};  // the kernel starts when all blocks of the one before it have ended, or said that it may
+  const LaunchConfig config{{static_cast<unsigned>(grid), 1, 1}, {block, 1, 1}, static_cast<unsigned>(kernel.shared_bytes),
+                            stream, overlaps ? &early : nullptr, overlaps ? 1u : 0u};
+  void* handle = kernel.on(device);
+  int status = driver().launch(&config, handle, arguments, nullptr);
+  if (status == 201) {  // this thread has no context yet
+    void* context = nullptr;
+    check(driver().retain(&context, device), "the device has no context");
+    check(driver().make_current(context), "the device has no context");
+    status = driver().launch(&config, handle, arguments, nullptr);
+  }
+  check(status, std::string("the driver does not launch ") + kernel.entry);
+}
+
+// The tensor map of a view whose lines of 128 bytes are swizzled; shape and strides in elements, outermost dim first.
+inline TensorMap tensor_map(int64_t base, int64_t offset, at::ScalarType dtype, std::vector<int64_t> shape,
+                            std::vector<int64_t> strides, std::vector<uint32_t> box, bool promote) {
+  const int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  const int kind = dtype == at::kHalf ? 6 : dtype == at::kFloat ? 7 : 9;
+  const size_t rank = shape.size();
+  std::vector<uint64_t> extents(shape.rbegin(), shape.rend()), apart;
+  for (size_t dim = rank - 1; dim-- > 0;) apart.push_back(strides[dim] * bytes);
+  apart.resize(std::max<size_t>(rank - 1, 1));
+  std::reverse(box.begin(), box.end());
+  const std::vector<uint32_t> steps(rank, 1);
+  TensorMap map;
+  check(driver().encode(&map, kind, rank, reinterpret_cast<void*>(base + offset * bytes), extents.data(), apart.data(), box.data(),
+                        steps.data(), 0, 3, promote ? 3 : 0, 0),
+        "the driver makes no tensor map");
+  return map;
+}
+
+}  // namespace fg
+}  // namespace

@@ -1,0 +1,31 @@
+"""Kernels that are launched from C++ give what those give that are launched from Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs import SPECS, materialize
+
+WHERE = torch.device("cuda")
+SIZES = {"rows": 384, "features": 1024, "positions": 16, "inputs": 512, "outputs": 1024, "pairs": 256}
+SIZES |= {"batch": 2, "heads": 4, "queries": 256, "keys": 256, "channels": 128}
+
+
+@pytest.mark.parametrize("name", [n for n in SPECS if n != "gelu_dropout_add"])
+def test_values_and_gradients_are_those_of_the_other_way(name: str) -> None:
+    spec = SPECS[name]
+    given = materialize(spec.example(torch.bfloat16, **{size: SIZES[size] for size in spec.sizes}), WHERE)
+    found = []
+    for compiler in ("nvrtc", "extension"):
+        kernel = fg.kernel(spec.kernel.function, compiler=compiler)
+        values = {n: v.clone().requires_grad_(v.is_floating_point()) if isinstance(v, Tensor) else v for n, v in given.items()}
+        with torch.no_grad():
+            alone = torch.utils._pytree.tree_leaves(kernel(**values))
+        results = torch.utils._pytree.tree_leaves(kernel(**values)) if "backward" not in name else []
+        by = [v for v in values.values() if isinstance(v, Tensor) and v.requires_grad]
+        gradients = torch.autograd.grad([r.float().square().sum() for r in results], by) if results else ()
+        found.append([*alone, *results, *gradients])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
