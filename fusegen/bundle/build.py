@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import secrets
-import shutil
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 
 from fusegen.bundle.binaries import mark_of
+from fusegen.bundle.folder import new_folder, write, writing_to
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
 from fusegen.bundle.validate import check_call
 from fusegen.calls.formula import Relation, formula_of
@@ -50,12 +48,14 @@ class Wanted:
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
         target: the machine.
+        mutates: parameters that the function writes to.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     target: Target
+    mutates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,51 +82,21 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     if folder.exists():
         raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
     kernels: dict[str, BuiltKernel] = {}
-    with _new_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         for each in wanted:
             known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
             number = sum(len(kernel.variants) for kernel in kernels.values())
             for variant, files in _built(each, number):
                 marked, files = _marked(known.parameters, variant, files)
-                with _writing_to(folder):
+                with writing_to(folder):
                     for file in files:
-                        _write(unfinished / file.path, file.content)
+                        write(unfinished / file.path, file.content)
                 known = replace(known, variants=(*known.variants, marked))
             kernels[each.name] = known
         manifest = Manifest(version, tuple(kernels.values()))
-        with _writing_to(folder):
-            _write(unfinished / NAME, manifest_text(manifest).encode())
+        with writing_to(folder):
+            write(unfinished / NAME, manifest_text(manifest).encode())
     return manifest
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside the one that is wanted, which takes its place when all has gone well."""
-    try:
-        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-        unfinished.mkdir()
-    except OSError as error:
-        raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
-    try:
-        yield unfinished
-        with _writing_to(folder):
-            unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextmanager
-def _writing_to(folder: Path) -> Iterator[None]:
-    """What the disk refuses, in words; nothing of the user's runs in here."""
-    try:
-        yield
-    except OSError as error:
-        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
 
 
 def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
@@ -138,7 +108,7 @@ def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_Fi
     _require_known(wanted.name, variant.state)
     for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
-        yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), _limits(rows), place)
+        yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), limits_of(rows), place)
 
 
 def _require_known(name: str, state: State) -> None:
@@ -155,7 +125,7 @@ def _require_known(name: str, state: State) -> None:
         raise BundleError(what, mend="pass what it depends on as an argument")
 
 
-def _limits(rows: Rows) -> tuple[Relation, ...]:
+def limits_of(rows: Rows) -> tuple[Relation, ...]:
     """Between which numbers of rows a form is taken; the last one has no end."""
     found = []
     for dim, numbers in rows.items():

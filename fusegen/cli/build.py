@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fusegen
 from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.extension import build_extension
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.bundle.match import described
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
@@ -23,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
     arch_help = "comma-separated, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
+    format_help = "bundle (for fusegen.load) or extension (a shared library with operators of torch; default: bundle)"
+    parser.add_argument("--format", choices=("bundle", "extension"), default="bundle", help=format_help)
+    library_help = "of an extension: its operators are torch.ops.NAME.… (default: the folder's name)"
+    parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", help=arch_help)
     dtype_help = "comma-separated: each is built; of tensors whose shape does not say (default: bf16, on the CPU f32)"
     parser.add_argument("--dtype", metavar="DTYPES", help=dtype_help)
@@ -33,12 +38,32 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     """Builds, and says what there is."""
     found = _kernels(options)
     targets = [chosen_target(name) for name in _words(options.arch)]
+    if options.format == "extension":
+        return _run_extension(found, targets, options, terminal)
+    if options.library:
+        raise ArgumentError("--library is of an extension", mend="add --format extension")
     manifest = build(options.out, _wanted(found, targets, options, terminal.progress), fusegen.__version__)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
     else:
         _print(terminal, manifest, options.out)
+    return 0
+
+
+def _run_extension(found: Sequence[Found], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+    """Builds operators of torch."""
+    library = options.library or options.out.name
+    shipped = build_extension(options.out, _wanted(found, targets, options, terminal.progress), library, fusegen.__version__)
+    terminal.progress()
+    if options.json:
+        facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
+        print_document(terminal, "build", folder=str(options.out), **facts)
+        return 0
+    for schema in shipped.schemas:
+        terminal.line(f"torch.ops.{library}.{schema}")
+    path = str(options.out / shipped.library)
+    terminal.line(f"torch.ops.load_library({path!r}) has them, with torch {shipped.requires}; fusegen need not be there")
     return 0
 
 
@@ -67,7 +92,7 @@ def _wanted(
 ) -> Iterator[Wanted]:
     """Each kernel for each target and dtype."""
     for each in found:
-        if each.kernel.mutates:
+        if each.kernel.mutates and options.format == "bundle":
             raise BundleError(
                 f"{each.name} writes to its parameters, which built kernels do not do yet", mend="call it as it is declared"
             )
@@ -76,7 +101,7 @@ def _wanted(
                 arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
                 check_complete(each, arguments)
                 progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
-                yield Wanted(each.name, each.kernel.function, arguments, target)
+                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

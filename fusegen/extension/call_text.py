@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusegen.calls.call import (
@@ -42,6 +42,7 @@ class CallText:
     Args:
         call: what is done.
         entries: the kernels of its launches.
+        number: names the variable of a run-time number.
 
     Attributes:
         lines: the statements; `results` names the tensors that they end with.
@@ -49,8 +50,8 @@ class CallText:
         numbers: the run-time numbers that they read, with whether each is a float.
     """
 
-    def __init__(self, call: Call, entries: Sequence[Entry]) -> None:
-        self.call = call
+    def __init__(self, call: Call, entries: Sequence[Entry], number: Callable[[str], str] = number_name) -> None:
+        self.call, self._named_number = call, number
         self.sizes: dict[str, None] = {}
         self.numbers: dict[str, bool] = {}
         self._specs = {spec.key: spec for spec in call.buffers}
@@ -94,7 +95,7 @@ class CallText:
 
     def _number(self, name: str, *, is_float: bool) -> str:
         self.numbers[name] = self.numbers.get(name, False) or is_float
-        return number_name(name)
+        return self._named_number(name)
 
     def _argument(self, argument: LaunchArgument) -> str:
         if isinstance(argument, PointerArgument):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph, InputSpec, Shape
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, product, recombined, simplify_dim
+from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, product, recombined, simplify_dim
 from fusegen.ir.versions import owner
 
 
@@ -30,6 +30,16 @@ _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Row-major strides."""
     return tuple(simplify_dim(product(shape[d + 1 :])) for d in range(len(shape)))
+
+
+def in_row_major_order(graph: Graph) -> Graph:
+    """The graph with inputs as torch lays out fresh tensors."""
+    return replace(graph, inputs=tuple(map(_in_row_major_order, graph.inputs)))
+
+
+def _in_row_major_order(spec: InputSpec) -> InputSpec:
+    strides = zip(spec.shape, contiguous_strides(spec.shape), strict=True)
+    return replace(spec, strides=tuple(0 if literal(dim) == 1 else stride for dim, stride in strides), alignment=16)
 
 
 def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:

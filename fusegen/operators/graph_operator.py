@@ -17,7 +17,6 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import literal
 from fusegen.ir.versions import owner
 from fusegen.runtime.backends import machine_of
@@ -189,16 +188,6 @@ class GraphOperator:
         if target.name not in self._kernels:
             self._kernels[target.name] = GraphKernel(self.graph, target, self.assumed.sizes, self.assumed.relations)
         return self._kernels[target.name]
-
-
-def in_row_major_order(graph: Graph) -> Graph:
-    """The graph with inputs as torch lays out fresh tensors: how those of a call lie is seen when it is made."""
-    return replace(graph, inputs=tuple(map(_in_row_major_order, graph.inputs)))
-
-
-def _in_row_major_order(spec: InputSpec) -> InputSpec:
-    strides = zip(spec.shape, contiguous_strides(spec.shape), strict=True)
-    return replace(spec, strides=tuple(0 if literal(dim) == 1 else stride for dim, stride in strides), alignment=16)
 
 
 def _returned(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:

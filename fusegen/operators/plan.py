@@ -23,12 +23,13 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph
+from fusegen.ir.strided import in_row_major_order
 from fusegen.ir.symbolic import literal
 from fusegen.ir.versions import owner
 from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
-from fusegen.operators.graph_operator import Assumed, GraphOperator, in_row_major_order
+from fusegen.operators.graph_operator import Assumed, GraphOperator
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher

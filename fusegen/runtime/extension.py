@@ -75,13 +75,13 @@ def _loaded(compiled: Compiled, call: Call, target: Target) -> tuple[Unit, Calla
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
     unit = unit_of(plain(compiled.traced.name), call, given, compiled.sources, cubins)
     files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
-    library = library_of(Texts(compiled.traced.name, files, _flags(is_cpu=is_cpu)))
+    library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     found: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
     return unit, found
 
 
-def _flags(*, is_cpu: bool) -> tuple[str, ...]:
+def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
     return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 

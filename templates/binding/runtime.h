@@ -46,6 +46,24 @@ inline int64_t elements(const at::Tensor& tensor) {  // between the first and th
   return reach;
 }
 
+// What programs ask of a call.
+
+inline bool lies_at(const at::Tensor& tensor, int64_t alignment, std::initializer_list<int64_t> free) {
+  const int64_t bytes = static_cast<int64_t>(tensor.element_size());
+  int64_t bits = reinterpret_cast<int64_t>(tensor.const_data_ptr());
+  for (int64_t dim : free) bits |= tensor.stride(dim) * bytes;
+  return bits % alignment == 0;
+}
+
+inline bool one_twice(const Tensors& tensors) {
+  for (size_t one = 0; one < tensors.size(); ++one) {
+    for (size_t other = 0; other < one; ++other) {
+      if (tensors[one].is_same(tensors[other])) return true;
+    }
+  }
+  return false;
+}
+
 // Memory.
 
 inline at::Tensor fresh(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {

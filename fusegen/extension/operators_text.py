@@ -1,0 +1,293 @@
+"""Operators with their kinds of calls as a C++ unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusegen.calls.formula import Formula
+from fusegen.calls.formula import Operator as Sign
+from fusegen.emit.environment import render, templates
+from fusegen.extension.call_text import Entry
+from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
+from fusegen.extension.number_text import literal_of
+from fusegen.extension.program_text import program_lines
+from fusegen.extension.spelling import DTYPES, quoted, size_name, spelled_list
+
+_TENSORS = ("tensor", "written")
+_SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
+_PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
+_CONSTANT: dict[type, tuple[str, str]] = {
+    bool: ("bool", "bool"),
+    int: ("int", "int64_t"),
+    float: ("float", "double"),
+    str: ("str", "std::string"),
+}
+
+
+class UnitText:
+    """A unit in the making.
+
+    Args:
+        library: of torch's, in which the operators are.
+        operators: what it holds.
+
+    Attributes:
+        kernels: of the CPU: for each program its C++ texts' entries under names that differ, to be compiled beside the unit.
+        schemas: of the operators.
+    """
+
+    def __init__(self, library: str, operators: Sequence[Operator]) -> None:
+        self._library = library
+        self._kernels: list[dict[str, object]] = []
+        self._programs: list[dict[str, object]] = []
+        self.kernels: list[tuple[Built, tuple[tuple[str, str], ...]]] = []
+        self._views = [self._operator(operator) for operator in operators]
+        self.schemas = [_schema(operator) for operator in operators]
+
+    @property
+    def text(self) -> str:
+        """The C++ text."""
+        folder = templates() / "binding"
+        return render(
+            "binding/operators.cpp.jinja",
+            banner=f"operators of torch.ops.{self._library}: {', '.join(str(view['name']) for view in self._views)}",
+            runtime=_read(folder / "runtime.h"),
+            numbers=_read(folder / "numbers.h"),
+            operators_header=_read(folder / "operators.h"),
+            kernels=self._kernels,
+            programs=self._programs,
+            operators=self._views,
+            library=self._library,
+        )
+
+    # Programs.
+
+    def _listed(self, kind: int, programs: Sequence[Built]) -> list[dict[str, object]]:
+        return [{"kind": kind, "capability": built.capability, "name": self._program(built)} for built in programs]
+
+    def _program(self, built: Built) -> str:
+        number = len(self._programs)
+        names, entries = [], []
+        for place, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):
+            name = f"kernel_{number}_{place}"
+            cubin = None if built.cubins is None else _array(built.cubins[place])
+            self._kernels.append(
+                {
+                    "name": name,
+                    "quoted": quoted(source.entry),
+                    "cubin": cubin,
+                    "shared_bytes": launch.shared_bytes,
+                    "cluster": launch.cluster,
+                }
+            )
+            entries.append(Entry(name, built.cubins is not None))
+            names.append((source.entry, name))
+        if built.cubins is None and names:
+            self.kernels.append((built, tuple(names)))
+        name = f"program_{number}"
+        self._programs.append({"name": name, "lines": program_lines(built.call, built.assumed, entries)})
+        return name
+
+    # Operators.
+
+    def _operator(self, op: Operator) -> dict[str, object]:
+        tensors = op.of(*_TENSORS)
+        first = op.kinds[0]
+        qualified = f"{self._library}::{op.name}"
+        integers, floats = op.of("int"), op.of("float")
+        count = len(first.results)
+        built = "; ".join(dict.fromkeys(kind.description for kind in op.kinds))
+        view = {
+            "name": op.name,
+            "qualified": qualified,
+            "quoted": quoted(qualified),
+            "kinds": [{"number": n, "condition": _condition(kind)} for n, kind in enumerate(op.kinds)],
+            "programs": [each for n, kind in enumerate(op.kinds) for each in self._listed(n, kind.programs)],
+            "parameters": ", ".join(_declared(p, sym=False) for p in op.parameters),
+            "sym_parameters": ", ".join(_declared(p, sym=True) for p in op.parameters),
+            "sym_types": ", ".join(_type(p, sym=True) for p in op.parameters),
+            "plain_arguments": ", ".join(_variable(p) for p in op.parameters),
+            "constant_parameters": "".join(f", {_declared(p, sym=False)}" for p in op.of("constant")),
+            "constant_arguments": "".join(f", {_variable(p)}" for p in op.of("constant")),
+            "tensors": ", ".join(_variable(p) for p in tensors),
+            "sizes": ", ".join(_variable(p) for p in op.of("size")),
+            "sym_sizes": ", ".join(_variable(p) for p in op.of("size")),
+            "words": ", ".join(_variable(p) for p in op.of("int", "float")),
+            "written": ", ".join(f"size_t({n})" for n, p in enumerate(tensors) if p.role == "written"),
+            "returns": _returns(count),
+            "packed": _packed(count),
+            "results": count,
+            "plain_results": ", ".join(f"out[{n}]" for n, r in enumerate(first.results) if not r.dtype.is_float),
+            "result_shapes": [_shapes(n, kind, kind.results) for n, kind in enumerate(op.kinds)],
+            "built": quoted(built),
+            "differentiable": all(kind.passes for kind in op.kinds),
+            "schemas": [quoted(_schema(op))],
+            "integers": [_variable(p) for p in integers],
+            "floats": ", ".join(_variable(p) for p in floats),
+        }
+        return view | self._passes(op, qualified) if view["differentiable"] else view
+
+    def _passes(self, op: Operator, qualified: str) -> dict[str, object]:
+        kinds = [(n, kind, kind.passes) for n, kind in enumerate(op.kinds) if kind.passes]
+        further = [("key", "Tensor?", "const std::optional<at::Tensor>&"), ("kind", "int", "int64_t")]
+        declared = [f"{kind} {name}" for name, _, kind in further]
+        parameters = [_declared(p, sym=False) for p in op.parameters]
+        sym_parameters = [_declared(p, sym=True) for p in op.parameters]
+        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *(f"{kind} {name}" for name, kind, _ in further)])
+        schemas = [
+            _schema(op),
+            f"{op.name}_forward({taken}) -> Tensor[]",
+            f"{op.name}_backward(Tensor[] kept, Tensor[] gradients, SymInt[] sizes, float[] numbers, int kind) -> Tensor[]",
+        ]
+        given = kinds[0][2].given
+        return {
+            "schemas": [quoted(schema) for schema in schemas],
+            "quoted_forward": quoted(f"{qualified}_forward"),
+            "quoted_backward": quoted(f"{qualified}_backward"),
+            "forward_programs": [each for n, _, passes in kinds for each in self._listed(n, passes.forward)],
+            "backward_programs": [each for n, _, passes in kinds for each in self._listed(n, passes.backward)],
+            "forward_parameters": ", ".join([*parameters, *declared]),
+            "sym_forward_parameters": ", ".join([*sym_parameters, *declared]),
+            "sym_forward_types": ", ".join([*(_type(p, sym=True) for p in op.parameters), *(kind for _, _, kind in further)]),
+            "forward_arguments": ", ".join([*(_variable(p) for p in op.parameters), *(name for name, _, _ in further)]),
+            "arguments": len(op.parameters) + len(further),
+            "random": any(passes.draws for _, _, passes in kinds),
+            "forward_shapes": [_shapes(n, kind, passes.outputs) for n, kind, passes in kinds],
+            "backward_words": [_words(n, op, passes) for n, _, passes in kinds],
+            "backward_shapes": [_backward_shapes(n, passes) for n, _, passes in kinds],
+            "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
+            "given_gradients": ", ".join(f"gradients[{place}]" for place in given),
+            "gradients": [_gradients(n, op, passes) for n, _, passes in kinds],
+        }
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+
+
+def _array(content: bytes) -> str:
+    rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
+    return "{\n" + ",\n".join(rows) + "}"
+
+
+# Parameters.
+
+
+def _variable(parameter: Parameter) -> str:
+    return f"p_{parameter.name}"
+
+
+def _type(parameter: Parameter, *, sym: bool) -> str:
+    """A parameter's C++ type, with symbols for ints or without."""
+    if parameter.role in _TENSORS:
+        return "const at::Tensor&"
+    if parameter.role == "constant":
+        return _CONSTANT[type(parameter.default)][1]
+    return "c10::SymInt" if sym and parameter.role != "float" else _PLAIN[parameter.role]
+
+
+def _declared(parameter: Parameter, *, sym: bool) -> str:
+    return f"{_type(parameter, sym=sym)} {_variable(parameter)}"
+
+
+def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
+    """A parameter as schemas have it."""
+    if parameter.role == "written":
+        return f"Tensor(a{place}!) {parameter.name}"
+    if parameter.role == "constant":
+        value = f"={_default(parameter.default)}" if default else ""
+        return f"{_CONSTANT[type(parameter.default)][0]} {parameter.name}{value}"
+    return f"{_SCHEMA[parameter.role]} {parameter.name}"
+
+
+def _default(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _schema(op: Operator) -> str:
+    last = max((place for place, parameter in enumerate(op.parameters) if parameter.role != "constant"), default=-1)
+    taken = ", ".join(_typed(parameter, place, default=place > last) for place, parameter in enumerate(op.parameters))
+    count = len(op.kinds[0].results)
+    return f"{op.name}({taken}) -> {'Tensor' if count == 1 else '(' + ', '.join(['Tensor'] * count) + ')'}"
+
+
+def _returns(count: int) -> str:
+    if count == 1:
+        return "at::Tensor"
+    return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
+
+
+def _packed(count: int) -> str:
+    if count == 1:
+        return "out[0]"
+    return f"{{{', '.join(f'out[{n}]' for n in range(count))}}}" if count else "void()"
+
+
+# Kinds.
+
+
+def _condition(kind: Kind) -> str:
+    """Whether a call is of a kind: of tensors ``t`` and constants, on a device."""
+    parts = [f"device != {0 if kind.on_gpu else 1}"]
+    for n, tensor in enumerate(kind.tensors):
+        parts.append(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")
+        parts += [
+            f"t[{n}].sym_size({d}) == {extent.value}" for d, extent in enumerate(tensor.shape) if extent.operator is Sign.INTEGER
+        ]
+    parts += [f"p_{name} == {quoted(v) if isinstance(v, str) else literal_of(v)}" for name, v in kind.constants]  # type: ignore[arg-type]
+    return " && ".join(parts)
+
+
+def _sizes_of(shapes: Sequence[Sequence[Formula]], further: Sequence[str]) -> Iterator[str]:
+    """The sizes of some tensors ``t``, and further ones ``z``, as symbols."""
+    known = set(further)
+    for n, name in enumerate(further):
+        yield f"[[maybe_unused]] const c10::SymInt {size_name(name)} = z[{n}];"
+    for n, shape in enumerate(shapes):
+        for d, extent in enumerate(shape):
+            if extent.operator is Sign.SIZE and str(extent.value) not in known:
+                known.add(str(extent.value))
+                yield f"[[maybe_unused]] const c10::SymInt {size_name(str(extent.value))} = t[{n}].sym_size({d});"
+
+
+def _stand_ins(tensors: Sequence[Shaped]) -> Iterator[str]:
+    for tensor in tensors:
+        yield f"out.push_back(fg::stand_in({spelled_list(tensor.shape)}, {DTYPES[tensor.dtype]}, t[0]));"
+
+
+def _shapes(number: int, kind: Kind, tensors: Sequence[Shaped]) -> dict[str, Any]:
+    lines = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes), *_stand_ins(tensors)]
+    return {"kind": number, "lines": lines}
+
+
+def _backward_shapes(number: int, passes: Passes) -> dict[str, Any]:
+    return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_stand_ins(passes.wanted)]}
+
+
+def _words(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
+    """The sizes and numbers of the backward pass, of those that the node of autograd's graph kept."""
+    places: Mapping[str, str] = {p.name: f"sizes[{len(passes.sizes) + n}]" for n, p in enumerate(op.of("int"))} | {
+        p.name: f"numbers[{n}]" for n, p in enumerate(op.of("float"))
+    }
+    sizes = ", ".join(f"sizes[{n}]" for n in range(len(passes.sizes)))
+    return {"kind": number, "lines": [f"z = {{{sizes}}};", f"n = {{{', '.join(places[name] for name in passes.numbers)}}};"]}
+
+
+def _keeping(number: int, kind: Kind, passes: Passes) -> dict[str, Any]:
+    kept = ", ".join(f"t[{place}]" if place >= 0 else f"out[{~place}]" for place in passes.kept)
+    sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
+    pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
+    return {"kind": number, "kept": kept, "lines": [*sizes, *pushed]}
+
+
+def _gradients(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
+    """Where the gradient of each argument is."""
+    places = [place for place, p in enumerate(op.parameters) if p.role in _TENSORS]
+    lines = []
+    for edge, (argument, source) in enumerate(zip(places, passes.gradients, strict=True)):
+        if source is not None:
+            found = f"found[{source}]" if source >= 0 else f"given[{~source}]"
+            lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {found};")
+    return {"kind": number, "lines": lines}

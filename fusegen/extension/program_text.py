@@ -1,0 +1,169 @@
+"""A program as a C++ function that first asks if it is good for a call: shapes, strides, sizes, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.calls.call import Call
+from fusegen.calls.formula import Formula, Operator, Relation, formula_of, remainder, size
+from fusegen.calls.numbers import Numbers
+from fusegen.calls.signature import TensorArgument
+from fusegen.dtypes import DType
+from fusegen.extension.call_text import CallText, Entry, sizes_text
+from fusegen.extension.number_text import NumberText
+from fusegen.extension.spelling import DTYPES, number_name, size_name, spelled
+from fusegen.schedule.names import stride_name
+
+_LEAST = 2  # of a size that is no literal: 0 and 1 select code
+_WIDE = 1 << 31
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """The calls that a program is good for.
+
+    Attributes:
+        tensors: all tensors, by name.
+        sizes: names of the sizes that no tensor has.
+        numbers: the run-time numbers, with their dtypes.
+        relations: of sizes.
+        conditions: of numbers.
+        constants: values of numbers that are no argument.
+        wide: whether indices have 64 bits.
+        distinct: whether no tensor may be given twice.
+    """
+
+    tensors: tuple[tuple[str, TensorArgument], ...]
+    sizes: tuple[str, ...]
+    numbers: tuple[tuple[str, DType], ...]
+    relations: tuple[Relation, ...]
+    conditions: Numbers
+    constants: tuple[tuple[str, int | float], ...] = ()
+    wide: bool = False
+    distinct: bool = False
+
+
+def limits(multiples: Sequence[tuple[str, int]], bounds: Sequence[tuple[str, int]]) -> tuple[Relation, ...]:
+    """What is known of sizes, as relations."""
+    found = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in multiples]
+    return tuple(found + [Relation(size(name), "<=", formula_of(bound)) for name, bound in bounds])
+
+
+def program_lines(call: Call, assumed: Assumed, entries: Sequence[Entry]) -> list[str]:
+    """The body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``, which returns false where it is not
+    good for a call."""
+    names = [name for name, _ in assumed.tensors]
+    text = CallText(call, entries, _computed)
+    numbers = {name: dtype.is_float for name, dtype in assumed.numbers}
+    scalars = NumberText(call.scalars, numbers, dict(assumed.constants), "v")
+    values = {name: scalars.value(position) for name, position in call.scalars.results}
+    computed = [
+        f"const {'double' if is_float else 'int64_t'} {_computed(name)} = {values.get(name, number_name(name))};"
+        for name, is_float in text.numbers.items()
+    ]
+    inputs = [f"const at::Tensor& b{key} = t[{names.index(name)}];" for key, name in call.inputs]
+    named = [sizes_text(list(text.sizes))] if any("sizes()" in line for line in text.lines) else []
+    inputs_of_call = {key for key, _ in call.inputs}
+    fresh = [result for key, result in zip(call.results, text.results, strict=True) if key not in inputs_of_call]
+    ends = [f"out = {{{', '.join(fresh)}}};", "return true;"]
+    return [*_Guards(assumed, call).lines(), *scalars.lines, *computed, *inputs, *named, *_around(entries), *text.lines, *ends]
+
+
+def _computed(name: str) -> str:
+    """The variable of a number as kernels take it, beside that of the caller's."""
+    return f"k_{name}"
+
+
+def _around(entries: Sequence[Entry]) -> list[str]:
+    lines = ["const at::Device device = t[0].device();"]
+    if any(entry.is_cuda for entry in entries):
+        lines += ["const c10::DeviceGuard guard(device);", "void* const stream = fg::current_stream(device.index());"]
+    return lines
+
+
+class _Guards:
+    """Statements that return false where a program is not good for a call."""
+
+    def __init__(self, assumed: Assumed, call: Call) -> None:
+        self._assumed, self._call = assumed, call
+
+    def lines(self) -> list[str]:
+        """All of them, with the sizes that they define."""
+        assumed = self._assumed
+        found = [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._kind(n, tensor)]
+        found += self._sizes()
+        found += self._strides()
+        found += [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._layout(n, tensor)]
+        found += [_unless(_relation(relation)) for relation in assumed.relations]
+        found += self._numbers()
+        if assumed.distinct:
+            found.append("if (fg::one_twice(t)) return false;")
+        return found + ([] if assumed.wide else self._narrow())
+
+    def _kind(self, n: int, tensor: TensorArgument) -> list[str]:
+        return [_unless(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
+
+    def _sizes(self) -> list[str]:
+        lines = [f"const int64_t {size_name(name)} = z[{n}];" for n, name in enumerate(self._assumed.sizes)]
+        known = set(self._assumed.sizes)
+        for n, (_, tensor) in enumerate(self._assumed.tensors):
+            for d, extent in enumerate(tensor.shape):
+                if extent.operator is Operator.SIZE and str(extent.value) not in known:
+                    known.add(str(extent.value))
+                    lines.append(f"const int64_t {size_name(str(extent.value))} = t[{n}].size({d});")
+                    continue
+                lines.append(_unless(f"t[{n}].size({d}) == {spelled(extent)}"))
+        return lines + [_unless(f"{size_name(name)} >= {_LEAST}") for name in sorted(known)]
+
+    def _layout(self, n: int, tensor: TensorArgument) -> list[str]:
+        lines, free = [], []
+        for d, stride in enumerate(tensor.strides):
+            if stride.operator is not Operator.INTEGER:
+                free.append(d)
+            if not _is_own(stride, tensor.shape):
+                lines.append(_unless(f"t[{n}].size({d}) == 1 || t[{n}].stride({d}) == {spelled(stride)}"))
+        places = f"{{{', '.join(map(str, free))}}}"
+        return [*lines, _unless(f"fg::lies_at(t[{n}], {tensor.alignment}, {places})")]
+
+    def _strides(self) -> list[str]:
+        return [
+            f"[[maybe_unused]] const int64_t {size_name(stride_name(name, d))} = t[{n}].stride({d});"
+            for n, (name, tensor) in enumerate(self._assumed.tensors)
+            for d in range(len(tensor.shape))
+        ]
+
+    def _numbers(self) -> list[str]:
+        assumed = self._assumed
+        lines = [
+            f"const {'double' if dtype.is_float else 'int64_t'} {number_name(name)} = n[{place}].{_field(dtype)};"
+            for place, (name, dtype) in enumerate(assumed.numbers)
+        ]
+        kinds = {name: dtype.is_float for name, dtype in assumed.numbers}
+        conditions = NumberText(assumed.conditions, kinds, dict(assumed.constants), "c")
+        wanted = [conditions.value(position) for _, position in assumed.conditions.results]
+        return [*lines, *conditions.lines, *(_unless(value) for value in wanted)]
+
+    def _narrow(self) -> list[str]:
+        lines = [_unless(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
+        for buffer in self._call.buffers:
+            if buffer.shape:
+                lines.append(_unless(f"{' * '.join(map(spelled, buffer.shape))} < int64_t({_WIDE})"))
+        return [*lines, *(_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in self._call.counts)]
+
+
+def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:
+    """Whether a stride is a name of its own, which may be any."""
+    return stride.operator is Operator.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
+
+
+def _field(dtype: DType) -> str:
+    return "real" if dtype.is_float else "integer"
+
+
+def _unless(condition: str) -> str:
+    return f"if (!({condition})) return false;"
+
+
+def _relation(relation: Relation) -> str:
+    return f"{spelled(relation.left)} {relation.sign} {spelled(relation.right)}"

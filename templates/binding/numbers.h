@@ -1,0 +1,149 @@
+// Arithmetic of numbers as Python has it: floats of 64 bits, errors where Python raises them. Ints beyond 64 bits are errors too.
+#pragma once
+
+#include <ATen/ops/ceil.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/logical_xor.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/round.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/trunc.h>
+
+namespace {
+namespace py {
+
+[[noreturn]] inline void refuse() { TORCH_CHECK_VALUE(false, "the numbers of this call cannot be computed with, as in Python"); }
+
+template <class A, class B>
+constexpr bool both_ints = std::is_integral_v<A> && std::is_integral_v<B>;
+
+inline double sound(double result, std::initializer_list<double> given) {  // no infinity and no NaN of finite numbers
+  bool finite = true;
+  for (double value : given) finite = finite && std::isfinite(value);
+  if (finite && !std::isfinite(result)) refuse();
+  return result;
+}
+
+template <class A, class B>
+auto add(A a, B b) {
+  if constexpr (both_ints<A, B>) {
+    int64_t found;
+    if (__builtin_add_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    return found;
+  } else {
+    return double(a) + double(b);
+  }
+}
+template <class A, class B>
+auto sub(A a, B b) {
+  if constexpr (both_ints<A, B>) {
+    int64_t found;
+    if (__builtin_sub_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    return found;
+  } else {
+    return double(a) - double(b);
+  }
+}
+template <class A, class B>
+auto mul(A a, B b) {
+  if constexpr (both_ints<A, B>) {
+    int64_t found;
+    if (__builtin_mul_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    return found;
+  } else {
+    return double(a) * double(b);
+  }
+}
+template <class A, class B>
+double div(A a, B b) {
+  if (b == B(0)) refuse();
+  return double(a) / double(b);
+}
+template <class A, class B>
+auto remainder(A a, B b) {
+  if (b == B(0)) refuse();
+  if constexpr (both_ints<A, B>) {
+    const int64_t left = b == -1 ? 0 : int64_t(a) % int64_t(b);
+    return left && (left < 0) != (b < 0) ? left + int64_t(b) : left;
+  } else {
+    const double left = std::fmod(double(a), double(b));
+    return left != 0 ? ((left < 0) != (double(b) < 0) ? left + double(b) : left) : std::copysign(0.0, double(b));
+  }
+}
+template <class A, class B>
+auto floor_divide(A a, B b) {
+  if constexpr (both_ints<A, B>) {
+    if (b == 0) refuse();
+    return sub(int64_t(a), remainder(a, b)) / int64_t(b);
+  } else {
+    const double left = remainder(double(a), double(b)), quotient = (double(a) - left) / double(b);
+    if (quotient == 0) return std::copysign(0.0, double(a) / double(b));
+    const double floored = std::floor(quotient);
+    return quotient - floored > 0.5 ? floored + 1 : floored;
+  }
+}
+template <class A, class B>
+auto pow(A a, B b) {
+  if constexpr (both_ints<A, B>) {
+    if (b < 0) refuse();  // a float, in Python
+    int64_t found = 1;
+    for (int64_t n = 0; n < b; ++n) found = mul(found, a);
+    return found;
+  } else {
+    if ((a == A(0) && b < B(0)) || (a < A(0) && double(b) != std::floor(double(b)))) refuse();
+    return sound(std::pow(double(a), double(b)), {double(a), double(b)});
+  }
+}
+template <class A>
+auto neg(A a) {
+  if constexpr (std::is_integral_v<A>) {
+    return sub(int64_t(0), a);
+  } else {
+    return -a;
+  }
+}
+template <class A>
+auto abs(A a) {
+  if constexpr (std::is_integral_v<A>) {
+    return a < 0 ? neg(a) : int64_t(a);
+  } else {
+    return std::fabs(a);
+  }
+}
+template <class A>
+A copy(A a) {
+  return a;
+}
+inline int64_t bitwise_left_shift(int64_t a, int64_t b) {
+  if (b < 0 || b > 62 || std::llabs(a) >> (62 - b)) refuse();
+  return a * (int64_t(1) << b);
+}
+inline int64_t bitwise_right_shift(int64_t a, int64_t b) {
+  if (b < 0) refuse();
+  return a >> std::min<int64_t>(b, 63);
+}
+inline double applied(double (*function)(double), double a) {
+  const double found = function(a);
+  if ((std::isnan(found) && !std::isnan(a)) || (std::isinf(found) && std::isfinite(a))) refuse();
+  return found;
+}
+// What Python has no operator for, torch computes, as it does for kernels that are launched from Python.
+inline at::Tensor tensor_of(double value) { return at::full({}, value, at::kDouble); }
+inline at::Tensor tensor_of(int64_t value) { return at::full({}, value, at::kLong); }
+inline at::Tensor tensor_of(bool value) { return at::full({}, value, at::kBool); }
+template <class Function, class... A>
+auto by_torch(Function function, A... given) {
+  using Found = std::conditional_t<(std::is_integral_v<A> && ...), int64_t, double>;
+  const at::Tensor found = function(tensor_of(given)...);
+  return found.is_floating_point() ? Found(found.item<double>()) : Found(found.item<int64_t>());
+}
+inline double exp_below(double a, double b) { return a == b ? 1.0 : applied(std::exp, a - b); }
+
+}  // namespace py
+}  // namespace

@@ -1,0 +1,80 @@
+// Operators of several programs: the first one that is good for a call runs it.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace {
+namespace fg {
+
+inline c10::SymInt quotient(const c10::SymInt& value, const c10::SymInt& divisor) { return value / divisor; }
+inline c10::SymInt remainder(const c10::SymInt& value, const c10::SymInt& divisor) { return value % divisor; }
+inline c10::SymInt least(const c10::SymInt& one, const c10::SymInt& other) { return one.min(other); }
+
+inline at::Tensor stand_in(std::vector<c10::SymInt> shape, at::ScalarType dtype, const at::Tensor& like) {
+  return at::empty_symint(shape, like.options().dtype(dtype));
+}
+
+using Ints = at::ArrayRef<int64_t>;
+using Words = at::ArrayRef<Word>;
+
+struct Program {
+  int kind;        // of calls, by dtypes, ranks and constants
+  int capability;  // of the GPU, such as 90; 0 is the CPU
+  bool (*run)(const Tensors&, Ints, Words, Tensors&);
+};
+
+inline std::string described(const Tensors& tensors) {
+  std::string text;
+  for (const at::Tensor& tensor : tensors) {
+    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sizes());
+  }
+  return text;
+}
+
+// Runs a call. Tensors that lie in memory as no program expects are copied, unless they are written to.
+inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, Tensors tensors, Ints sizes, Words numbers,
+                   at::ArrayRef<size_t> written, const char* built) {
+  const at::Device device = tensors[0].device();
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device, " and on ", tensor.device());
+  }
+  const int wanted = device.is_cuda() ? capability(device.index()) : 0;
+  Tensors out;
+  for (bool is_copied : {false, true}) {
+    for (const Program& program : programs) {
+      if (program.kind == kind && program.capability == wanted && program.run(tensors, sizes, numbers, out)) return out;
+    }
+    for (size_t place = 0; !is_copied && place < tensors.size(); ++place) {
+      at::Tensor& tensor = tensors[place];
+      if (std::find(written.begin(), written.end(), place) != written.end()) continue;
+      if (!tensor.is_contiguous()) {
+        tensor = tensor.contiguous();
+      } else if (!lies_at(tensor, 16, {})) {
+        tensor = tensor.clone();
+      }
+    }
+  }
+  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", device, "; it was built for ", built,
+                   "\n  try: build it for such a call too: fusegen build --format extension");
+}
+
+inline bool needs_gradient(at::ArrayRef<at::Tensor> tensors) {
+  if (!at::GradMode::is_enabled()) return false;
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+// Gradients of which the derivative raises an error, instead of being none in silence.
+struct Once : torch::autograd::Function<Once> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, at::TensorList gradients, at::TensorList) {
+    torch::autograd::variable_list found;
+    for (const at::Tensor& gradient : gradients) found.push_back(gradient.view_as(gradient));
+    return found;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    TORCH_CHECK(false, "results of a built operator are differentiated again, and these have first derivatives alone\n",
+                "  try: call the function that it was built of where second derivatives are needed");
+  }
+};
+
+}  // namespace fg
+}  // namespace
