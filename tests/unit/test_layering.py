@@ -43,7 +43,7 @@ ORDER = (
     ("jit",),
     ("runtime",),
     ("explain", "timing"),
-    ("bundle", "operators"),
+    ("bundle", "inspect", "operators"),
     ("lowered",),
     ("gradients",),
     ("api",),
