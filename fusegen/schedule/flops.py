@@ -32,7 +32,7 @@ class Flops:
     Attributes:
         count: the operations.
         dtype: of a matmul's operands; else the widest type that is computed in.
-        is_matmul: whether most of them are a matmul's.
+        is_matmul: whether matmuls are among them, and set the rate of the whole step.
         uncounted: the work that the count leaves out.
     """
 

@@ -19,7 +19,7 @@ class Peaks:
     Attributes:
         gpu: its name.
         bandwidth: bytes a second from memory.
-        single, double: FLOP/s in float32 and float64, outside of tensor cores.
+        single, double: FLOP/s in float32 and float64, outside of tensor cores; float32 matmuls too, without TF32.
         half_matmul: FLOP/s of tensor cores on 16-bit floats that accumulate in float32.
         double_matmul: FLOP/s of matmuls in float64: by tensor cores where there are such for float64.
     """
