@@ -15,31 +15,42 @@ from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
 from fusegen.schedule.ranking import expected_times
+from fusegen.schedule.roofline import roofline
 from fusegen.schedule.words import launch_words, plan_words
 from fusegen.target import Target
 from fusegen.units import human_bytes
 
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
-    """One paragraph a step: what it is, how it is laid out, what it reads and writes; where there was a choice also what was
-    expected.
+    """One paragraph a step: its kind, its layout, the bytes that it reads and writes, its floating-point operations and what binds
+    it; where there was a choice also the expected times.
+
+    Operations are counted by the rule of `schedule.flops`, and compared with the peaks of `schedule.peaks`.
 
     Args:
         sizes: of the example.
         choices: for products, what was chosen.
     """
-    head = f"{program.graph.name} for {program.target.name}: {_count(program)}"
-    shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
-    lines = [f"{head}{f' at {shown}' if shown else ''}"]
+    lines = [explain_head(program, sizes)]
     for number, step in enumerate(program.steps, 1):
-        lines += [
-            f"{number}. {line}" if k == 0 else f"   {line}"
-            for k, line in enumerate([*_step(step, sizes), *_expected(step, choices), *_ranked(step, sizes, program.target)])
-        ]
+        first, *others = explain_step(program, step, sizes, choices)
+        lines += [f"{number}. {first}", *(f"   {line}" for line in others)]
     _, workspace = arrange(program.call, sizes)
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
     return "\n".join(lines)
+
+
+def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
+    """The kernel, its target, the number of its steps, and the sizes of the example."""
+    shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
+    return f"{program.graph.name} for {program.target.name}: {_count(program)}{f' at {shown}' if shown else ''}"
+
+
+def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
+    """The lines of one step."""
+    work = roofline(step, program.graph, sizes, program.target).describe()
+    return [*_step(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
 
 
 @dataclass(frozen=True)
@@ -83,14 +94,15 @@ def _count(program: Program) -> str:
     return " and ".join(parts) or "no kernel"
 
 
-def _step(step: Step, sizes: Mapping[str, int]) -> list[str]:
+def _step(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
+    traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
     if isinstance(step, LibraryProduct):
         reason = f": {step.reason}" if step.reason else ""
-        return [f"torch.matmul (library){reason}", _traffic(step.traffic.read, step.traffic.written, sizes)]
+        return [f"torch.matmul (library){reason}", traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     layout += ", overlaps with the end of the one before" if step.overlaps else ""
-    lines = [f"{step.kernel.name}: {launch_words(step)}", layout, _traffic(step.traffic.read, step.traffic.written, sizes)]
+    lines = [f"{step.kernel.name}: {launch_words(step)}", layout, traffic, work]
     return lines + ([step.group.reason] if step.group.reason else [])
 
 

@@ -38,7 +38,7 @@ def passes_of(
     return Vjp(forward, Backward(forward))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Saved:
     """Tensors that a forward pass leaves to the backward pass, and how often each had been written to.
 
@@ -60,6 +60,10 @@ class Saved:
             ArgumentError: torch does not count the writes to one of the tensors.
         """
         return cls(left, _versions(left.passes.backward.graph, left.tensors), forward)
+
+    def __repr__(self) -> str:
+        types = [f"{str(t.dtype).removeprefix('torch.')}[{', '.join(map(str, t.shape))}]" for t in self.tensors]
+        return f"<saved by the forward pass of {self.forward.name}: {', '.join(types) or 'no tensor'}>"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -143,6 +147,9 @@ class Forward:
         """Every stage of the pass, for the arguments that it was made with."""
         return _lowered(self._passes.forward, self._sizes, _saved_values(self._passes))
 
+    def __repr__(self) -> str:
+        return f"<fusegen forward pass of {self.name} by {', '.join(self.wrt)}>"
+
 
 class Backward:
     """The backward pass.
@@ -187,6 +194,9 @@ class Backward:
     def lower(self) -> Lowered:
         """Every stage of the pass, for the arguments that it was made with and gradients in row-major order."""
         return _lowered(self._forward._passes.backward, self._forward._sizes)
+
+    def __repr__(self) -> str:
+        return f"<fusegen backward pass of {self._forward.name} by {', '.join(self._forward.wrt)}>"
 
 
 def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) -> None:

@@ -1,4 +1,4 @@
-"""The stages of a kernel, to be looked at: graphs, groups, programs, texts."""
+"""The stages of a kernel to inspect: graphs, groups, programs, texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.explain import SavedValue, explain, explain_saved
+from fusegen.inspect import Stages, page, summary
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
@@ -18,6 +19,8 @@ from fusegen.target import Backend, Target
 
 class Lowered:
     """Every stage of a kernel for some arguments.
+
+    A terminal prints a summary of it, a notebook shows a page with collapsible sections.
 
     Attributes:
         traced: the graph as the function was traced.
@@ -43,9 +46,34 @@ class Lowered:
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:
-        """Which kernels run, what each moves, and why; of a forward pass also what it saves for its backward pass."""
+        """The kernels that run, with the layout, the bytes, the FLOPs and the bound of each; of a forward pass also the
+        values that it saves for its backward pass.
+
+        A pointwise operation of `graph` is one FLOP an element: an addition, a comparison, an exponential. A
+        multiplication and an addition are two. A reduction is one an element that it reduces; moments and the normalizer
+        of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys that queries see. A value
+        counts once. Conversions, copies, integers, logic, random bits and the softmax of attention are not counted.
+
+        Bandwidth binds a kernel below the GPU's ridge point, arithmetic one above it. Launch latency binds a kernel whose
+        work at peak rates takes less time than a launch.
+        """
         text = explain(self.program, self.sizes, self.choices)
-        return text if self._saved is None else f"{text}\n{explain_saved(self._saved, self.sizes)}"
+        saved = self._saved_text()
+        return f"{text}\n{saved}" if saved else text
+
+    def __repr__(self) -> str:
+        return summary(self._stages())
+
+    def _repr_html_(self) -> str:
+        """The page that a notebook shows."""
+        return page(self._stages())
+
+    def _stages(self) -> Stages:
+        saved = self._saved_text().partition("\n")[0]
+        return Stages(self.traced, self.program, self.sources, self.sizes, self.choices, tuple(self.asm), saved)
+
+    def _saved_text(self) -> str:
+        return "" if self._saved is None else explain_saved(self._saved, self.sizes)
 
     @property
     def plans(self) -> tuple[LoweredForm, ...]:
@@ -55,7 +83,7 @@ class Lowered:
         return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoweredForm:
     """The program of calls with some numbers of rows.
 
@@ -68,6 +96,10 @@ class LoweredForm:
     rows: Mapping[str, range]
     program: Program
     sources: tuple[Source, ...]
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(f"{name} from {numbers[0]} to {numbers[-1]}" for name, numbers in self.rows.items())
+        return f"<program for {ranges or 'all sizes'}: {', '.join(map(repr, self.program.steps))}>"
 
 
 class Assembly(Mapping[str, str]):
@@ -98,6 +130,10 @@ class Assembly(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._languages)
+
+    def __repr__(self) -> str:
+        entries = ", ".join(source.entry for source in self.sources) or "no kernel"
+        return f"<asm of {entries} for {self.target.name}: {', '.join(self._languages)}>"
 
     @property
     def _languages(self) -> tuple[str, ...]:

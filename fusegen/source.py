@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
     """One translation unit.
 
@@ -30,6 +30,9 @@ class Source:
     primitives: str
     math: str
     pipeline: str
+
+    def __repr__(self) -> str:
+        return f"<{self.language} source of {self.entry}, {self.text.count(chr(10))} lines>"
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ from fusegen.bench.record import Record
 from fusegen.bench.standing import judge_bars
 from fusegen.bench.table import latency_table
 from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
-from fusegen.emit.environment import templates
+from fusegen.emit.environment import html_environment
 from fusegen.errors import ArgumentError
 from fusegen.jit.files import write_atomically
 
@@ -78,15 +78,8 @@ def _groups(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """Everything is escaped, unlike in the environment that CUDA is emitted with; an undefined name is an error."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    """The environment of pages with what the report's template calls."""
+    made = html_environment()
     made.filters["breakable"] = _breakable
     made.filters["svg"] = Markup  # of `charts/svg.py`, which a library for XML has written
     return made

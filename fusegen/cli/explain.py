@@ -1,9 +1,8 @@
-"""``fusegen explain``: which kernels run, what each moves, and what that saves over eager."""
+"""``fusegen explain``: the kernels that run, the bytes and operations of each, and the saving over eager."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.calls.workspace import arrange
@@ -12,7 +11,9 @@ from fusegen.cli.arguments import lowered
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
+from fusegen.lowered import Lowered
 from fusegen.schedule.program import LibraryProduct, Step
+from fusegen.schedule.roofline import roofline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     found, arguments, low = lowered(options)
     saved = saving(low, found.kernel.function, arguments)
     if options.json:
-        steps = [_fact(step, low.sizes) for step in low.program.steps]
+        steps = [_fact(low, step) for step in low.program.steps]
         sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
         _, workspace = arrange(low.program.call, low.sizes)
         print_document(
@@ -57,6 +58,10 @@ class StepFact:
         grid, block: of the launch; None for a library's product.
         shared_bytes: of a block.
         read_bytes, written_bytes: of the whole step.
+        flops, flops_per_byte: operations of the whole step, and over its bytes.
+        flops_uncounted: the work that they leave out.
+        ridge_flops_per_byte: of the target's GPU; None where its peaks are not known.
+        bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None likewise.
         reason: why it is made like this, if there is something to say.
     """
 
@@ -67,12 +72,20 @@ class StepFact:
     shared_bytes: int
     read_bytes: int
     written_bytes: int
+    flops: int
+    flops_per_byte: float
+    flops_uncounted: tuple[str, ...]
+    ridge_flops_per_byte: float | None
+    bound: str | None
     reason: str
 
 
-def _fact(step: Step, sizes: Mapping[str, int]) -> StepFact:
-    read, written = step.traffic.read(sizes), step.traffic.written(sizes)
+def _fact(low: Lowered, step: Step) -> StepFact:
+    work = roofline(step, low.graph, low.sizes, low.target)
+    read, written = step.traffic.read(low.sizes), step.traffic.written(low.sizes)
+    bound = work.bound.value if work.bound else None
+    figures = (read, written, work.flops.count, work.intensity, work.flops.uncounted, work.ridge, bound)
     if isinstance(step, LibraryProduct):
-        return StepFact(None, "library product", None, None, 0, read, written, step.reason)
+        return StepFact(None, "library product", None, None, 0, *figures, step.reason)
     kind, reason = step.group.kind.value, step.group.reason
-    return StepFact(step.kernel.name, kind, step.grid(sizes), step.block, step.shared_bytes, read, written, reason)
+    return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason)

@@ -33,17 +33,28 @@ def _is_ours(project: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
-    """Strict: an undefined name is an error, and nothing of the machine is visible to a template."""
-    made = jinja2.Environment(
+    """The environment of emitted text, which is not escaped."""
+    made = _strict(autoescape=False)
+    made.tests["mentioning"] = mentions
+    made.filters["needed"] = needed
+    return made
+
+
+def html_environment() -> jinja2.Environment:
+    """A new environment for pages, which escapes all text."""
+    return _strict(autoescape=True)
+
+
+def _strict(*, autoescape: bool) -> jinja2.Environment:
+    """An undefined name is an error, and nothing of the machine is visible to a template."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates()),
+        autoescape=autoescape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.tests["mentioning"] = mentions
-    made.filters["needed"] = needed
-    return made
 
 
 def render(template: str, /, **context: object) -> str:

@@ -122,7 +122,7 @@ class ScalarProgram:
 NO_SCALARS = ScalarProgram()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """What a function computes.
 
@@ -204,7 +204,7 @@ class Graph:
             found[position] = meeting
         return tuple(found)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return graph_text(self)
 
 

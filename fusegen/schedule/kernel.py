@@ -26,7 +26,7 @@ class Pointer:
     stream: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kernel:
     """All that emission needs of one kernel.
 
@@ -47,3 +47,6 @@ class Kernel:
     body: Body
     wide: bool = False
     checks: bool = False
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}: {type(self.body).__name__}>"

@@ -55,7 +55,7 @@ class Traffic:
     written: Formula
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Launch:
     """One kernel launch.
 
@@ -83,6 +83,9 @@ class Launch:
     candidates: tuple[LanePlan, ...] = ()
     overlaps: bool = False
 
+    def __repr__(self) -> str:
+        return f"<launch of {self.kernel.name}: {self.group.kind.value}, grid {self.grid}, block {self.block}>"
+
     @property
     def plan(self) -> LanePlan | None:
         """The plan that was chosen of several."""
@@ -107,7 +110,7 @@ class Launch:
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LibraryProduct:
     """A matrix product by torch (cuBLAS on a GPU): out = a @ b."""
 
@@ -118,6 +121,9 @@ class LibraryProduct:
     traffic: Traffic
     reason: str = ""
 
+    def __repr__(self) -> str:
+        return f"<torch.matmul of the library{f': {self.reason}' if self.reason else ''}>"
+
     @property
     def call(self) -> MatrixProduct:
         """What runs it."""
@@ -127,7 +133,7 @@ class LibraryProduct:
 Step: TypeAlias = Launch | LibraryProduct
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """What one call does.
 
@@ -144,6 +150,10 @@ class Program:
     buffers: tuple[BufferSpec, ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        steps = "".join(f"\n  {number}. {step!r}" for number, step in enumerate(self.steps, 1))
+        return f"<program of {self.graph.name} for {self.target.name}, {len(self.buffers)} buffers>{steps}"
 
     @property
     def inputs(self) -> tuple[tuple[int, str], ...]:

@@ -44,7 +44,7 @@ ORDER = (
     ("extension",),
     ("runtime",),
     ("explain", "timing"),
-    ("bundle", "operators"),
+    ("bundle", "inspect", "operators"),
     ("lowered",),
     ("gradients",),
     ("api",),
