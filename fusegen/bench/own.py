@@ -97,7 +97,7 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
         group=_GROUP,
         dtype=first.dtype,
         cpu_dtype=first.dtype,
-        draws=bool(low.program.call.keys),
+        draws=any(key.source is None for key in low.program.call.keys),
         declared=kernel,
         given=arguments,
         moved=_moved(low),

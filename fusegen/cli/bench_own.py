@@ -11,6 +11,7 @@ from fusegen.bench.case import Case
 from fusegen.bench.own import OWN_PROVIDERS, own_case
 from fusegen.bench.providers import Chosen, choose
 from fusegen.cli.arguments import add_inputs
+from fusegen.cli.load import load_all
 from fusegen.cli.own import are_own, given
 from fusegen.errors import ArgumentError
 from fusegen.runtime.backends import target_of
@@ -65,5 +66,5 @@ def own_cases(options: argparse.Namespace, device: torch.device) -> tuple[Case, 
         ArgumentError, SpecNotFoundError: a kernel cannot be found, or an option cannot be understood.
         TraceError: a kernel does something that cannot be traced.
     """
-    kernels = given(options.names, options, options.dtype, target_of(device))
+    kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
     return tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusegen.api import Kernel
 from fusegen.cli.arguments import check_complete, meta_arguments
-from fusegen.cli.load import is_place, load_all
+from fusegen.cli.load import Found, is_place
+from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError
 from fusegen.target import Target
 
@@ -29,6 +30,11 @@ class Given:
     name: str
     kernel: Kernel[..., Any]
     arguments: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """That of the first tensor."""
+        return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 
 def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
@@ -52,19 +58,19 @@ def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
     return bool(own)
 
 
-def given(names: Sequence[str], options: argparse.Namespace, dtype: str | None, target: Target) -> Iterator[Given]:
-    """The kernels of some names with their arguments.
+def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str | None, target: Target) -> Iterator[Given]:
+    """The kernels with their arguments.
 
     Args:
-        names: which kernels.
+        kernels: by name.
         options: with shapes and arguments.
         dtype: of tensors whose shape does not say; None for the target's default.
         target: what they are for.
 
     Raises:
-        ArgumentError, SpecNotFoundError: a kernel cannot be found, or an option cannot be understood.
+        ArgumentError: an option cannot be understood, or a kernel takes no tensor.
     """
-    for name, found in load_all(names, options).items():
+    for name, found in kernels.items():
         arguments = meta_arguments(found, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
         check_complete(found, arguments)
         if not any(isinstance(value, Tensor) for value in arguments.values()):
