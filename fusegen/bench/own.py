@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.case import Case
+from fusegen.bench.case import Case, Way
 from fusegen.calls.call import Role
 from fusegen.dtypes import from_torch
+from fusegen.lang.running import inlined
 from fusegen.lowered import Lowered
 from fusegen.runtime.backends import target_of
 from fusegen.specs.spec import Arguments
@@ -64,6 +65,11 @@ class OwnCase(Case):
     def is_compared_with_eager(self) -> bool:
         """Results are compared with those of the function itself."""
         return True
+
+    @property
+    def eager(self) -> Way:
+        """The function, run by torch with all kernels that it calls."""
+        return Way("the declaration", lambda arguments: self.call(inlined(self.declared.function), arguments))
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
         """A call on copies of the tensors that the kernel writes to; it returns the results and these."""

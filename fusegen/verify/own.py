@@ -16,6 +16,7 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.ir.versions import owner
+from fusegen.lang.running import inlined
 from fusegen.runtime.tuned import untuned
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
@@ -114,7 +115,7 @@ class _Check:
         count = len(self.graph.outputs)
         names = ["result"] if count == 1 else [f"result {number}" for number in range(count)]
         names += [f"{self.given[name]}, written to" for name in written]
-        eager = self._torch(lambda: self._called(self.kernel.function, written))
+        eager = self._torch(lambda: self._called(inlined(self.kernel.function), written))
         exact = evaluate(self.graph, self.inputs, self.scalars, sizes=self.sizes, device=self.device)
         got = self._called(self.kernel, written)
         return self._judged(names, got, eager, exact)
@@ -139,7 +140,7 @@ class _Check:
             got = self._gradients_of(self.kernel, wrt, seeds)
         except (GradientError, TraceError) as error:
             return [Part("gradients", Verdict(Errors()), error.one_line)]
-        eager = self._torch(lambda: self._gradients_of(self.kernel.function, wrt, seeds))
+        eager = self._torch(lambda: self._gradients_of(inlined(self.kernel.function), wrt, seeds))
         exact = differentiate(self.graph, self.inputs, self.scalars, wrt, seeds, sizes=self.sizes, device=self.device)
         return self._judged(names, got, eager, exact)
 

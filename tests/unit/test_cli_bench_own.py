@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fusegen.bench.providers import PROVIDERS
+from fusegen.runtime.dispatch import Dispatcher
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -36,6 +37,10 @@ def drop(x):
 @fg.kernel
 def gather(x, i):
     return x[i].argmax(-1), {"rows": x[i]}
+
+@fg.kernel
+def outer(x):
+    return drop(x) + 1
 
 @fg.kernel
 def untraceable(x):
@@ -94,6 +99,14 @@ def test_everybody_writes_to_a_copy(run: Run) -> None:
 
 def test_nested_results_and_integers_are_compared(run: Run) -> None:
     assert difference(row_of(run, "mine.py:gather", "--shape", "x=8x64", "i=4:i64")) == 0
+
+
+def test_eager_runs_the_kernels_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = list[str]()
+    bound = Dispatcher.bound
+    monkeypatch.setattr(Dispatcher, "bound", lambda self, *args: (fused.append(self.name), bound(self, *args))[1])
+    row_of(run, "mine.py:outer", "--shape", "x=8x64")
+    assert set(fused) == {"outer"}
 
 
 def test_a_wrong_result_has_no_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from fusegen.cli import verify
 from fusegen.ir.graph import Graph
 from fusegen.ir.reference import differentiate
+from fusegen.runtime.dispatch import Dispatcher
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -54,6 +55,10 @@ def integers(x):
 @fg.kernel
 def untraceable(x):
     return x.nonzero()
+
+@fg.kernel
+def outer(x):
+    return integers(x) + 1
 
 block = fg.kernel(nn.LayerNorm(64))
 """
@@ -136,6 +141,14 @@ def test_wrong_gradients_fail(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("fusegen.verify.accuracy._GREATEST", 0.5)
     found = tensors(run, "mine.py:normed", "--shape", "x=8x64", "--arg", "by=3.0", code=1)
     assert found["gradient by x"] == "failed"
+
+
+def test_torch_runs_the_kernels_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = list[str]()
+    bound = Dispatcher.bound
+    monkeypatch.setattr(Dispatcher, "bound", lambda self, *args: (fused.append(self.name), bound(self, *args))[1])
+    assert tensors(run, "mine.py:outer", "--shape", "x=8x64:i32") == {"result": "passed"}
+    assert set(fused) == {"outer"}
 
 
 def test_no_record_is_written(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
