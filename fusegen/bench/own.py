@@ -75,7 +75,7 @@ class OwnCase(Case):
         """A call on copies of the tensors that the kernel writes to; it returns the results and these."""
         if not self.declared.mutates:
             return super().call(function, arguments)
-        written = {name: arguments[name].clone() for name in self.declared.mutates if isinstance(arguments[name], Tensor)}
+        written = {name: arguments[name].clone() for name in self.declared.mutates if isinstance(arguments.get(name), Tensor)}
         own = arguments | written
         return lambda: (function(**own), *written.values())
 

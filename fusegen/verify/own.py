@@ -89,7 +89,7 @@ class _Check:
             raise ArgumentError(what, mend="verify it where it draws none, or with fg.dropout(x, p, seed=…)")
         if any(self.graph.nodes[position].dtype.torch is torch.float64 for position in self.graph.outputs):
             what = f"{self.name} has a result of float64, and nothing is more exact"
-            raise ArgumentError(what, mend="give tensors of a narrower dtype: --dtype f32")
+            raise ArgumentError(what, mend="make it float32: with --dtype f32, or without .double() in the function")
 
     @cached_property
     def inputs(self) -> Mapping[str, Tensor]:

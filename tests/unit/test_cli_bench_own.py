@@ -30,6 +30,12 @@ def add(x, y):
     x.add_(y)
     return x * 2
 
+@fg.kernel(mutates=("cache",))
+def stored(x, cache=None):
+    if cache is not None:
+        cache.copy_(x)
+    return x + 1
+
 @fg.kernel
 def drop(x):
     return F.dropout(x, 0.5)
@@ -95,6 +101,12 @@ def test_results_that_are_drawn_are_not_compared(run: Run) -> None:
 
 def test_everybody_writes_to_a_copy(run: Run) -> None:
     assert difference(row_of(run, "mine.py:add", "--shape", "x=8x64", "y=8x64")) == 0
+
+
+def test_a_tensor_to_write_to_may_be_left_out(run: Run) -> None:
+    for more in ([], ["cache=8x64"]):
+        with case(more):
+            assert difference(row_of(run, "mine.py:stored", "--shape", "x=8x64", *more)) == 0
 
 
 def test_nested_results_and_integers_are_compared(run: Run) -> None:
