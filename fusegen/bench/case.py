@@ -100,9 +100,18 @@ class Case:
         return minimum_bytes(arguments, self.kernel.function(**arguments))
 
     @property
+    def is_compared_with_eager(self) -> bool:
+        """Tells if results are compared with those of eager: a wider run would need too much memory."""
+        return self.flops is not None
+
+    @property
     def eager(self) -> Way:
         """What is measured as eager."""
-        return self.rival or Way("the declaration", lambda arguments: lambda: self.kernel.function(**arguments))
+        return self.rival or Way("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
+
+    def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
+        """A call of the declaration, by whoever computes it."""
+        return lambda: function(**arguments)
 
 
 def minimum_bytes(arguments: Mapping[str, Any], results: Any) -> int:

@@ -100,7 +100,7 @@ def _compile_missing(device: torch.device) -> str | None:
 
 
 def _fusegen(case: Case) -> Way:
-    return Way("the emitted kernels", lambda arguments: lambda: case.kernel(**arguments))
+    return Way("the emitted kernels", lambda arguments: case.call(case.kernel, arguments))
 
 
 def _eager(case: Case) -> Way:
@@ -114,8 +114,7 @@ def _compile(case: Case) -> Way:
         torch.compiler.reset()  # otherwise the limit of recompilations would end in eager
         if case.rival is not None:
             return torch.compile(case.rival.prepare(arguments), dynamic=False)
-        compiled = torch.compile(case.kernel.function, dynamic=False)
-        return lambda: compiled(**arguments)
+        return case.call(torch.compile(case.kernel.function, dynamic=False), arguments)
 
     return Way(f"torch.compile of {case.eager.what}", prepare)
 

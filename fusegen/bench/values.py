@@ -8,11 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fusegen.bench.case import Case
 from fusegen.specs.spec import Arguments
 
-_TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 2**-15}
+_TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.bfloat16: 2**-5,
+    torch.float16: 2**-8,
+    torch.float32: 2**-15,
+    torch.float64: 2**-44,
+}
 """Root mean square of what a result may be off, over that of the reference: an order above the worst that eager has. That is 2^-8
 in bfloat16 and 2^-11 in float16 for eight rounded operations one behind the other, and some 2^-19 in float32 for sums of a
 million. On a CPU, torch's layer norm backward adds up rows in bfloat16, and many rows are beyond that."""
@@ -23,12 +29,12 @@ _SMALL = 1 << 22  # elements of all arguments, up to which the reference is in f
 def reference(case: Case, arguments: Arguments) -> tuple[Tensor, ...] | None:
     """What a case's results are compared with; None where they are drawn.
 
-    It is the declaration, run by torch on the same values in float64, or in float32 where they are many. Products and attention
-    would need too much memory for that: there it is what eager gives.
+    It is the declaration, run by torch on the same values in float64, or in float32 where they are many; for some cases it is what
+    eager gives.
     """
     if case.draws:
         return None
-    if case.flops is not None:
+    if case.is_compared_with_eager:
         return listed(case.eager.prepare(arguments)())
     floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
     wide = torch.float64 if sum(t.numel() for t in floats) <= _SMALL else torch.float32
@@ -37,8 +43,8 @@ def reference(case: Case, arguments: Arguments) -> tuple[Tensor, ...] | None:
 
 
 def listed(results: Any) -> tuple[Tensor, ...]:
-    """The results of a call."""
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    """The tensors among the results of a call."""
+    return tuple(leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
 
 
 def compare(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float | None, str | None]:
@@ -54,7 +60,9 @@ def compare(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float 
 
 
 def _difference(result: Tensor, wanted: Tensor) -> float:
-    """Root mean square of what a result is off, over that of what is wanted."""
+    """Root mean square of what a result is off, over that of what is wanted; of integers, the share that differs."""
+    if not result.is_floating_point():
+        return float((result != wanted).double().mean())
     off, whole = _norm(result.to(wanted.dtype) - wanted), _norm(wanted)
     if off == 0:
         return 0.0
@@ -62,7 +70,10 @@ def _difference(result: Tensor, wanted: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:
-    """That of the dtype and a step of its subnormal numbers: the softmax of a million elements is made of these in float16."""
+    """That of the dtype and a step of its subnormal numbers: the softmax of a million elements is made of these in float16.
+    Integers are equal."""
+    if not dtype.is_floating_point:
+        return 0.0
     step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     return _TOLERANCES[dtype] + step * math.sqrt(wanted.numel()) / max(_norm(wanted), step)
 

@@ -22,14 +22,16 @@ from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
 from fusegen.cli.bars import print_bars
+from fusegen.cli.bench_own import add_own_arguments, check_own, choose_for_own, own_cases
 from fusegen.cli.device import chosen_device
 from fusegen.cli.document import print_document
+from fusegen.cli.own import are_own
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
-_TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency")
+_TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
 """Options that say what to time."""
 
 _TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
@@ -38,9 +40,10 @@ _TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     providers = ",".join(each.name for each in PROVIDERS)
-    parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
     groups = ", ".join(GROUPS)
     parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"of {groups} (default: public)")
+    add_own_arguments(parser)
     parser.add_argument("--providers", metavar="A,B,C", help=f"who computes them, of {providers} (default: all that are there)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
@@ -80,6 +83,7 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
+    check_own(options)
     if options.bars is not None and (word := _beside(options, *_TIMING, "resume", "show", "report", "compare")):
         raise ArgumentError(f"--bars judges a stored record, and {word} asks for something else", mend="leave one of them out")
     if options.resume and (options.out is None or options.latency or options.show is not None):
@@ -114,8 +118,11 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
     if options.latency:
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)
-    chosen = choose(None if options.providers is None else options.providers.split(","), device)
-    cases = _cases(options.names, options.group or ("public",), device.type)
+    providers = None if options.providers is None else options.providers.split(",")
+    if are_own(options.names, options):
+        chosen, cases = choose_for_own(providers, device), own_cases(options, device)
+    else:
+        chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
         record = resumed(options.out, record.environment)
     _say_who_is_missing(chosen, terminal)

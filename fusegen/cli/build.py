@@ -13,7 +13,7 @@ from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.bundle.match import described
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
 from fusegen.cli.document import print_document
-from fusegen.cli.load import Found, load
+from fusegen.cli.load import Found, load_all
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.target import Target
@@ -78,12 +78,10 @@ def _kernels(options: argparse.Namespace) -> list[Found]:
     Raises:
         ArgumentError: two have one name, or shapes are given for more than one.
     """
-    found = [load(name) for name in dict.fromkeys(options.kernel)]
+    found = list(load_all(options.kernel, options).values())
     names = [each.name for each in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ArgumentError(f"two kernels are called {twice[0]}", mend="build them into two folders")
-    if len(found) > 1 and (options.shape or options.arg):
-        raise ArgumentError("--shape and --arg are of one kernel", mend="build kernels with shapes of their own one by one")
     return found
 
 

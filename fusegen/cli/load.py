@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fusegen.api import Kernel
+from torch import nn
+
+from fusegen.api import Kernel, Method
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
 from fusegen.specs import Spec, find
 
@@ -27,6 +31,27 @@ class Found:
     name: str
     kernel: Kernel[..., Any]
     spec: Spec | None = None
+
+
+def is_place(name: str) -> bool:
+    """Tells if a name says where a kernel is, as those of a user's own kernels do."""
+    return ":" in name or name.endswith(_SUFFIX)
+
+
+def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Found]:
+    """The kernels of some names, each once.
+
+    Args:
+        names: which.
+        options: with shapes and arguments.
+
+    Raises:
+        SpecNotFoundError, ArgumentError: as `load` does; or shapes are given for more than one.
+    """
+    found = {name: load(name) for name in dict.fromkeys(names)}
+    if len(found) > 1 and (options.shape or options.arg):
+        raise ArgumentError("--shape and --arg are of one kernel", mend="name kernels with shapes of their own one by one")
+    return found
 
 
 def load(name: str) -> Found:
@@ -98,17 +123,39 @@ def _line(error: BaseException) -> str | None:
 
 
 def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
-    kernels = {name: value for name, value in vars(module).items() if isinstance(value, Kernel)}
+    kernels = [name for name, value in vars(module).items() if _kernel_of(value) is not None]
     if not attribute and len(kernels) == 1:
-        attribute = next(iter(kernels))
-    value = getattr(module, attribute, None) if attribute else None
-    if isinstance(value, Kernel):
-        return Found(attribute, value)
+        attribute = kernels[0]
+    value = _at(module, attribute) if attribute else None
+    kernel = _kernel_of(value)
+    holder, _, name = attribute.rpartition(".")
+    if kernel is not None and holder and inspect.isclass(_at(module, holder)):
+        raise ArgumentError(f"{attribute} in {place} is a kernel of a class", mend=f"name one of an object: {place}:OBJECT.{name}")
+    if kernel is not None:
+        return Found(name, kernel)
     if callable(value):
         what = f"{attribute} in {place} is a {type(value).__name__}, not a kernel"
         raise ArgumentError(what, mend="decorate it with @fusegen.kernel")
     what = f"no kernel {attribute!r} in {place}" if attribute else f"which kernel of {place}?"
-    raise SpecNotFoundError(what, mend=_choice(place, attribute, list(kernels)))
+    raise SpecNotFoundError(what, mend=_choice(place, attribute, kernels))
+
+
+def _at(module: ModuleType, path: str) -> object:
+    """The object under a dotted name; None where there is none."""
+    found: object = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _kernel_of(value: object) -> Kernel[..., Any] | None:
+    """The kernel that a value is: a declared one, the method of an object, or a module's forward; None where it is none."""
+    declared = getattr(value, "_kernel", None) if isinstance(value, nn.Module) else None
+    if isinstance(declared, Kernel):
+        value = Method(declared, value)
+    if isinstance(value, Method):
+        return Kernel(value.function, value.kernel.mutates, value.__name__, recompute=value.kernel.recompute)
+    return value if isinstance(value, Kernel) else None
 
 
 def _choice(place: str, attribute: str, kernels: list[str]) -> str:

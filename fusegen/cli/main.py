@@ -77,7 +77,10 @@ COMMANDS = {
     "build": Command("fusegen.cli.build", "compile kernels into a folder, from which fg.load calls them without a compiler"),
     "demo": Command("fusegen.cli.demo", "two fusions of GPT-2's sizes: what is generated, and what it gains on this machine"),
     "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),
-    "verify": Command("fusegen.cli.verify", "prebuilt kernels on this machine, against float64 and torch eager; their record"),
+    "tune": Command("fusegen.cli.tune", "measure the plans of kernels on this machine's GPU; later calls take the fastest"),
+    "verify": Command(
+        "fusegen.cli.verify", "kernels on this machine, against float64 and torch eager; the record of the prebuilt ones"
+    ),
     "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
     "cache": Command("fusegen.cli.cache", "what lies in the cache of compiled kernels; clear it"),
 }

@@ -1,4 +1,4 @@
-"""``fusegen verify``: every prebuilt kernel against float64 and torch eager on this machine's GPU; the record of it."""
+"""``fusegen verify``: prebuilt kernels and a user's own against float64 and torch eager; the record of the prebuilt ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 
 from fusegen import target as targets
+from fusegen.cli.arguments import add_inputs
 from fusegen.cli.document import print_document
+from fusegen.cli.own import are_own
 from fusegen.cli.terminal import Terminal
+from fusegen.cli.verify_own import verify_kernels
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
 from fusegen.runtime.backends import target_of
@@ -32,9 +35,12 @@ _NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all), or FILE.py:NAME")
+    add_inputs(parser)
     parser.add_argument("--target", metavar="TARGET", action="append", help="of the text (default: all shipped that run here)")
-    parser.add_argument("--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all)")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; of your kernel, as for show)"
+    )
     parser.add_argument("--case", metavar="CASE", action="append", help="run this case alone, as in --case odd; store nothing")
     parser.add_argument("--record", metavar="DIR", type=Path, help="where records go (default: generated/ of a checkout)")
     parser.add_argument("--stale", action="store_true", help="run what the records do not say of today's kernels on this machine")
@@ -44,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
+    if are_own(options.names, options):
+        return verify_kernels(options, _device(), terminal)
     specs = [find(name) for name in dict.fromkeys(options.names)] or list(SPECS.values())
     return _check(options, specs, terminal) if options.check else _verify(options, specs, terminal)
 

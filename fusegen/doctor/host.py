@@ -47,6 +47,18 @@ def look_at_compiler() -> Look:
     return found(compiler.version, where) if problem is None else broken(problem, _MEND, version=compiler.version, where=where)
 
 
+def look_at_extensions() -> Look:
+    """Ninja and torch's headers; with the C++ compiler they are all that extensions need."""
+    try:
+        answer = ask("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
+        done = run([str(Path(answer["ninja"], "ninja")), "--version"])
+    except ProbeError as error:
+        return missing(f"ninja cannot be used: {error.what}", "pip install ninja")
+    if not any(Path(folder, "torch", "library.h").is_file() for folder in answer["headers"]):
+        return missing("torch's headers are not there", "install torch from a wheel that has them, as those of PyPI do")
+    return found(f"ninja {done.stdout.strip()}", answer["ninja"])
+
+
 def _problem(compiler: HostCompiler) -> str | None:
     with tempfile.TemporaryDirectory(prefix="fusegen-doctor-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")

@@ -30,13 +30,14 @@ _FOR_GPUS = (
     Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", cuda.look_at_core),
 )
 _FOR_HOSTS = (Probe("C++ compiler", _CPU, host.look_at_compiler),)
+_FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", host.look_at_extensions),)
 _FOR_NOBODY = (
     Probe("nvcc", "nothing here: it compiles emitted files as well", cuda.look_at_nvcc),
     Probe("nvdisasm", "fusegen show --stage sass", cuda.look_at_nvdisasm),
 )
-_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_NOBODY)
+_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_NOBODY)
 
-_LANES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_FOR_NOBODY), (*_STATE, *_FOR_HOSTS))
+_LANES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_FOR_NOBODY), (*_STATE, *_FOR_HOSTS, *_FOR_EXTENSIONS))
 """Probes that run one after the other; lanes run side by side."""
 
 

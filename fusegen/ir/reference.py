@@ -48,6 +48,33 @@ def evaluate(
     return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes, key).run()
 
 
+def differentiate(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    scalars: Mapping[str, float],
+    wrt: Sequence[str],
+    given: Sequence[Tensor | None],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """Gradients in float64, by torch's autograd of the graph's evaluation.
+
+    Args:
+        graph, inputs, scalars, sizes, device: as of `evaluate`.
+        wrt: names of the inputs by which gradients are wanted.
+        given: the gradient by each result; None where there is none.
+    """
+    interpreter = Interpreter(graph, inputs, scalars, torch.device(device), sizes)
+    leaves = [interpreter.inputs[name].requires_grad_() for name in wrt]
+    with torch.enable_grad():
+        results = interpreter.run()
+    pairs = [(r, widen(g)) for r, g in zip(results, given, strict=False) if g is not None and r.requires_grad]
+    outputs, seeds = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+
 class Interpreter:
     """Evaluates a graph node by node."""
 

@@ -65,9 +65,9 @@ def materialize(arguments: Mapping[str, Any], device: torch.device, seed: int = 
     """The arguments with random tensors in place of meta ones.
 
     Args:
-        arguments: by parameter; meta tensors are of floating-point types, other tensors keep their values.
+        arguments: by parameter; tensors that are not meta keep their values.
         device: where the tensors go.
-        seed: of the numbers, which are those of a standard normal distribution.
+        seed: of the numbers. Floats have a standard normal distribution; integers are 0 or 1, so that they are valid as indices.
     """
     generator = torch.Generator(device).manual_seed(seed)
     return {name: _real(value, device, generator) if isinstance(value, Tensor) else value for name, value in arguments.items()}
@@ -76,4 +76,6 @@ def materialize(arguments: Mapping[str, Any], device: torch.device, seed: int = 
 def _real(tensor: Tensor, device: torch.device, generator: torch.Generator) -> Tensor:
     if not tensor.is_meta:
         return tensor.to(device)
+    if not tensor.is_floating_point():
+        return torch.randint(2, tensor.shape, dtype=tensor.dtype, device=device, generator=generator)
     return torch.randn(tensor.shape, dtype=tensor.dtype, device=device, generator=generator)

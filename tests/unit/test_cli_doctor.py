@@ -20,7 +20,7 @@ from fusegen.settings import settings
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
     "Python", "fusegen", "templates", "packages", "settings", "cache", "torch", "GPU", "NVRTC", "cuda.core", "C++ compiler",
-    "nvcc", "nvdisasm",
+    "extensions", "nvcc", "nvdisasm",
 ]  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_everything_hostile_at_once(tmp_path: Path) -> None:
     assert told["packages"]["state"] == "broken" and "SIGSEGV" in told["packages"]["detail"]
     assert told["cache"]["state"] == "broken" and "FUSEGEN_CACHE_DIR" in told["cache"]["mend"]
     assert told["C++ compiler"]["state"] == "missing" and "no-such-compiler" in told["C++ compiler"]["detail"]
+    assert told["extensions"]["state"] == "missing" and told["extensions"]["mend"]
     assert {told[name]["state"] for name in ("GPU", "NVRTC", "cuda.core", "fusegen", "templates")} <= {"broken", "missing"}
     assert not told["NVRTC"]["required"], "without a GPU it is no failure"
 

@@ -48,4 +48,4 @@ def test_errors_have_their_parts() -> None:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "verify", "doctor", "cache"]
+    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "tune", "verify", "doctor", "cache"]

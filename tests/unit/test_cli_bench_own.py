@@ -1,0 +1,184 @@
+"""``fusegen bench FILE.py:NAME``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusegen.bench.providers import PROVIDERS
+from fusegen.runtime.dispatch import Dispatcher
+from tests.naming import case
+from tests.unit.commands import Run
+
+FILE = """
+import torch
+import torch.nn.functional as F
+import fusegen as fg
+
+WEIGHT = torch.ones(64)
+
+@fg.kernel
+def shift(x, by: float, twice: bool = False):
+    return x * WEIGHT + (2 * by if twice else by)
+
+@fg.kernel(mutates=("x",))
+def add(x, y):
+    x.add_(y)
+    return x * 2
+
+@fg.kernel(mutates=("cache",))
+def stored(x, cache=None):
+    if cache is not None:
+        cache.copy_(x)
+    return x + 1
+
+@fg.kernel
+def drop(x):
+    return F.dropout(x, 0.5)
+
+@fg.kernel
+def gather(x, i):
+    return x[i].argmax(-1), {"rows": x[i]}
+
+@fg.kernel
+def outer(x):
+    return drop(x) + 1
+
+@fg.kernel
+def untraceable(x):
+    return x.nonzero()
+
+@fg.kernel
+def number(n: int):
+    return n
+"""
+
+QUICK = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with kernels of a user's in the current folder."""
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+
+
+def row_of(run: Run, *words: str) -> dict[str, Any]:
+    """The one row of a run that succeeds."""
+    result = run(*QUICK, *words, "--json")
+    assert result.code == 0, result.out + result.err
+    (row,) = json.loads(result.out)["rows"]
+    assert all(timing["microseconds"] for timing in row["timings"])
+    return dict(row)
+
+
+def difference(row: dict[str, Any]) -> float | None:
+    """By how much fusegen's result is off."""
+    found: float | None = row["timings"][0]["difference"]
+    return found
+
+
+def test_a_row_says_what_was_timed(run: Run) -> None:
+    row = row_of(run, "mine.py:shift", "--shape", "x=8x64:f16", "--arg", "by=2.0", "twice=true")
+    assert (row["case"], row["group"], row["dtype"]) == ("mine.py:shift", "own", "float16")
+    assert row["shape"] == "by=2.0 twice=True x=8x64"
+    assert row["bytes"] == 8 * 64 * 2 + 64 * 4 + 8 * 64 * 4, "the captured weight is read, and widens the result"
+    assert [timing["provider"] for timing in row["timings"]] == ["fusegen", "eager", "copy"]
+
+
+def test_tensors_have_the_dtype_that_is_given(run: Run) -> None:
+    assert row_of(run, "mine.py:drop", "--shape", "x=8x64", "--dtype", "bf16")["dtype"] == "bfloat16"
+    assert row_of(run, "mine.py:gather", "--shape", "x=8x64", "i=4:i64")["shape"] == "x=8x64 i=4:i64"
+
+
+def test_results_that_are_drawn_are_not_compared(run: Run) -> None:
+    assert difference(row_of(run, "mine.py:drop", "--shape", "x=8x64")) is None
+
+
+def test_everybody_writes_to_a_copy(run: Run) -> None:
+    assert difference(row_of(run, "mine.py:add", "--shape", "x=8x64", "y=8x64")) == 0
+
+
+def test_a_tensor_to_write_to_may_be_left_out(run: Run) -> None:
+    for more in ([], ["cache=8x64"]):
+        with case(more):
+            assert difference(row_of(run, "mine.py:stored", "--shape", "x=8x64", *more)) == 0
+
+
+def test_nested_results_and_integers_are_compared(run: Run) -> None:
+    assert difference(row_of(run, "mine.py:gather", "--shape", "x=8x64", "i=4:i64")) == 0
+
+
+def test_eager_runs_the_kernels_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = list[str]()
+    bound = Dispatcher.bound
+    monkeypatch.setattr(Dispatcher, "bound", lambda self, *args: (fused.append(self.name), bound(self, *args))[1])
+    row_of(run, "mine.py:outer", "--shape", "x=8x64")
+    assert set(fused) == {"outer"}
+
+
+def test_a_wrong_result_has_no_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.api.Kernel.__call__", lambda self, x, i: self.function(x, 1 - i))
+    result = run(*QUICK, "mine.py:gather", "--shape", "x=8x64", "i=4:i64", "--json")
+    assert result.code == 1 and json.loads(result.out)["rows"][0]["timings"][0]["error"].startswith("wrong: off by")
+
+
+def test_a_record_is_stored_where_it_is_asked_for(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    words = (*QUICK, "mine.py:drop", "--shape", "x=8x64", "--out", str(path))
+    assert run(*words).code == 0
+    stored = path.read_text()
+    assert run(*words, "--resume").code == 0 and path.read_text() == stored
+    assert run("bench", "--show", str(path)).out.count("mine.py:drop") == 1
+
+
+def test_torch_compile_takes_part_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda function, dynamic: function)
+    result = run("bench", "--quick", "--device", "cpu", "mine.py:drop", "--shape", "x=8x64", "--json")
+    (row,) = json.loads(result.out)["rows"]
+    assert [timing["provider"] for timing in row["timings"]] == ["fusegen", "eager", "compile", "copy"]
+    assert "liger" not in result.err
+
+
+MISTAKES = [
+    (("mine.py:drop",), ("x of drop", "--shape x=")),
+    (("mine.py:dorp", "--shape", "x=8"), ("no kernel 'dorp'", "mine.py:drop")),
+    (("mine.py:number", "--arg", "n=3"), ("mine.py:number takes no tensor",)),
+    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg are of one kernel", "one by one")),
+    (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is a kernel of yours, and gelu a prebuilt one", "for each")),
+    (("gelu", "--shape", "x=8"), ("--shape is for a kernel of yours", "path/to/file.py:kernel")),
+    (("--arg", "x=8"), ("--arg is for a kernel of yours",)),
+    (("gelu", "--dtype", "f32"), ("--dtype is for a kernel of yours",)),
+    (("mine.py:drop", "--shape", "x=8", "--dtype", "f31"), ("f31", "bf16")),
+    (("mine.py:drop", "--shape", "x=8", "--group", "public"), ("--group", "leave it out")),
+    (("mine.py:drop", "--shape", "x=8", "--latency"), ("--latency", "leave it out")),
+]
+
+
+def test_mistakes(run: Run) -> None:
+    for words, parts in MISTAKES:
+        with case(words):
+            refused = run("bench", "--device", "cpu", *words)
+            assert refused.code == 2 and refused.out == "" and refused.err.count("\n") == 1, refused.err
+            for part in parts:
+                assert part in refused.err
+
+
+def test_shapes_are_of_no_stored_record(run: Run) -> None:
+    refused = run("bench", "--show", "run.json", "--shape", "x=8")
+    assert refused.code == 2 and "--show times nothing, and --shape says what to time" in refused.err
+
+
+def test_a_provider_of_other_kernels_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.bench.providers.PROVIDERS", [replace(each, missing=lambda _: None) for each in PROVIDERS])
+    refused = run("bench", "--device", "cpu", "mine.py:drop", "--shape", "x=8", "--providers", "fusegen,liger")
+    assert refused.code == 2 and "liger cannot compute a kernel of yours" in refused.err and "fusegen,eager" in refused.err
+
+
+def test_what_cannot_be_traced_is_said_as_by_show(run: Run) -> None:
+    refused = run(*QUICK, "mine.py:untraceable", "--shape", "x=8x64")
+    assert refused.code == 1 and refused.err == run("show", "mine.py:untraceable", "--shape", "x=8x64", "--target", "cpu").err
