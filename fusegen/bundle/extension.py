@@ -22,10 +22,12 @@ from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberAr
 from fusegen.dtypes import DType
 from fusegen.emit.unit import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
+from fusegen.extension.headers import header
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.library import Texts, library_of
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import Assumed, limits
+from fusegen.extension.sources_text import cmake_text, program_files
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
@@ -73,10 +75,7 @@ def build_extension(folder: Path, wanted: Iterable[Wanted], library: str, versio
         BundleError: the folder is there, or a kernel cannot be such an operator.
         CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", library):
-        raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib: torch.ops.mylib.NAME")
-    if folder.exists():
-        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+    _check(folder, library)
     operators = _operators(wanted)
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
@@ -89,6 +88,44 @@ def build_extension(folder: Path, wanted: Iterable[Wanted], library: str, versio
             write(unfinished / name, text.encode())
         write(unfinished / MANIFEST, json.dumps(_manifest(shipped, operators, digest(content), version), indent=1).encode())
     return shipped
+
+
+def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple[str, ...]:
+    """Writes CUDA files, a header for launches and a CMake target into a new folder: there whole or not at all.
+
+    Args:
+        folder, wanted, library: as of `build_extension`; for GPUs alone.
+
+    Returns:
+        The names of the functions.
+
+    Raises:
+        ArgumentError, BundleError: as of `build_extension`, or a kernel leaves a matrix product to torch.
+    """
+    _check(folder, library)
+    files = {"fusegen.h": "#pragma once\n" + header("sources.h")}
+    names: list[str] = []
+    targets: dict[str, None] = {}
+    for each in wanted:
+        if each.target.backend is Backend.CPU:
+            raise BundleError("sources are CUDA", mend="give GPUs: --arch sm_90a; --format extension has the CPU too")
+        traced = _Traced(each)
+        dtypes = "_".join(dict.fromkeys(tensor.dtype.short for tensor in traced.kind().tensors if tensor.dtype.is_float))
+        names.append("_".join(part for part in (traced.name, dtypes, each.target.name) if part))
+        targets[each.target.name] = None
+        files |= program_files(names[-1], each.target.name, traced.kind().programs)
+    files["CMakeLists.txt"] = cmake_text(library, [file for file in files if file.endswith(".cu")], list(targets))
+    with new_folder(folder) as unfinished, writing_to(folder):
+        for name, text in files.items():
+            write(unfinished / name, text.encode())
+    return tuple(names)
+
+
+def _check(folder: Path, library: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_]\w*", library):
+        raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib by --library")
+    if folder.exists():
+        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
 
 
 def _manifest(shipped: Shipped, operators: Sequence[Operator], sha256: str, version: str) -> dict[str, Any]:
@@ -247,7 +284,8 @@ class _Traced:
                 tensors=tuple((spec.name, _tensor(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,
                 numbers=self._numbers if numbers is None else numbers,
-                relations=(*limits(self._graph.multiples, self._graph.bounds), *relations, *limits_of(rows)),
+                relations=(*limits(self._graph.multiples, self._graph.bounds), *relations),
+                rows=limits_of(rows),
                 conditions=conditions,
                 constants=self._variant.constants,
                 wide=self._variant.request.wide,

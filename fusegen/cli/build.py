@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fusegen
 from fusegen.bundle.build import Wanted, build
-from fusegen.bundle.extension import build_extension
+from fusegen.bundle.extension import build_extension, build_sources
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.bundle.match import described
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
@@ -24,8 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
     arch_help = "comma-separated, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
-    format_help = "bundle (for fusegen.load) or extension (a shared library with operators of torch; default: bundle)"
-    parser.add_argument("--format", choices=("bundle", "extension"), default="bundle", help=format_help)
+    format_help = (
+        "bundle (for fusegen.load; the default), extension (a shared library with operators of torch), or sources (CUDA, CMake)"
+    )
+    parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
     library_help = "of an extension: its operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", help=arch_help)
@@ -40,8 +42,10 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     targets = [chosen_target(name) for name in _words(options.arch)]
     if options.format == "extension":
         return _run_extension(found, targets, options, terminal)
+    if options.format == "sources":
+        return _run_sources(found, targets, options, terminal)
     if options.library:
-        raise ArgumentError("--library is of an extension", mend="add --format extension")
+        raise ArgumentError("--library is of an extension, or of sources", mend="add --format extension")
     manifest = build(options.out, _wanted(found, targets, options, terminal.progress), fusegen.__version__)
     terminal.progress()
     if options.json:
@@ -64,6 +68,20 @@ def _run_extension(found: Sequence[Found], targets: Sequence[Target], options: a
         terminal.line(f"torch.ops.{library}.{schema}")
     path = str(options.out / shipped.library)
     terminal.line(f"torch.ops.load_library({path!r}) has them, with torch {shipped.requires}; fusegen need not be there")
+    return 0
+
+
+def _run_sources(found: Sequence[Found], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+    """Writes CUDA files."""
+    library = options.library or options.out.name
+    names = build_sources(options.out, _wanted(found, targets, options, terminal.progress), library)
+    terminal.progress()
+    if options.json:
+        print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
+        return 0
+    for name in names:
+        terminal.line(f"{name}: {name}.h, {name}.cu")
+    terminal.line(f"CMake builds {library} of them; nvcc compiles each alone")
     return 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fusegen.calls.formula import Formula
 from fusegen.calls.formula import Operator as Sign
-from fusegen.emit.environment import render, templates
+from fusegen.emit.environment import render
 from fusegen.extension.call_text import Entry
+from fusegen.extension.headers import header
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.number_text import literal_of
 from fusegen.extension.program_text import program_lines
@@ -49,13 +49,12 @@ class UnitText:
     @property
     def text(self) -> str:
         """The C++ text."""
-        folder = templates() / "binding"
         return render(
             "binding/operators.cpp.jinja",
             banner=f"operators of torch.ops.{self._library}: {', '.join(str(view['name']) for view in self._views)}",
-            runtime=_read(folder / "runtime.h"),
-            numbers=_read(folder / "numbers.h"),
-            operators_header=_read(folder / "operators.h"),
+            runtime=header("runtime.h"),
+            numbers=header("numbers.h"),
+            operators_header=header("operators.h"),
             kernels=self._kernels,
             programs=self._programs,
             operators=self._views,
@@ -161,10 +160,6 @@ class UnitText:
             "given_gradients": ", ".join(f"gradients[{place}]" for place in given),
             "gradients": [_gradients(n, op, passes) for n, _, passes in kinds],
         }
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 def _array(content: bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.calls.call import Call
@@ -28,6 +28,7 @@ class Assumed:
         sizes: names of the sizes that no tensor has.
         numbers: the run-time numbers, with their dtypes.
         relations: of sizes.
+        rows: likewise, by which one of several programs is taken that are all good for a call.
         conditions: of numbers.
         constants: values of numbers that are no argument.
         wide: whether indices have 64 bits.
@@ -39,6 +40,7 @@ class Assumed:
     numbers: tuple[tuple[str, DType], ...]
     relations: tuple[Relation, ...]
     conditions: Numbers
+    rows: tuple[Relation, ...] = ()
     constants: tuple[tuple[str, int | float], ...] = ()
     wide: bool = False
     distinct: bool = False
@@ -54,25 +56,41 @@ def program_lines(call: Call, assumed: Assumed, entries: Sequence[Entry]) -> lis
     """The body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``, which returns false where it is not
     good for a call."""
     names = [name for name, _ in assumed.tensors]
-    text = CallText(call, entries, _computed)
-    numbers = {name: dtype.is_float for name, dtype in assumed.numbers}
-    scalars = NumberText(call.scalars, numbers, dict(assumed.constants), "v")
-    values = {name: scalars.value(position) for name, position in call.scalars.results}
-    computed = [
-        f"const {'double' if is_float else 'int64_t'} {_computed(name)} = {values.get(name, number_name(name))};"
-        for name, is_float in text.numbers.items()
-    ]
+    text = CallText(call, entries, computed_name)
+    computed = computed_numbers(call, assumed, text.numbers)
     inputs = [f"const at::Tensor& b{key} = t[{names.index(name)}];" for key, name in call.inputs]
     named = [sizes_text(list(text.sizes))] if any("sizes()" in line for line in text.lines) else []
     inputs_of_call = {key for key, _ in call.inputs}
     fresh = [result for key, result in zip(call.results, text.results, strict=True) if key not in inputs_of_call]
     ends = [f"out = {{{', '.join(fresh)}}};", "return true;"]
-    return [*_Guards(assumed, call).lines(), *scalars.lines, *computed, *inputs, *named, *_around(entries), *text.lines, *ends]
+    return [*_Guards(assumed, call).lines(), *computed, *inputs, *named, *_around(entries), *text.lines, *ends]
 
 
-def _computed(name: str) -> str:
+def computed_name(name: str) -> str:
     """The variable of a number as kernels take it, beside that of the caller's."""
     return f"k_{name}"
+
+
+def computed_numbers(call: Call, assumed: Assumed, wanted: Mapping[str, bool]) -> list[str]:
+    """Statements that define the numbers that kernels take.
+
+    Args:
+        wanted: their names, with whether each is a float.
+    """
+    numbers = {name: dtype.is_float for name, dtype in assumed.numbers}
+    scalars = NumberText(call.scalars, numbers, dict(assumed.constants), "v")
+    values = {name: scalars.value(position) for name, position in call.scalars.results}
+    defined = [
+        f"const {'double' if is_float else 'int64_t'} {computed_name(name)} = {values.get(name, number_name(name))};"
+        for name, is_float in wanted.items()
+    ]
+    return [*scalars.lines, *defined]
+
+
+def size_guards(assumed: Assumed, call: Call) -> list[str]:
+    """Statements that return false where sizes, which are variables, and numbers are none that a program is good for; where
+    ``any`` is true, the number of rows does not count."""
+    return _Guards(assumed, call).of_sizes()
 
 
 def _around(entries: Sequence[Entry]) -> list[str]:
@@ -95,11 +113,20 @@ class _Guards:
         found += self._sizes()
         found += self._strides()
         found += [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._layout(n, tensor)]
-        found += [_unless(_relation(relation)) for relation in assumed.relations]
+        found += [_unless(_relation(relation)) for relation in (*assumed.relations, *assumed.rows)]
         found += self._numbers()
         if assumed.distinct:
             found.append("if (fg::one_twice(t)) return false;")
         return found + ([] if assumed.wide else self._narrow())
+
+    def of_sizes(self) -> list[str]:
+        """Those of sizes and numbers, which are variables already."""
+        assumed = self._assumed
+        names = {name for _, tensor in assumed.tensors for extent in tensor.shape for name in extent.sizes} | set(assumed.sizes)
+        found = [_unless(f"{size_name(name)} >= {_LEAST}") for name in sorted(names)]
+        found += [_unless(_relation(relation)) for relation in assumed.relations]
+        found += [_unless(f"any || {_relation(relation)}") for relation in assumed.rows]
+        return found + self._conditions() + ([] if assumed.wide else self._narrow_counts())
 
     def _kind(self, n: int, tensor: TensorArgument) -> list[str]:
         return [_unless(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
@@ -139,13 +166,21 @@ class _Guards:
             f"const {'double' if dtype.is_float else 'int64_t'} {number_name(name)} = n[{place}].{_field(dtype)};"
             for place, (name, dtype) in enumerate(assumed.numbers)
         ]
+        return lines + self._conditions()
+
+    def _conditions(self) -> list[str]:
+        assumed = self._assumed
         kinds = {name: dtype.is_float for name, dtype in assumed.numbers}
         conditions = NumberText(assumed.conditions, kinds, dict(assumed.constants), "c")
         wanted = [conditions.value(position) for _, position in assumed.conditions.results]
-        return [*lines, *conditions.lines, *(_unless(value) for value in wanted)]
+        return [*conditions.lines, *(_unless(value) for value in wanted)]
 
     def _narrow(self) -> list[str]:
-        lines = [_unless(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
+        spans = [_unless(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
+        return spans + self._narrow_counts()
+
+    def _narrow_counts(self) -> list[str]:
+        lines = []
         for buffer in self._call.buffers:
             if buffer.shape:
                 lines.append(_unless(f"{' * '.join(map(spelled, buffer.shape))} < int64_t({_WIDE})"))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.calls.call import Call
-from fusegen.emit.environment import render, templates
+from fusegen.emit.environment import render
 from fusegen.extension.call_text import CallText, Entry, sizes_text
+from fusegen.extension.headers import header
 from fusegen.extension.spelling import number_name, quoted, size_name
 from fusegen.source import Source
 
@@ -91,7 +92,7 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
     unit = render(
         "binding/extension.cpp.jinja",
         banner=banner,
-        runtime=(templates() / "binding" / "runtime.h").read_text(encoding="utf-8"),
+        runtime=header("runtime.h"),
         kernels=kernels,
         programs=[program],
         library=LIBRARY,

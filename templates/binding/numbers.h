@@ -1,24 +1,13 @@
 // Arithmetic of numbers as Python has it: floats of 64 bits, errors where Python raises them. Ints beyond 64 bits are errors too.
 #pragma once
 
-#include <ATen/ops/ceil.h>
-#include <ATen/ops/exp2.h>
-#include <ATen/ops/floor.h>
-#include <ATen/ops/logical_and.h>
-#include <ATen/ops/logical_or.h>
-#include <ATen/ops/logical_xor.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/round.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/sign.h>
-#include <ATen/ops/trunc.h>
+#include <stdexcept>
+
 
 namespace {
 namespace py {
 
-[[noreturn]] inline void refuse() { TORCH_CHECK_VALUE(false, "the numbers of this call cannot be computed with, as in Python"); }
+[[noreturn]] inline void refuse() { throw std::domain_error("the numbers of this call cannot be computed with, as in Python"); }
 
 template <class A, class B>
 constexpr bool both_ints = std::is_integral_v<A> && std::is_integral_v<B>;
@@ -132,16 +121,6 @@ inline double applied(double (*function)(double), double a) {
   const double found = function(a);
   if ((std::isnan(found) && !std::isnan(a)) || (std::isinf(found) && std::isfinite(a))) refuse();
   return found;
-}
-// What Python has no operator for, torch computes, as it does for kernels that are launched from Python.
-inline at::Tensor tensor_of(double value) { return at::full({}, value, at::kDouble); }
-inline at::Tensor tensor_of(int64_t value) { return at::full({}, value, at::kLong); }
-inline at::Tensor tensor_of(bool value) { return at::full({}, value, at::kBool); }
-template <class Function, class... A>
-auto by_torch(Function function, A... given) {
-  using Found = std::conditional_t<(std::is_integral_v<A> && ...), int64_t, double>;
-  const at::Tensor found = function(tensor_of(given)...);
-  return found.is_floating_point() ? Found(found.item<double>()) : Found(found.item<int64_t>());
 }
 inline double exp_below(double a, double b) { return a == b ? 1.0 : applied(std::exp, a - b); }
 

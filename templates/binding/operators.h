@@ -1,9 +1,37 @@
 // Operators of several programs: the first one that is good for a call runs it.
 #pragma once
 
+#include <ATen/ops/ceil.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/logical_xor.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/round.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/trunc.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace {
+namespace py {
+
+// What Python has no operator for, torch computes, as it does for kernels that are launched from Python.
+inline at::Tensor tensor_of(double value) { return at::full({}, value, at::kDouble); }
+inline at::Tensor tensor_of(int64_t value) { return at::full({}, value, at::kLong); }
+inline at::Tensor tensor_of(bool value) { return at::full({}, value, at::kBool); }
+template <class Function, class... A>
+auto by_torch(Function function, A... given) {
+  using Found = std::conditional_t<(std::is_integral_v<A> && ...), int64_t, double>;
+  const at::Tensor found = function(tensor_of(given)...);
+  return found.is_floating_point() ? Found(found.item<double>()) : Found(found.item<int64_t>());
+}
+
+}  // namespace py
+
 namespace fg {
 
 inline c10::SymInt quotient(const c10::SymInt& value, const c10::SymInt& divisor) { return value / divisor; }

@@ -140,13 +140,13 @@ def test_nvcc_compiles_it(architecture: str, tmp_path: Path) -> None:
     """nvcc with the flags of ours, as a reader would: all kernels of an architecture in one go."""
     files = [str(path) for path in stored_sources() if path.parts[-3] == architecture]
     assert len(files) >= len(SPECS)
-    command = [_nvcc(), *FLAGS, f"-arch={architecture}", "-cubin", *files]
+    command = [nvcc(), *FLAGS, f"-arch={architecture}", "-cubin", *files]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.stem for path in tmp_path.glob("*.cubin")} == {Path(file).stem for file in files}
 
 
-def _nvcc() -> str:
+def nvcc() -> str:
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found = find_nvidia_binary_utility("nvcc")

@@ -1,0 +1,15 @@
+"""Headers of `templates/binding`, each as one text with what it includes of them."""
+
+from __future__ import annotations
+
+import re
+
+from fusegen.emit.environment import templates
+
+_INCLUDE = re.compile(r'^#include "(\w+\.h)"\n', re.MULTILINE)
+
+
+def header(name: str) -> str:
+    """A header's text, without the guard that only a file needs."""
+    text = (templates() / "binding" / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+    return _INCLUDE.sub(lambda found: header(found[1]), text)

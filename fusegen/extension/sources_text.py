@@ -1,0 +1,169 @@
+"""Programs as CUDA C++ that plain nvcc compiles: the emitted kernels, and a function that launches them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fusegen.calls.call import Call, KernelLaunch, MapArgument, MatrixProduct, Role, ScalarArgument, TensorMapSpec
+from fusegen.dtypes import DType
+from fusegen.emit.environment import render
+from fusegen.errors import BundleError
+from fusegen.extension.call_text import CallText, Entry
+from fusegen.extension.kinds import Built
+from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
+from fusegen.extension.spelling import number_name, size_name
+from fusegen.jit.nvrtc import FLAGS
+
+_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
+"""Element types of tensor maps, by their numbers in ``cuda.h``."""
+
+_INVALID = "return cudaErrorInvalidValue;"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a function's arguments."""
+
+    type: str
+    name: str
+    what: str
+
+
+class SourcesCall(CallText):
+    """The statements of a call on addresses ``a``, which end with a status."""
+
+    def __init__(self, call: Call, entries: Sequence[Entry], number: Callable[[str], str]) -> None:
+        self.fields: dict[str, Field] = {}
+        self._keyed = {key.buffer: key for key in call.keys}
+        super().__init__(call, entries, number)
+
+    def tensor(self, key: int) -> str:
+        """The field of a buffer."""
+        spec = self._specs[key]
+        name = spec.name if spec.role is not Role.RANDOM else "random_key"
+        is_written = spec.role is Role.OUTPUT or any(step.touched.get(key) for step in self.call.steps)
+        shape = " x ".join(str(extent) for extent in spec.shape) or "one element"
+        what = f"{spec.dtype} of {shape}" if spec.role is not Role.RANDOM else "the key of the random bits, one 64-bit integer"
+        self.fields.setdefault(name, Field(f"{'' if is_written else 'const '}void*", name, what))
+        return f"a.{name}"
+
+    def _address(self, key: int) -> str:
+        if key in self._slots:
+            self._addresses.setdefault("workspace", "const int64_t at_workspace = reinterpret_cast<int64_t>(a.workspace);")
+            return f"at_workspace + slots[{self._slots[key][0]}].offset"
+        name = f"at_b{key}".replace("-", "_")
+        self._addresses.setdefault(name, f"const int64_t {name} = reinterpret_cast<int64_t>({self.tensor(key)});")
+        return name
+
+    def _checks(self) -> list[str]:
+        return []
+
+    def _memory(self) -> list[str]:
+        slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
+        if not slots:
+            return ["if (bytes) return cudaSuccess;"]
+        self.fields["workspace"] = Field("void*", "workspace", "memory of the call's own")
+        lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::arrange(slots);"]
+        return [*lines, "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"]
+
+    def _keys(self) -> list[str]:
+        return []
+
+    def _counted(self) -> list[str]:
+        return []
+
+    def _cuda_launch(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> list[str]:
+        lines, taken = [], []
+        for number, argument in enumerate(launch.arguments):
+            if isinstance(argument, MapArgument):
+                made = self._map_of(launch.tensor_maps[argument.number])
+                lines += [
+                    f"fg::TensorMap a{number};",
+                    f"if (const cudaError_t status = fg::tensor_map(a{number}, {made})) return status;",
+                ]
+            else:
+                kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
+                lines.append(f"{kind} a{number} = {self._argument(argument)};")
+            taken.append(f"&a{number}")
+        lines.append(f"void* arguments[] = {{{', '.join(taken)}}};")
+        shape = f"grid_{place}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
+        called = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
+        lines.append(f"if (const cudaError_t status = {called}) return status;")
+        return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
+
+    def _map_of(self, spec: TensorMapSpec) -> str:
+        dtype = self._specs[spec.buffer].dtype
+        box = f"{{{', '.join(map(str, spec.box))}}}"
+        lists = f"{self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
+        place = f"{self._address(spec.buffer)}, {self.formula(spec.offset)}, {_KINDS[dtype]}, {dtype.itemsize}"
+        return f"{place}, {lists}, {'false' if spec.writable else 'true'}"
+
+
+def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str, str]:
+    """A header and a CUDA file for the programs of one kind of calls.
+
+    Args:
+        name: of the function.
+        target: the GPU.
+        programs: in order of preference, for other numbers of rows.
+
+    Raises:
+        BundleError: one leaves something to a library.
+    """
+    fields: dict[str, Field] = {}
+    kernels, forms = [], []
+    for number, built in enumerate(_own(name, programs)):
+        entries = []
+        for place, source in enumerate(built.sources):
+            entry = f"{source.entry}_{name}_{number}_{place}"
+            renamed = re.sub(rf"\b{source.entry}\b", entry, source.text)
+            kernels.append({"space": f"kernel_{name}_{number}_{place}", "text": renamed})
+            entries.append(Entry(f"kernel_{name}_{number}_{place}::{entry}", True))
+        text = SourcesCall(built.call, entries, computed_name)
+        sizes = [size_name(size) for size in dict.fromkeys([*_sizes(built), *text.sizes])]
+        lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
+        for size in sizes:
+            plain = size.removeprefix("s_")
+            fields.setdefault(plain, Field("int64_t", plain, "a stride, in elements" if "_stride" in plain else "a size"))
+        for number_of, dtype in built.assumed.numbers:
+            kind = "double" if dtype.is_float else "int64_t"
+            fields.setdefault(number_of, Field(kind, number_of, "a number"))
+            lines.append(f"[[maybe_unused]] const {kind} {number_name(number_of)} = a.{number_of};")
+        fields |= text.fields
+        guards = [line.replace("return false;", _INVALID) for line in size_guards(built.assumed, built.call)]
+        computed = computed_numbers(built.call, built.assumed, text.numbers)
+        forms.append({"name": f"form_{number}", "lines": [*lines, *guards, *computed, *text.lines, "return cudaSuccess;"]})
+    arguments = f"{name}_arguments"
+    banner = f"{name}, made by fusegen for {target}"
+    order = sorted(fields.values(), key=lambda field: "*" not in field.type)
+    context = {"banner": banner, "name": name, "arguments": arguments, "target": target}
+    return {
+        f"{name}.h": render("binding/program.h.jinja", fields=order, **context),
+        f"{name}.cu": render("binding/program.cu.jinja", header=f"{name}.h", kernels=kernels, forms=forms, **context),
+    }
+
+
+def cmake_text(library: str, files: Sequence[str], targets: Sequence[str]) -> str:
+    """A CMake target of the CUDA files."""
+    architectures = [target.removeprefix("sm_") for target in targets]
+    flags = [flag for flag in FLAGS if not flag.startswith("--std")]
+    banner = f"{library}: kernels made by fusegen"
+    return render(
+        "binding/CMakeLists.txt.jinja", banner=banner, library=library, files=files, flags=flags, architectures=architectures
+    )
+
+
+def _sizes(built: Built) -> list[str]:
+    shapes = [extent for _, tensor in built.assumed.tensors for extent in tensor.shape]
+    return [*built.assumed.sizes, *(name for extent in shapes for name in sorted(extent.sizes))]
+
+
+def _own(name: str, programs: Sequence[Built]) -> list[Built]:
+    """The programs that leave nothing to a library."""
+    own = [built for built in programs if not any(isinstance(step, MatrixProduct) for step in built.call.steps)]
+    if not own:
+        what = f"{name} leaves a matrix product to torch, which plain sources do not have"
+        raise BundleError(what, mend="build it with --format extension, or for sm_90a, where such products are kernels")
+    return own

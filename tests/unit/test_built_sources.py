@@ -1,0 +1,41 @@
+"""``fusegen build --format sources``: CUDA files that plain nvcc compiles, with functions that launch them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusegen.cli.main import main
+from tests.unit.test_generated import nvcc
+
+
+def build(out: Path, *words: str) -> int:
+    return main(["build", *words, "--format", "sources", "--library", "mine", "--out", str(out)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
+@pytest.mark.parametrize(
+    "name", ["softmax", *(pytest.param(n, marks=pytest.mark.deep) for n in ("gelu_dropout_add", "flash_attention"))]
+)
+def test_nvcc_compiles_them(name: str, tmp_path: Path) -> None:
+    assert build(tmp_path / "made", name, "--arch", "sm_90a", "--dtype", "bf16") == 0
+    source = tmp_path / "made" / f"{name}_bf16_sm_90a.cu"
+    command = [nvcc(), "-std=c++17", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-c", str(source)]
+    done = subprocess.run([*command, "-o", str(tmp_path / "made.o")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{name}_bf16_sm_90a.cu" in (tmp_path / "made" / "CMakeLists.txt").read_text()
+    assert "x_dim0" in (tmp_path / "made" / f"{name}_bf16_sm_90a.h").read_text() or name == "flash_attention"
+
+
+def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build(tmp_path / "cpu", "softmax", "--arch", "cpu") == 1
+    assert "sources are CUDA" in capsys.readouterr().err
+    function = tmp_path / "mine.py"
+    function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, w):\n    return x.float() @ w.float()\n")
+    words = [f"{function}:mine", "--arch", "sm_80", "--shape", "x=64x32", "--shape", "w=32x16"]
+    assert build(tmp_path / "product", *words) == 1
+    assert "matrix product" in capsys.readouterr().err
+    assert not (tmp_path / "product").exists()
