@@ -50,12 +50,33 @@ class Wanted:
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
         target: the machine.
+        mutates: parameters that the function may write to.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     target: Target
+    mutates: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A kernel for some kind of calls, as its dispatcher traced it.
+
+    Attributes:
+        wanted: the kernel.
+        dispatcher: of its function.
+        variant: of the call.
+        names: of the declared parameters and the captured tensors, as texts call them.
+        values: one a name.
+    """
+
+    wanted: Wanted
+    dispatcher: Dispatcher
+    variant: Variant
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -84,9 +105,12 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     kernels: dict[str, BuiltKernel] = {}
     with _new_folder(folder) as unfinished:
         for each in wanted:
-            known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
+            traced = _traced(each)
+            parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
+            known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
+            _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            for variant, files in _built(each, number):
+            for variant, files in _built(traced, number):
                 marked, files = _marked(known.parameters, variant, files)
                 with _writing_to(folder):
                     for file in files:
@@ -129,16 +153,35 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
-    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
-    dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
+def _traced(wanted: Wanted) -> _Traced:
+    """Traces a kernel for its arguments."""
+    dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates)
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
-    variant, _ = dispatcher.variants.of(values, wanted.target, device)
+    variant, captured = dispatcher.variants.of(values, wanted.target, device)
     _require_known(wanted.name, variant.state)
+    names = (*dispatcher.parameters.names, *variant.state.names)
+    return _Traced(wanted, dispatcher, variant, names, (*values, *captured))
+
+
+def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
+    """Refuses a program that captures other tensors than the earlier programs of its kernel.
+
+    Raises:
+        BundleError: it does.
+    """
+    if kernel.parameters != tuple(parameters):
+        names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
+        what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
+        raise BundleError(what, mend="build each into a folder of its own, or pass them as arguments")
+
+
+def _built(traced: _Traced, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
+    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
+    wanted, variant = traced.wanted, traced.variant
     for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
         place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
-        yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), _limits(rows), place)
+        yield _built_form(wanted, traced.names, traced.values, variant.in_form(form), _limits(rows), place)
 
 
 def _require_known(name: str, state: State) -> None:
@@ -147,9 +190,6 @@ def _require_known(name: str, state: State) -> None:
     Raises:
         BundleError: naming it.
     """
-    if state.names:
-        what = f"{name} closes over tensors, which a built kernel does not find again"
-        raise BundleError(what, mend="pass them as arguments")
     if state.asked:
         what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
         raise BundleError(what, mend="pass what it depends on as an argument")
@@ -210,12 +250,16 @@ def _host_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
 # Data.
 
 
-def _parameters(parameters: Parameters) -> tuple[Parameter, ...]:
+def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parameter, ...]:
+    """Those that a function declares, and behind them the tensors that it captures."""
     found = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
     is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
-    return tuple(Parameter(given, name, is_named[given], defaults.get(given)) for given, name in both)
+    declared = [
+        Parameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates) for given, name in both
+    ]
+    return (*declared, *(Parameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
@@ -223,12 +267,12 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
 
     Args:
         variant: the program, compiled for ``values``.
-        names: of the parameters, as texts call them.
-        values: one a parameter.
+        names: of the parameters and the captured tensors, as texts call them.
+        values: one a name.
     """
     request = variant.request
     lower = autocast_dtype(request.device.type)
-    known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in request.specs}
+    known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in (*request.specs, *variant.traced.inputs)}
     known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
     return Signature(
@@ -241,7 +285,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         rows=(),
         conditions=variant.conditions,
         wide=request.wide,
-        distinct=variant.state.compares_identity and len(request.specs) > 1,
+        distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,
     )
 
 

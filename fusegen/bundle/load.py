@@ -29,6 +29,7 @@ from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_cal
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
 from fusegen.runtime.keys import Values
 from fusegen.runtime.scalars import Condition
+from fusegen.runtime.written import check_writable, refuse_gradients
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -109,6 +110,7 @@ class BuiltFunction(Plan):
         self._kernel = kernel
         self._given = tuple(parameter.name for parameter in kernel.parameters)
         self._plain = tuple(parameter.plain for parameter in kernel.parameters)
+        self._written = frozenset(parameter.name for parameter in kernel.parameters if parameter.written)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
         self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
@@ -166,7 +168,13 @@ class BuiltFunction(Plan):
         check(self.__name__, self._given, values)
         for name, value in zip(self._given, values, strict=True):
             if isinstance(value, Tensor):
-                check_recorded(self.__name__, name, value)
+                self._check_tensor(name, value)
+
+    def _check_tensor(self, name: str, tensor: Tensor) -> None:
+        if name in self._written:
+            check_writable(self.__name__, name, tensor)
+        if not self._written:  # else the program says that it writes
+            check_recorded(self.__name__, name, tensor)
 
     def bind(self, values: Values) -> Found:
         """The program of a call.
@@ -177,11 +185,18 @@ class BuiltFunction(Plan):
         """
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, variant, sizes = self._variant(values, device)
+        if variant.call.written:
+            refuse_gradients(self.__name__, self._recorded(values))
         with self._lock:
             backend, kernels = self._kernels(number, variant, device)
         program = bound_call(variant.call, builder(variant.structure), sizes, device, backend, kernels)
         facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
         return Bound(program, facts, self._uncomputable, also=_alike(values) if self._distinct else None), NOTHING
+
+    def _recorded(self, values: Values) -> list[str]:
+        """Names of the inputs by which autograd wants gradients."""
+        named = zip(self._given, values, strict=True) if torch.is_grad_enabled() else ()
+        return [name for name, value in named if isinstance(value, Tensor) and value.requires_grad]
 
     def _uncomputable(self, values: Values) -> Any:
         given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))

@@ -18,7 +18,7 @@ from fusegen.errors import BundleError
 NAME = "manifest.json"
 """Of the file."""
 
-FORMAT = 4
+FORMAT = 5
 """Of the manifest; one that is not this one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"
@@ -27,19 +27,23 @@ AGAIN = "build it again, or copy the whole folder"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel's function.
+    """A parameter of a kernel's function, or a tensor that the function captures, which a call passes by keyword.
 
     Attributes:
-        name: the user's.
+        name: the user's; of a captured tensor, the name in the graph.
         plain: what calls and numbers name it.
         keyword_only: whether a call must name it.
         default: where there is one.
+        written: whether the kernel may write to it.
+        captured: whether the declared function captures it.
     """
 
     name: str
     plain: str
     keyword_only: bool
     default: Constant | None
+    written: bool = False
+    captured: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.autodiff.keep import Recompute
-from fusegen.errors import GradientError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
@@ -31,7 +30,7 @@ from fusegen.runtime.recorded import Recorded
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.variants import Variants
 from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
-from fusegen.runtime.written import check_writable
+from fusegen.runtime.written import check_writable, refuse_gradients
 
 
 class Dispatcher(Plan):
@@ -179,9 +178,8 @@ class Dispatcher(Plan):
             return ()
         named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
         wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
-        if wanted and variant.traced.writes:
-            what = f"{self.name} writes in place, of which no gradient is recorded, and {', '.join(sorted(wanted))} requires one"
-            raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
+        if variant.traced.writes:
+            refuse_gradients(self.name, wanted)
         if wanted:
             require_history(variant)
         return differentiated_inputs(variant.traced, wanted)

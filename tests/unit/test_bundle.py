@@ -356,19 +356,12 @@ def test_threads_call_one_kernel(tmp_path: Path) -> None:
 
 
 def test_what_only_the_function_knows_is_refused(tmp_path: Path) -> None:
-    weight = randn(8)
-
-    def closed(x: Tensor) -> Tensor:
-        return x * weight
-
     def called(x: Tensor, act: Any) -> Tensor:
         return act(x)
 
-    refused = ((closed, (randn(3, 8),), "closes over tensors"), (called, (randn(3, 8), F.gelu), "written down"))
-    for function, arguments, text in refused:
-        with pytest.raises(BundleError, match=text):
-            built(tmp_path / "kernels", function, arguments)
-        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BundleError, match="written down"):
+        built(tmp_path / "kernels", called, (randn(3, 8), F.gelu))
+    assert list(tmp_path.iterdir()) == []
 
 
 FLAG = torch.ones(1)
