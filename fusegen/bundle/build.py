@@ -14,29 +14,20 @@ from typing import Any
 
 import torch
 
+from fusegen.autodiff.keep import Recompute
 from fusegen.bundle.binaries import mark_of
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
-from fusegen.bundle.validate import check_call
-from fusegen.calls.formula import Relation, formula_of
-from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.bundle.build_passes import Example, built_passes, passes_of
+from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
+from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import autocast_dtype, from_torch
-from fusegen.emit.unit import unit_text
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.ir.formula import formula
-from fusegen.ir.graph import InputSpec
-from fusegen.jit import nvrtc
-from fusegen.jit.host import compile_shared
 from fusegen.lang import run
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.forms import Rows
-from fusegen.runtime.host_kernel import instruction_set
-from fusegen.runtime.host_launch import host_flags
 from fusegen.runtime.parameters import Parameters
-from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.names import plain
-from fusegen.settings import cache_folder
 from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
@@ -51,6 +42,7 @@ class Wanted:
         arguments: by parameter; tensors may be meta ones.
         target: the machine.
         mutates: parameters that the function may write to.
+        recompute: the rule by which backward passes compute values again.
     """
 
     name: str
@@ -58,6 +50,7 @@ class Wanted:
     arguments: Mapping[str, Any]
     target: Target
     mutates: Sequence[str] = ()
+    recompute: Recompute = "auto"
 
 
 @dataclass(frozen=True)
@@ -77,14 +70,6 @@ class _Traced:
     variant: Variant
     names: tuple[str, ...]
     values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _File:
-    """A file of the folder."""
-
-    path: str
-    content: bytes
 
 
 def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
@@ -110,7 +95,12 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            for variant, files in _built(traced, number):
+            place = f"{plain(each.name)}/{each.target.name}"
+            passes, files = _passes(traced, parameters, f"{place}-{number}")
+            with _writing_to(folder):
+                for file in files:
+                    _write(unfinished / file.path, file.content)
+            for variant, files in _built(traced, passes, place, number):
                 marked, files = _marked(known.parameters, variant, files)
                 with _writing_to(folder):
                     for file in files:
@@ -155,7 +145,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _traced(wanted: Wanted) -> _Traced:
     """Traces a kernel for its arguments."""
-    dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates)
+    dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates, recompute=wanted.recompute)
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
@@ -176,12 +166,27 @@ def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
         raise BundleError(what, mend="build each into a folder of its own, or pass them as arguments")
 
 
-def _built(traced: _Traced, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
+def _built(traced: _Traced, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
     """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
     wanted, variant = traced.wanted, traced.variant
+    signature = signature_of(variant, traced.names, traced.values)
     for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
-        place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
-        yield _built_form(wanted, traced.names, traced.values, variant.in_form(form), _limits(rows), place)
+        limited = replace(signature, rows=limits(rows))
+        program, files = built_program(wanted.target, traced.names, limited, variant.in_form(form), f"{place}-{count}")
+        machine, structure = machine_of(wanted.target), structure_of(variant.structure)
+        yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
+
+
+def _passes(traced: _Traced, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+    """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
+    variant, dispatcher = traced.variant, traced.dispatcher
+    passes = passes_of(dispatcher.passes, variant)
+    if passes is None:
+        return None, []
+    count = len(dispatcher.parameters.names)
+    sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
+    call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
+    return built_passes(passes, variant, call, parameters, place)
 
 
 def _require_known(name: str, state: State) -> None:
@@ -195,56 +200,9 @@ def _require_known(name: str, state: State) -> None:
         raise BundleError(what, mend="pass what it depends on as an argument")
 
 
-def _limits(rows: Rows) -> tuple[Relation, ...]:
-    """Between which numbers of rows a form is taken; the last one has no end."""
-    found = []
-    for dim, numbers in rows.items():
-        found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
-        found += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
-    return tuple(found)
-
-
-def _built_form(
-    wanted: Wanted, names: Sequence[str], values: Sequence[Any], variant: Variant, rows: tuple[Relation, ...], place: str
-) -> tuple[BuiltVariant, list[_File]]:
-    make, machine = (_host_files, instruction_set()) if wanted.target.backend is Backend.CPU else (_cuda_files, "")
-    code, files = make(variant, place)
-    signature = replace(signature_of(variant, names, values), rows=rows)
-    call = variant.program.call
-    check_call(names, signature, call, wanted.name)
-    return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
-
-
-# Binaries.
-
-
-def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[_File]) -> tuple[BuiltVariant, list[_File]]:
+def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[File]) -> tuple[BuiltVariant, list[File]]:
     """A program whose binaries end with the mark of its call."""
-    mark, binaries = mark_of(parameters, variant), {code.file for code in variant.code}
-    marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
-    digests = {file.path: digest(file.content) for file in marked}
-    return replace(variant, code=tuple(replace(code, sha256=digests[code.file]) for code in variant.code)), marked
-
-
-def _cuda_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
-    code, files = [], []
-    for source in variant.sources:
-        cubin = nvrtc.compile_cubin(source, variant.request.target.name).cubin
-        binary, text = _File(f"{place}/{source.entry}.cubin", cubin), _File(f"{place}/{source.entry}.cu", source.text.encode())
-        code.append(Code(binary.path, digest(cubin), source.entry, text.path))
-        files += [binary, text]
-    return code, files
-
-
-def _host_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
-    """One library for all kernels of a program."""
-    if not variant.sources:
-        return [], []
-    text = unit_text(variant.sources)
-    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
-    name = f"{place}/kernels-{digest(library)[:16]}"  # a process that has loaded a path knows it as what it was then
-    files = [_File(f"{name}.so", library), _File(f"{name}.cpp", text.encode())]
-    return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in variant.sources], files
+    return with_mark(variant, files, mark_of(parameters, variant))
 
 
 # Data.
@@ -272,7 +230,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     """
     request = variant.request
     lower = autocast_dtype(request.device.type)
-    known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in (*request.specs, *variant.traced.inputs)}
+    known: dict[str, Argument] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
     known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
     return Signature(
@@ -287,10 +245,6 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         wide=request.wide,
         distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,
     )
-
-
-def _tensor(spec: InputSpec) -> TensorArgument:
-    return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
 _HOLDERS = {run.Nothing: Kind.NONE, tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}

@@ -72,7 +72,7 @@ def _wanted(
                 arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
                 check_complete(each, arguments)
                 progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
-                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates)
+                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates, each.kernel.recompute)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

@@ -88,6 +88,8 @@ def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "
 
 def equal(one: Any, other: Any) -> bool:
     """Whether results are the same bits in the same structure."""
+    if one is None:
+        return other is None
     if isinstance(one, Tensor):
         return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, dict):
