@@ -164,7 +164,7 @@ class BuiltFunction(Plan):
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype, or nothing was built for such a call.
-            GradientError: an input requires a gradient.
+            GradientError: an input requires a gradient, and the kernel writes in place or has no derivative.
             TraceError: it is called in another kernel.
             BundleError: a binary is not as it was built.
         """
@@ -236,18 +236,19 @@ class BuiltFunction(Plan):
         """
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, sizes = self._variant(values, device)
-        variant, passes = self._kernels[number].program, self._passes[number]
+        variant = self._kernels[number].program
         also = _alike(values) if self._distinct else None
-        if self._is_recorded(values, variant, passes):
+        passes = self._recording(values, variant, self._passes[number])
+        if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
-            return self._recorded(values, number, sizes, both(condition, also)), NOTHING
+            return self._recorded(values, number, passes, sizes, both(condition, also)), NOTHING
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
         return Bound(program, facts, self._uncomputable, also=also), NOTHING
 
-    def _is_recorded(self, values: Values, program: BuiltProgram, passes: Passes | None) -> bool:
-        """Tells if autograd wants gradients that there are.
+    def _recording(self, values: Values, program: BuiltProgram, passes: Passes | None) -> Passes | None:
+        """The passes, where autograd wants gradients that they give.
 
         Raises:
             GradientError: it wants some where nothing is recorded.
@@ -259,13 +260,14 @@ class BuiltFunction(Plan):
             for name, value in zip(self._given, values, strict=True):
                 if isinstance(value, Tensor):
                     check_recorded(self.__name__, name, value)
-            return False
-        return any(name in wanted for name, _ in passes.built.wiring.gradients)
+            return None
+        return passes if any(name in wanted for name, _ in passes.built.wiring.gradients) else None
 
-    def _recorded(self, values: Values, number: int, sizes: dict[str, int], condition: Condition | None) -> Recorded:
+    def _recorded(
+        self, values: Values, number: int, passes: Passes, sizes: dict[str, int], condition: Condition | None
+    ) -> Recorded:
         """The passes of a program for the exact shapes of a call."""
-        variant, passes = self._kernel.variants[number], self._passes[number]
-        assert passes is not None
+        variant = self._kernel.variants[number]
         wiring, wanted = passes.built.wiring, _wanted(self._plain, values)
         where = {name: place for place, name in enumerate(self._plain)}
         extents = enumerate(variant.signature.arguments)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.load import BuiltFunction
+from fusegen.cli.main import main
 from fusegen.errors import ArgumentError, GradientError
 from tests.unit.bundles import built, equal
 from tests.unit.eager import randn
@@ -53,3 +56,13 @@ def test_writes_in_place_are_not_recorded(kernel: BuiltFunction) -> None:
         kernel(torch.zeros(5, 8), x)
     with torch.no_grad():
         assert equal(kernel(torch.zeros(5, 8), x), x + 1)
+
+
+def test_the_build_command_takes_kernels_that_write(tmp_path: Path) -> None:
+    source = "import fusegen as fg\n@fg.kernel(mutates=('cache',))\ndef put(cache, x):\n    cache.copy_(x * 2)\n    return x + 1\n"
+    (tmp_path / "puts.py").write_text(source)
+    shapes = ["--shape", "cache=5x8", "x=5x8"]
+    command = ["build", f"{tmp_path / 'puts.py'}:put", "--arch", "cpu", *shapes, "--out", str(tmp_path / "kernels")]
+    assert main(command) == 0
+    cache, x = torch.zeros(6, 8), randn(6, 8)
+    assert equal(fg.load(tmp_path / "kernels").put(cache, x), x + 1) and equal(cache, x * 2)
