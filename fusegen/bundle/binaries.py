@@ -10,16 +10,38 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from fusegen.bundle.codec import encode
-from fusegen.bundle.manifest import AGAIN, NAME, BuiltKernel, BuiltVariant, Code, Parameter, digest
+from fusegen.bundle.manifest import AGAIN, NAME, BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Code, Parameter, digest
 from fusegen.errors import BundleError
+
+Program = TypeVar("Program", bound=BuiltProgram)
 
 
 def mark_of(parameters: Sequence[Parameter], variant: BuiltVariant) -> bytes:
     """The mark of a program's binaries: a digest of all that the manifest says of it but names and digests of files."""
-    code = tuple(replace(each, file="", sha256="", source="") for each in variant.code)
-    content = encode(BuiltKernel("", tuple(parameters), (replace(variant, code=code),)), BuiltKernel)
+    passes = None if variant.passes is None else _nameless_passes(variant.passes)
+    content = encode(BuiltKernel("", tuple(parameters), (replace(_nameless(variant), passes=passes),)), BuiltKernel)
+    return _digest(content)
+
+
+def passes_mark_of(parameters: Sequence[Parameter], machine: str, passes: BuiltPasses) -> bytes:
+    """The mark of the binaries of passes, likewise."""
+    kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
+    return _digest([kernel, machine, encode(_nameless_passes(passes), BuiltPasses)])
+
+
+def _nameless(program: Program) -> Program:
+    return replace(program, code=tuple(replace(each, file="", sha256="", source="") for each in program.code))
+
+
+def _nameless_passes(passes: BuiltPasses) -> BuiltPasses:
+    forward, backward = (tuple(map(_nameless, programs)) for programs in (passes.forward, passes.backward))
+    return replace(passes, forward=forward, backward=backward)
+
+
+def _digest(content: object) -> bytes:
     return digest(json.dumps(content, sort_keys=True).encode()).encode()
 
 

@@ -11,30 +11,21 @@ from typing import Any
 
 import torch
 
+from fusegen.autodiff.keep import Recompute
 from fusegen.bundle.binaries import mark_of
+from fusegen.bundle.build_passes import Example, built_passes, passes_of
+from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
 from fusegen.bundle.folder import new_folder, write, writing_to
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltVariant, Code, Manifest, Parameter, digest, manifest_text
-from fusegen.bundle.validate import check_call
-from fusegen.calls.formula import Relation, formula_of
-from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
+from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import autocast_dtype, from_torch
-from fusegen.emit.unit import unit_text
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.ir.formula import formula
-from fusegen.ir.graph import InputSpec
-from fusegen.jit import nvrtc
-from fusegen.jit.host import compile_shared
 from fusegen.lang import run
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.forms import Rows
-from fusegen.runtime.host_kernel import instruction_set
-from fusegen.runtime.host_launch import host_flags
 from fusegen.runtime.parameters import Parameters
-from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.names import plain
-from fusegen.settings import cache_folder
 from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
@@ -48,22 +39,35 @@ class Wanted:
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
         target: the machine.
-        mutates: parameters that the function writes to.
+        mutates: parameters that the function may write to.
+        recompute: the rule by which backward passes compute values again.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     target: Target
-    mutates: tuple[str, ...] = ()
+    mutates: Sequence[str] = ()
+    recompute: Recompute = "auto"
 
 
 @dataclass(frozen=True)
-class _File:
-    """A file of the folder."""
+class _Traced:
+    """A kernel for some kind of calls, as its dispatcher traced it.
 
-    path: str
-    content: bytes
+    Attributes:
+        wanted: the kernel.
+        dispatcher: of its function.
+        variant: of the call.
+        names: of the declared parameters and the captured tensors, as texts call them.
+        values: one a name.
+    """
+
+    wanted: Wanted
+    dispatcher: Dispatcher
+    variant: Variant
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
 
 
 def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
@@ -84,9 +88,17 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     kernels: dict[str, BuiltKernel] = {}
     with new_folder(folder) as unfinished:
         for each in wanted:
-            known = kernels.get(each.name, BuiltKernel(each.name, _parameters(Parameters.of(each.function)), ()))
+            traced = _traced(each)
+            parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
+            known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
+            _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            for variant, files in _built(each, number):
+            place = f"{plain(each.name)}/{each.target.name}"
+            passes, files = _passes(traced, parameters, f"{place}-{number}")
+            with writing_to(folder):
+                for file in files:
+                    write(unfinished / file.path, file.content)
+            for variant, files in _built(traced, passes, place, number):
                 marked, files = _marked(known.parameters, variant, files)
                 with writing_to(folder):
                     for file in files:
@@ -99,16 +111,50 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     return manifest
 
 
-def _built(wanted: Wanted, number: int) -> Iterator[tuple[BuiltVariant, list[_File]]]:
-    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
-    dispatcher = Dispatcher(wanted.function, wanted.function.__name__)
+def _traced(wanted: Wanted) -> _Traced:
+    """Traces a kernel for its arguments."""
+    dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates, recompute=wanted.recompute)
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
-    variant, _ = dispatcher.variants.of(values, wanted.target, device)
+    variant, captured = dispatcher.variants.of(values, wanted.target, device)
     _require_known(wanted.name, variant.state)
+    names = (*dispatcher.parameters.names, *variant.state.names)
+    return _Traced(wanted, dispatcher, variant, names, (*values, *captured))
+
+
+def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
+    """Refuses a program that captures other tensors than the earlier programs of its kernel.
+
+    Raises:
+        BundleError: it does.
+    """
+    if kernel.parameters != tuple(parameters):
+        names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
+        what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
+        raise BundleError(what, mend="build each into a folder of its own, or pass them as arguments")
+
+
+def _built(traced: _Traced, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
+    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
+    wanted, variant = traced.wanted, traced.variant
+    signature = signature_of(variant, traced.names, traced.values)
     for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
-        place = f"{plain(wanted.name)}/{wanted.target.name}-{count}"
-        yield _built_form(wanted, dispatcher.parameters.names, values, variant.in_form(form), limits_of(rows), place)
+        limited = replace(signature, rows=limits(rows))
+        program, files = built_program(wanted.target, traced.names, limited, variant.in_form(form), f"{place}-{count}")
+        machine, structure = machine_of(wanted.target), structure_of(variant.structure)
+        yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
+
+
+def _passes(traced: _Traced, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+    """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
+    variant, dispatcher = traced.variant, traced.dispatcher
+    passes = passes_of(dispatcher.passes, variant)
+    if passes is None:
+        return None, []
+    count = len(dispatcher.parameters.names)
+    sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
+    call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
+    return built_passes(passes, variant, call, parameters, place)
 
 
 def _require_known(name: str, state: State) -> None:
@@ -117,75 +163,29 @@ def _require_known(name: str, state: State) -> None:
     Raises:
         BundleError: naming it.
     """
-    if state.names:
-        what = f"{name} closes over tensors, which a built kernel does not find again"
-        raise BundleError(what, mend="pass them as arguments")
     if state.asked:
         what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
         raise BundleError(what, mend="pass what it depends on as an argument")
 
 
-def limits_of(rows: Rows) -> tuple[Relation, ...]:
-    """Between which numbers of rows a form is taken; the last one has no end."""
-    found = []
-    for dim, numbers in rows.items():
-        found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
-        found += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
-    return tuple(found)
-
-
-def _built_form(
-    wanted: Wanted, names: Sequence[str], values: Sequence[Any], variant: Variant, rows: tuple[Relation, ...], place: str
-) -> tuple[BuiltVariant, list[_File]]:
-    make, machine = (_host_files, instruction_set()) if wanted.target.backend is Backend.CPU else (_cuda_files, "")
-    code, files = make(variant, place)
-    signature = replace(signature_of(variant, names, values), rows=rows)
-    call = variant.program.call
-    check_call(names, signature, call, wanted.name)
-    return BuiltVariant(wanted.target.name, machine, signature, call, structure_of(variant.structure), tuple(code)), files
-
-
-# Binaries.
-
-
-def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[_File]) -> tuple[BuiltVariant, list[_File]]:
+def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[File]) -> tuple[BuiltVariant, list[File]]:
     """A program whose binaries end with the mark of its call."""
-    mark, binaries = mark_of(parameters, variant), {code.file for code in variant.code}
-    marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
-    digests = {file.path: digest(file.content) for file in marked}
-    return replace(variant, code=tuple(replace(code, sha256=digests[code.file]) for code in variant.code)), marked
-
-
-def _cuda_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
-    code, files = [], []
-    for source in variant.sources:
-        cubin = nvrtc.compile_cubin(source, variant.request.target.name).cubin
-        binary, text = _File(f"{place}/{source.entry}.cubin", cubin), _File(f"{place}/{source.entry}.cu", source.text.encode())
-        code.append(Code(binary.path, digest(cubin), source.entry, text.path))
-        files += [binary, text]
-    return code, files
-
-
-def _host_files(variant: Variant, place: str) -> tuple[list[Code], list[_File]]:
-    """One library for all kernels of a program."""
-    if not variant.sources:
-        return [], []
-    text = unit_text(variant.sources)
-    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
-    name = f"{place}/kernels-{digest(library)[:16]}"  # a process that has loaded a path knows it as what it was then
-    files = [_File(f"{name}.so", library), _File(f"{name}.cpp", text.encode())]
-    return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in variant.sources], files
+    return with_mark(variant, files, mark_of(parameters, variant))
 
 
 # Data.
 
 
-def _parameters(parameters: Parameters) -> tuple[Parameter, ...]:
+def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parameter, ...]:
+    """Those that a function declares, and behind them the tensors that it captures."""
     found = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
     is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
-    return tuple(Parameter(given, name, is_named[given], defaults.get(given)) for given, name in both)
+    declared = [
+        Parameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates) for given, name in both
+    ]
+    return (*declared, *(Parameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
@@ -193,12 +193,12 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
 
     Args:
         variant: the program, compiled for ``values``.
-        names: of the parameters, as texts call them.
-        values: one a parameter.
+        names: of the parameters and the captured tensors, as texts call them.
+        values: one a name.
     """
     request = variant.request
     lower = autocast_dtype(request.device.type)
-    known: dict[str, Argument] = {spec.name: _tensor(spec) for spec in request.specs}
+    known: dict[str, Argument] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
     known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
     return Signature(
@@ -211,12 +211,8 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         rows=(),
         conditions=variant.conditions,
         wide=request.wide,
-        distinct=variant.state.compares_identity and len(request.specs) > 1,
+        distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,
     )
-
-
-def _tensor(spec: InputSpec) -> TensorArgument:
-    return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
 _HOLDERS = {run.Nothing: Kind.NONE, tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}

@@ -13,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_structure
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
-from fusegen.bundle.build import Wanted, limits_of, signature_of
+from fusegen.bundle.build import Wanted, signature_of
+from fusegen.bundle.files import limits as rows_of
 from fusegen.bundle.folder import new_folder, write, writing_to
 from fusegen.bundle.manifest import digest
 from fusegen.calls.formula import Relation
@@ -256,7 +257,7 @@ class _Traced:
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
             passes=self._passes(),
-            description=", ".join(f"{spec.name}: {_tensor(spec)}" for spec in self._specs),
+            description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
         )
 
     def _programs(
@@ -281,11 +282,11 @@ class _Traced:
         for rows, form in compiled.forms.all(self._hints):
             made = compiled.in_form(form)
             assumed = Assumed(
-                tensors=tuple((spec.name, _tensor(spec)) for spec in specs),
+                tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,
                 numbers=self._numbers if numbers is None else numbers,
                 relations=(*limits(self._graph.multiples, self._graph.bounds), *relations),
-                rows=limits_of(rows),
+                rows=rows_of(rows),
                 conditions=conditions,
                 constants=self._variant.constants,
                 wide=self._variant.request.wide,
@@ -307,7 +308,7 @@ class _Traced:
             require_history(self._variant)
             wrt = differentiated_inputs(self._graph, [spec.name for spec in self._specs if spec.dtype.is_float])
             sizes = tuple(s for s, (_, dim) in self._variant.request.sizes.sources if dim == ITSELF)
-            parts = named_passes(self._graph, sizes, wrt, self._target, "auto") if wrt else None
+            parts = named_passes(self._graph, sizes, wrt, self._target, self._wanted.recompute) if wrt else None
         except (GradientError, UnsupportedError):
             return None
         return None if parts is None else self._bound(*parts)
@@ -343,10 +344,6 @@ class _Traced:
 
 def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:
     return tuple(Shaped(tuple(map(formula, graph.nodes[p].shape)), graph.nodes[p].dtype) for p in positions)
-
-
-def _tensor(spec: InputSpec) -> TensorArgument:
-    return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
 def _capability(target: Target) -> int:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusegen.bundle.binaries import binary, mark_of
-from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Code, Parameter, read_manifest
-from fusegen.bundle.match import Mismatch, OtherForm, described, match
-from fusegen.calls.call import KernelLaunch
-from fusegen.calls.signature import Constant, ExtentArgument
+from fusegen.bundle.binaries import mark_of, passes_mark_of
+from fusegen.bundle.choose import Reasons, choose
+from fusegen.bundle.kernels import Kernels
+from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
+from fusegen.bundle.match import described, match
+from fusegen.bundle.passes import BuiltPass
+from fusegen.calls.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.calls.structure import builder
-from fusegen.errors import ArgumentError, BundleError, LaunchError, TraceError
+from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.lang.running import is_tracing
-from fusegen.runtime import cuda, devices
-from fusegen.runtime.arguments import check, check_recorded
-from fusegen.runtime.bound import NOTHING, Bound, Facts
+from fusegen.runtime import devices
+from fusegen.runtime.arguments import check, check_recorded, check_tangent
+from fusegen.runtime.bound import NOTHING, Bound, Facts, both
 from fusegen.runtime.executable import Executable, Found, Plan
-from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, bound_call
-from fusegen.runtime.host_kernel import host_kernel, instruction_set
+from fusegen.runtime.execute import bound_call
 from fusegen.runtime.keys import Values
-from fusegen.runtime.scalars import Condition
+from fusegen.runtime.node import Node
+from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.scalars import Condition, condition_of
+from fusegen.runtime.written import check_writable, refuse_gradients
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -45,11 +48,8 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     place = _place(folder)
     manifest = read_manifest(place)
     bundle = Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
-    for kernel in manifest.kernels:
-        for variant in kernel.variants:
-            mark = mark_of(kernel.parameters, variant)
-            for code in variant.code:
-                binary(place, code, mark)
+    for name in bundle:
+        bundle[name].check_binaries()
     return bundle
 
 
@@ -94,6 +94,47 @@ class Bundle:
         return f"<fusegen bundle of {', '.join(self._kernels)}>"
 
 
+@dataclass(frozen=True)
+class Passes:
+    """The passes of a built kernel, ready to be called.
+
+    Attributes:
+        built: what the manifest says of them.
+        kernels: of all their programs.
+        forward, backward: the passes.
+    """
+
+    built: BuiltPasses
+    kernels: tuple[Kernels, ...]
+    forward: BuiltPass
+    backward: BuiltPass
+
+
+def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Passes | None:
+    built = variant.passes
+    if built is None:
+        return None
+    mark, wiring = passes_mark_of(kernel.parameters, variant.machine, built), built.wiring
+    forward, backward = (
+        tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
+        for programs in (built.forward, built.backward)
+    )
+    gradients = range(len(wiring.saved), len(wiring.tensors))
+    return Passes(
+        built,
+        (*forward, *backward),
+        BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
+        BuiltPass(wiring.name, wiring.taken, backward, gradients),
+    )
+
+
+def _wanted(names: Sequence[str], values: Values) -> set[str]:
+    """Names of the inputs by which autograd wants gradients."""
+    if not torch.is_grad_enabled():
+        return set()
+    return {name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor) and value.requires_grad}
+
+
 class BuiltFunction(Plan):
     """A built kernel: what was declared, for the calls and the targets for which it was built.
 
@@ -109,10 +150,13 @@ class BuiltFunction(Plan):
         self._kernel = kernel
         self._given = tuple(parameter.name for parameter in kernel.parameters)
         self._plain = tuple(parameter.plain for parameter in kernel.parameters)
+        self._written = frozenset(parameter.name for parameter in kernel.parameters if parameter.written)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
-        self._loaded: dict[tuple[int, int | None], tuple[Backend, list[Any]]] = {}
-        self._lock = threading.RLock()
+        self._kernels = [
+            Kernels(folder, variant, mark_of(kernel.parameters, variant), variant.machine) for variant in kernel.variants
+        ]
+        self._passes = [_passes(folder, kernel, variant) for variant in kernel.variants]
         self._executable = Executable(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +164,7 @@ class BuiltFunction(Plan):
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype, or nothing was built for such a call.
-            GradientError: an input requires a gradient.
+            GradientError: an input requires a gradient, and the kernel writes in place or has no derivative.
             TraceError: it is called in another kernel.
             BundleError: a binary is not as it was built.
         """
@@ -153,6 +197,16 @@ class BuiltFunction(Plan):
         bound.apply_defaults()
         return [bound.arguments[name] for name in self._given]
 
+    def check_binaries(self) -> None:
+        """Checks that the binaries of all programs are as they were built.
+
+        Raises:
+            BundleError: one is not.
+        """
+        passes = [each for known in self._passes if known is not None for each in known.kernels]
+        for kernels in (*self._kernels, *passes):
+            kernels.check()
+
     # As a plan of programs.
 
     def statics(self) -> list[bool]:
@@ -166,7 +220,12 @@ class BuiltFunction(Plan):
         check(self.__name__, self._given, values)
         for name, value in zip(self._given, values, strict=True):
             if isinstance(value, Tensor):
-                check_recorded(self.__name__, name, value)
+                self._check_tensor(name, value)
+
+    def _check_tensor(self, name: str, tensor: Tensor) -> None:
+        if name in self._written:
+            check_writable(self.__name__, name, tensor)
+        check_tangent(self.__name__, name, tensor)
 
     def bind(self, values: Values) -> Found:
         """The program of a call.
@@ -176,12 +235,57 @@ class BuiltFunction(Plan):
             BundleError: a binary is not as it was built.
         """
         device = next(value.device for value in values if isinstance(value, Tensor))
-        number, variant, sizes = self._variant(values, device)
-        with self._lock:
-            backend, kernels = self._kernels(number, variant, device)
-        program = bound_call(variant.call, builder(variant.structure), sizes, device, backend, kernels)
+        number, sizes = self._variant(values, device)
+        variant = self._kernels[number].program
+        also = _alike(values) if self._distinct else None
+        passes = self._recording(values, variant, self._passes[number])
+        if passes is not None:
+            condition = condition_of(variant.signature.conditions, sizes, self._plain)
+            return self._recorded(values, number, passes, sizes, both(condition, also)), NOTHING
+        structure = self._kernel.variants[number].structure
+        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return Bound(program, facts, self._uncomputable, also=_alike(values) if self._distinct else None), NOTHING
+        return Bound(program, facts, self._uncomputable, also=also), NOTHING
+
+    def _recording(self, values: Values, program: BuiltProgram, passes: Passes | None) -> Passes | None:
+        """The passes, where autograd wants gradients that they give.
+
+        Raises:
+            GradientError: it wants some where nothing is recorded.
+        """
+        wanted = _wanted(self._plain, values)
+        if program.call.written:
+            refuse_gradients(self.__name__, wanted)
+        if passes is None:
+            for name, value in zip(self._given, values, strict=True):
+                if isinstance(value, Tensor):
+                    check_recorded(self.__name__, name, value)
+            return None
+        return passes if any(name in wanted for name, _ in passes.built.wiring.gradients) else None
+
+    def _recorded(
+        self, values: Values, number: int, passes: Passes, sizes: dict[str, int], condition: Condition | None
+    ) -> Recorded:
+        """The passes of a program for the exact shapes of a call."""
+        variant = self._kernel.variants[number]
+        wiring, wanted = passes.built.wiring, _wanted(self._plain, values)
+        where = {name: place for place, name in enumerate(self._plain)}
+        extents = enumerate(variant.signature.arguments)
+        where |= {argument.size: place for place, argument in extents if isinstance(argument, ExtentArgument)}
+        device = next(value.device for value in values if isinstance(value, Tensor))
+        source = Source(tuple(where.get(name) for name in wiring.inputs), device)
+        with torch.no_grad():
+            forward, _ = passes.forward.bind(source.example(values))
+        takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
+        return Recorded(
+            source=source,
+            count=len(values),
+            forward=forward,
+            node=Node(wiring, passes.backward, [not wanted.isdisjoint(names) for names in passes.built.derivatives], sizes),
+            put_together=builder(variant.structure),
+            by_value=self._uncomputable if takes_numbers else None,
+            condition=condition,
+        )
 
     def _uncomputable(self, values: Values) -> Any:
         given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
@@ -189,69 +293,27 @@ class BuiltFunction(Plan):
 
     # Which program.
 
-    def _variant(self, values: Values, device: torch.device) -> tuple[int, BuiltVariant, dict[str, int]]:
-        """The program for some arguments, with its number and its sizes.
+    def _variant(self, values: Values, device: torch.device) -> tuple[int, dict[str, int]]:
+        """The number of the program for some arguments, and their sizes.
 
         Raises:
             ArgumentError: none was built that is good for them.
         """
         target = devices.target_of(device)
-        reasons = []
-        for number, variant in enumerate(self._kernel.variants):
-            if variant.target != target.name:
-                continue
-            if (cluster := max((each.cluster for each in variant.call.launches), default=1)) > target.cluster:
-                reasons.append((variant, f"{device} has no room for {cluster} blocks that share a row"))
-                continue
-            try:
-                return number, variant, match(variant.signature, variant.call, self._plain, values)
-            except OtherForm:
-                continue
-            except Mismatch as reason:
-                reasons.append((variant, str(reason)))
-        if not reasons:
+        there = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
+        found = choose(there, lambda program: match(program.signature, program.call, self._plain, values), device)
+        if not isinstance(found, list):
+            return found
+        if not found:
             what = f"{self.__name__} was not built for {target.name} ({device}); it was built for {', '.join(self.targets)}"
             raise ArgumentError(what, mend=f"build it again with --arch {','.join((*self.targets, target.name))}")
-        raise self._unfit(reasons)
+        raise self._unfit(found)
 
-    def _unfit(self, reasons: Sequence[tuple[BuiltVariant, str]]) -> ArgumentError:
+    def _unfit(self, reasons: Reasons) -> ArgumentError:
         """The error of a call for which nothing was built; of several programs, each with its reason."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
         built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
         return ArgumentError(f"{self.__name__}: {what}", mend=f"build it for such a call too; it was built for {built}")
-
-    # Binaries.
-
-    def _kernels(self, number: int, variant: BuiltVariant, device: torch.device) -> tuple[Backend, list[Any]]:
-        """What launches a program's kernels on a device, and the kernels, which are loaded once."""
-        index = devices.index_of(device) if device.type == "cuda" else None
-        if (number, index) not in self._loaded:
-            self._loaded[number, index] = self._load(variant, index)
-        return self._loaded[number, index]
-
-    def _load(self, variant: BuiltVariant, index: int | None) -> tuple[Backend, list[Any]]:
-        mark = mark_of(self._kernel.parameters, variant)
-        if index is None:
-            return HostBackend(), [self._host_kernel(code, mark, variant.machine) for code in variant.code]
-        kernels = zip(variant.code, variant.call.launches, strict=True)
-        return CudaBackend(index), [self._cuda_kernel(code, mark, launch, index) for code, launch in kernels]
-
-    def _cuda_kernel(self, code: Code, mark: bytes, launch: KernelLaunch, index: int) -> Any:
-        try:
-            return cuda.load(binary(self._folder, code, mark), code.entry, code.entry, launch, index)
-        except LaunchError as error:
-            raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
-
-    def _host_kernel(self, code: Code, mark: bytes, machine: str) -> Any:
-        path = self._folder / code.file
-        if machine != instruction_set():
-            what = f"{path} was built for another kind of processor"
-            raise BundleError(what, mend="build it on a machine like this one: fusegen build … --arch cpu")
-        binary(self._folder, code, mark)
-        try:
-            return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
-        except OSError as error:
-            raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
 
 
 def _found_again(folder: str, name: str) -> BuiltFunction:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.validate import check_call
+from fusegen.bundle.wiring import check_wiring
 from fusegen.calls.call import Call
 from fusegen.calls.signature import Constant, Signature
 from fusegen.calls.structure import Structure, builder
+from fusegen.calls.wiring import Wiring
 from fusegen.errors import BundleError
 
 NAME = "manifest.json"
 """Of the file."""
 
-FORMAT = 4
+FORMAT = 5
 """Of the manifest; one that is not this one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"
@@ -27,19 +30,23 @@ AGAIN = "build it again, or copy the whole folder"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel's function.
+    """A parameter of a kernel's function, or a tensor that the function captures, which a call passes by keyword.
 
     Attributes:
-        name: the user's.
+        name: the user's; of a captured tensor, the name in the graph.
         plain: what calls and numbers name it.
         keyword_only: whether a call must name it.
         default: where there is one.
+        written: whether the kernel may write to it.
+        captured: whether the declared function captures it.
     """
 
     name: str
     plain: str
     keyword_only: bool
     default: Constant | None
+    written: bool = False
+    captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,24 +67,57 @@ class Code:
 
 
 @dataclass(frozen=True)
-class BuiltVariant:
+class BuiltProgram:
+    """A program.
+
+    Attributes:
+        signature: what it assumes of a call.
+        call: what it does.
+        code: one a launch.
+    """
+
+    signature: Signature
+    call: Call
+    code: tuple[Code, ...]
+
+
+@dataclass(frozen=True)
+class BuiltPasses:
+    """The passes of a kernel.
+
+    Attributes:
+        wiring: the connection of both.
+        derivatives: for each result of the kernel, the inputs by which it has a derivative.
+        forward: programs of the forward pass.
+        backward: programs of the backward pass.
+    """
+
+    wiring: Wiring
+    derivatives: tuple[tuple[str, ...], ...]
+    forward: tuple[BuiltProgram, ...]
+    backward: tuple[BuiltProgram, ...]
+
+    @property
+    def programs(self) -> tuple[BuiltProgram, ...]:
+        """All programs."""
+        return (*self.forward, *self.backward)
+
+
+@dataclass(frozen=True)
+class BuiltVariant(BuiltProgram):
     """A program for some kind of calls on a target.
 
     Attributes:
         target: such as ``sm_90a``.
         machine: of a CPU: a digest of its instruction set; else empty.
-        signature: what it assumes of a call.
-        call: what it does.
         structure: how its results are put together.
-        code: one a launch.
+        passes: for calls that autograd records; None where there is no derivative.
     """
 
     target: str
     machine: str
-    signature: Signature
-    call: Call
     structure: Structure
-    code: tuple[Code, ...]
+    passes: BuiltPasses | None
 
 
 @dataclass(frozen=True)
@@ -156,12 +196,31 @@ def _canonical(content: object) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
+def _check_program(names: Sequence[str], program: BuiltProgram, where: str) -> None:
+    """Refuses a program whose parts do not fit each other."""
+    check_call(names, program.signature, program.call, where)
+    if len(program.code) != len(program.call.launches):
+        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", mend=AGAIN)
+
+
+def _check_passes(names: Sequence[str], variant: BuiltVariant, passes: BuiltPasses, where: str) -> None:
+    """Refuses passes that do not fit their variant or each other."""
+    wiring = passes.wiring
+    for program in passes.forward:
+        _check_program(wiring.inputs, program, f"{where}, forward pass")
+    for program in passes.backward:
+        _check_program(wiring.taken, program, f"{where}, backward pass")
+    calls = [program.call for program in passes.forward], [program.call for program in passes.backward]
+    check_wiring(wiring, names, variant.signature, passes.derivatives, *calls, where)
+    if wiring.results != variant.structure.tensors:
+        what = f"{where}: {wiring.results} results of the passes for {variant.structure.tensors} places"
+        raise BundleError(what, mend=AGAIN)
+
+
 def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> None:
     """Refuses a variant whose parts do not fit each other."""
     names = [parameter.plain for parameter in kernel.parameters]
-    check_call(names, variant.signature, variant.call, where)
-    if len(variant.code) != len(variant.call.launches):
-        raise BundleError(f"{where}: {len(variant.code)} binaries for {len(variant.call.launches)} launches", mend=AGAIN)
+    _check_program(names, variant, where)
     try:
         builder(variant.structure)
     except ValueError as error:
@@ -169,3 +228,5 @@ def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> No
     if variant.structure.tensors != len(variant.call.results):
         what = f"{where}: {len(variant.call.results)} results for {variant.structure.tensors} places"
         raise BundleError(what, mend=AGAIN)
+    if variant.passes is not None:
+        _check_passes(names, variant, variant.passes, where)

@@ -45,6 +45,21 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     _check_autocast(signature, values)
     if signature.distinct:
         _check_distinct(names, values)
+    return fit(signature, call, names, values)
+
+
+def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+    """The same as `match` of the values alone, whatever torch's state is.
+
+    Args:
+        signature: what the program assumes.
+        call: what it does.
+        names: of the values, as texts call them.
+        values: one a name.
+
+    Raises:
+        Mismatch: as of `match`.
+    """
     sizes: dict[str, int] = {}
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         _match_value(name, argument, value, sizes)

@@ -15,7 +15,7 @@ from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, met
 from fusegen.cli.document import print_document
 from fusegen.cli.load import Found, load_all
 from fusegen.cli.terminal import Terminal
-from fusegen.errors import ArgumentError, BundleError
+from fusegen.errors import ArgumentError
 from fusegen.target import Target
 
 
@@ -108,16 +108,12 @@ def _wanted(
 ) -> Iterator[Wanted]:
     """Each kernel for each target and dtype."""
     for each in found:
-        if each.kernel.mutates and options.format == "bundle":
-            raise BundleError(
-                f"{each.name} writes to its parameters, which built kernels do not do yet", mend="call it as it is declared"
-            )
         for target in targets:
             for dtype in _words(options.dtype):
                 arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
                 check_complete(each, arguments)
                 progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
-                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates)
+                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates, each.kernel.recompute)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

@@ -124,7 +124,7 @@ class Bound(Program):
         also: Condition | None = None,
     ) -> None:
         condition = condition_of(facts.conditions, facts.sizes, facts.parameters)
-        super().__init__(_both(condition, also), state, hidden)
+        super().__init__(both(condition, also), state, hidden)
         self._program = program
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
@@ -146,7 +146,8 @@ class Bound(Program):
         return self._program(tensors, scalars)
 
 
-def _both(one: Condition | None, other: Condition | None) -> Condition | None:
+def both(one: Condition | None, other: Condition | None) -> Condition | None:
+    """A condition that holds where both do."""
     if one is None or other is None:
         return one or other
     return lambda values: one(values) and other(values)

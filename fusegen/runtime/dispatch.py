@@ -15,23 +15,25 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.autodiff.keep import Recompute
-from fusegen.errors import GradientError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
-from fusegen.runtime.backends import machine_of
+from fusegen.runtime.backends import builder, machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
+from fusegen.runtime.node import Node
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.passes import KnownPasses, require_history
-from fusegen.runtime.recorded import Recorded
+from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.variants import Variants
 from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
-from fusegen.runtime.written import check_writable
+from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler
 
 
@@ -183,9 +185,8 @@ class Dispatcher(Plan):
             return ()
         named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
         wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
-        if wanted and variant.traced.writes:
-            what = f"{self.name} writes in place, of which no gradient is recorded, and {', '.join(sorted(wanted))} requires one"
-            raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
+        if variant.traced.writes:
+            refuse_gradients(self.name, wanted)
         if wanted:
             require_history(variant)
         return differentiated_inputs(variant.traced, wanted)
@@ -200,8 +201,26 @@ class Dispatcher(Plan):
     def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
         """The passes of a variant for the exact shapes of a call."""
         passes, sizes = self.passes.of(variant, wrt), self.variants.sizes(variant, values, hidden)
-        recorded, names = differentiated_results(variant.traced, wrt), self.parameters.names
-        return Recorded(variant, passes, recorded, values, hidden, sizes, names, self._by_value(variant))
+        names, everything = self.parameters.names, (*values, *hidden)
+        where = {name: place for place, name in enumerate((*names, *variant.state.names))}
+        where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        device = next(value.device for value in everything if isinstance(value, Tensor))
+        source = Source(tuple(where.get(name) for name in passes.forward.names), device)
+        given = source.example(everything)
+        with torch.no_grad():
+            forward, _ = passes.forward.executable.found(given)
+        recorded = differentiated_results(variant.traced, wrt)
+        return Recorded(
+            source=source,
+            count=len(everything),
+            forward=forward,
+            node=Node(passes.wiring, passes.backward, recorded, {**passes.forward.sizes(given), **sizes}),
+            put_together=builder(variant.structure),
+            by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
+            condition=condition_of(variant.conditions, sizes, names),
+            state=variant.state,
+            hidden=hidden,
+        )
 
     def _by_value(self, variant: Variant) -> ByValue:
         scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
+from fusegen.calls.wiring import Wiring
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
 from fusegen.passes.variances import with_wide_variances
@@ -35,6 +37,23 @@ class Passes:
     derivative: Derivative
     forward: GraphKernel
     backward: GraphKernel
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The connection of both passes."""
+        derivative, graph = self.derivative, self.forward.graph
+        return Wiring(
+            name=self.backward.graph.name,
+            inputs=self.forward.names,
+            results=derivative.results,
+            floats=tuple(n for n, p in enumerate(graph.outputs[: derivative.results]) if graph.nodes[p].dtype.is_float),
+            tensors=tuple(spec.name for spec in self.backward.graph.inputs),
+            saved=derivative.kept,
+            sizes=self.backward.further,
+            numbers=tuple(name for name, _ in self.backward.graph.scalars),
+            gradients=tuple(zip(derivative.wrt, derivative.gradients, strict=True)),
+            key=derivative.key,
+        )
 
     @classmethod
     def of(

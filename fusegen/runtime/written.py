@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.tensors import span
 
 
@@ -22,6 +22,21 @@ def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         what = f"{kernel}: {name!r} is written to, and several of its elements are one in memory, as expand() gives them"
         raise ArgumentError(what, mend=f"pass {name}.clone()")
+
+
+def refuse_gradients(kernel: str, names: Collection[str]) -> None:
+    """Refuses to record a call that writes in place.
+
+    Args:
+        kernel: its name.
+        names: of the inputs that require a gradient.
+
+    Raises:
+        GradientError: there are some.
+    """
+    if names:
+        what = f"{kernel} writes in place, of which no gradient is recorded, and {', '.join(sorted(names))} requires one"
+        raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
 
 
 def check_apart(names: Sequence[str], tensors: Sequence[Tensor], written: Sequence[int]) -> None:

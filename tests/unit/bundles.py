@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,24 +68,28 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[Any, ...]]] = {
 """Functions with the arguments for which they are built, and others for which that is good."""
 
 
-def built(folder: Path, function: Function, arguments: tuple[Any, ...], architecture: str = "cpu") -> BuiltFunction:
+def built(
+    folder: Path, function: Function, arguments: tuple[Any, ...], architecture: str = "cpu", mutates: Sequence[str] = ()
+) -> BuiltFunction:
     """A function that was built for a call, loaded."""
     name = function.__name__
-    build(folder, [wanted(function, arguments, architecture)], "test")
+    build(folder, [wanted(function, arguments, architecture, mutates)], "test")
     return load(folder)[name]
 
 
-def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu") -> Wanted:
+def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu", mutates: Sequence[str] = ()) -> Wanted:
     """A function for a kind of calls."""
     given = dict(zip(Parameters.of(function).given, arguments, strict=False))
     meta = {
         name: value.to("meta") if isinstance(value, Tensor) and value.is_contiguous() else value for name, value in given.items()
     }
-    return Wanted(function.__name__, function, meta, target(architecture))
+    return Wanted(function.__name__, function, meta, target(architecture), mutates)
 
 
 def equal(one: Any, other: Any) -> bool:
     """Whether results are the same bits in the same structure."""
+    if one is None:
+        return other is None
     if isinstance(one, Tensor):
         return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, dict):

@@ -88,8 +88,8 @@ def test_a_byte_of_the_manifest_has_changed(folder: Path) -> None:
 
 
 def library(folder: Path) -> Path:
-    """The binary of the only kernel."""
-    (found,) = folder.rglob("*.so")
+    """The binary of the only kernel, without those of its passes."""
+    (found,) = (path for path in folder.rglob("*.so") if path.parent.name == "cpu-0")
     return found
 
 
@@ -146,7 +146,14 @@ def arguments(content: Any) -> Any:
     return variant(content)["call"]["steps"][0]["KernelLaunch"]["arguments"]
 
 
+def wiring(content: Any) -> Any:
+    """That of the passes."""
+    return variant(content)["passes"]["BuiltPasses"]["wiring"]
+
+
 LAUNCH = ("call", "steps", 0, "KernelLaunch")
+PASSES = ("passes", "BuiltPasses")
+WIRING = (*PASSES, "wiring")
 CODE = "__import__('os').system('touch HACKED')"
 
 HOSTILE: dict[str, tuple[Change, str]] = {
@@ -205,6 +212,26 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a smaller result": (put("call", "buffers", 1, "shape", value=[1]), "compiled for another call"),
     "another entry": (put("code", 0, "entry", value="fg_other"), "compiled for another call"),
     "another processor": (put("machine", value="m0123456789abcdef"), "compiled for another call"),
+    "passes that nobody knows": (put("passes", value={"Shell": {}}), "one of BuiltPasses"),
+    "no backward pass": (put(*PASSES, "backward", value=[]), "programs of the backward pass have different results"),
+    "another name of the backward pass": (put(*WIRING, "name", value="other"), "compiled for another call"),
+    "an input of no call": (put(*WIRING, "inputs", 0, value="q"), "there is no tensor"),
+    "an input twice": (lambda content: wiring(content)["inputs"].append("x"), "for 4 parameters"),
+    "a result of the passes too many": (put(*WIRING, "results", value=2), "results of the forward pass for 2"),
+    "a gradient by a result that is not there": (put(*WIRING, "floats", value=[3]), "gradients by other results than there are"),
+    "a saved input that is not there": (put(*WIRING, "saved", value=[{"str": CODE}]), "there is no"),
+    "a saved result that is not there": (put(*WIRING, "saved", value=[{"int": 77}]), "there is no saved 77"),
+    "a size that no call has": (put(*WIRING, "sizes", value=["q"]), "parameters"),
+    "a number that no call has": (put(*WIRING, "numbers", 0, value="q"), "there is no number"),
+    "a gradient that is not there": (put(*WIRING, "gradients", 0, 1, value={"int": 77}), "there is no gradient 77"),
+    "a gradient by nothing": (put(*WIRING, "gradients", 0, 0, value="q"), "a gradient by 'q'"),
+    "a key that is an argument": (put(*WIRING, "key", value={"str": "x"}), "no key of random bits"),
+    "a derivative of nothing": (put(*PASSES, "derivatives", value=[]), "derivatives of 0 results"),
+    "a derivative by nothing": (put(*PASSES, "derivatives", 0, value=["q"]), "a derivative by 'q'"),
+    "a binary of a pass outside": (put(*PASSES, "forward", 0, "code", 0, "file", value="../../secret"), "outside of the folder"),
+    "passes of another call": (put(*PASSES, "backward", 0, "call", "counts", value=[1]), "compiled for another call"),
+    "a captured parameter that was none": (
+        lambda content: content["kernels"][0]["parameters"][0].update(captured=True), "compiled for another call"),
     "no kernels at all": (lambda content: content.update(kernels=None), "a list expected"),
 }  # fmt: skip
 
@@ -219,7 +246,7 @@ def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: py
 
 
 def test_a_library_of_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.bundle.load.instruction_set", lambda: "m0123456789abcdef")
+    monkeypatch.setattr("fusegen.bundle.kernels.instruction_set", lambda: "m0123456789abcdef")
     with pytest.raises(BundleError, match="another kind of processor"):
         load(folder).numbers(randn(4, 8), 0.5, 3)
 

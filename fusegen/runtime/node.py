@@ -1,0 +1,109 @@
+"""A node of autograd's graph for a call: its forward is the forward pass of a kernel, its backward is the backward pass.
+
+It is a plain ``torch.autograd.Function``, which costs less host time than an operator that is registered with autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.calls.wiring import Wiring
+from fusegen.errors import GradientError
+from fusegen.runtime.keys import Values
+
+
+class Node:
+    """The parts of the passes that a node of autograd's graph needs.
+
+    Args:
+        wiring: of the passes.
+        backward: runs the backward pass.
+        recorded: for each result, whether there is a derivative of it.
+        sizes: values of the symbolic sizes.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        backward: Callable[[Values], Sequence[Tensor]],
+        recorded: Sequence[bool],
+        sizes: Mapping[str, int],
+    ) -> None:
+        inputs = wiring.inputs
+        self.name = wiring.name
+        self.backward = backward
+        self.count = wiring.results
+        self.plain = [place for place, is_recorded in enumerate(recorded) if not is_recorded]
+        self.kept = [inputs.index(k) if isinstance(k, str) else ~k for k in wiring.saved]
+        self.floats = wiring.floats
+        given = {name: n for n, name in enumerate(wiring.tensors[len(self.kept) :])}
+        sources = dict(wiring.gradients)
+        found = [sources.get(name) for name in inputs]
+        self.gradients = [~given[source] if isinstance(source, str) else source for source in found]
+        self.sizes = [sizes[name] for name in wiring.sizes]
+        self.numbers = [inputs.index(name) for name in wiring.numbers]
+
+    def saved(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Selects the tensors that the backward pass reads."""
+        return [values[place] if place >= 0 else outputs[~place] for place in self.kept]
+
+
+class NodeCall(torch.autograd.Function):
+    """Runs the forward pass of a node, and records it."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Node, run: Any, nothing: Any, *values: Any) -> tuple[Tensor, ...]:
+        outputs = run(values, nothing)
+        results: tuple[Tensor, ...] = outputs[: node.count]
+        ctx.node, ctx.numbers = node, [values[place] for place in node.numbers]
+        ctx.save_for_backward(*node.saved(values, outputs))
+        if node.count > 1:  # else there is a gradient wherever there is a call
+            ctx.like = [(result.shape, result.dtype, result.device) for result in results]
+            ctx.set_materialize_grads(False)
+        if node.plain:
+            ctx.mark_non_differentiable(*(results[place] for place in node.plain))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        node: Node = ctx.node
+        saved, given = ctx.saved_tensors, [gradients[n] if gradients[n] is not None else _zeros(*ctx.like[n]) for n in node.floats]
+        with torch.no_grad():
+            outputs = node.backward([*saved, *given, *node.sizes, *ctx.numbers])
+        found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
+        if torch.is_grad_enabled():  # somebody wants a derivative of these
+            needed = [t for t in (*saved, *given) if t.requires_grad]
+            found = _once(node.name, found, needed)
+        return (None, None, None, *found)
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gradient by a result of which nothing was made."""
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _once(name: str, gradients: list[Tensor | None], needed: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of which the derivative raises an error, instead of being none."""
+    places = [n for n, gradient in enumerate(gradients) if gradient is not None]
+    found = _Once.apply(name, len(places), *(gradients[n] for n in places), *needed)  # type: ignore[no-untyped-call]
+    return [found[places.index(n)] if n in places else None for n in range(len(gradients))]
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.name = name
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        what = f"{ctx.name}: its results are differentiated again, and kernels have first derivatives alone"
+        raise GradientError(
+            what, mend="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
+        )
