@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_structure
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
 from fusegen.bundle.build import Wanted, signature_of
 from fusegen.bundle.files import limits as rows_of
+from fusegen.bundle.files import tensor_argument
 from fusegen.bundle.folder import new_folder, write, writing_to
 from fusegen.bundle.manifest import digest
 from fusegen.calls.formula import Relation

@@ -92,7 +92,7 @@ def test_machine_code_that_is_not_for_this_gpu(folder: Path) -> None:
 
 def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None:
     kernel = fg.load(folder).bias_silu
-    (path,) = (folder / "bias_silu").rglob("*.cubin")
+    (path,) = (path for path in (folder / "bias_silu").rglob("*.cubin") if "ward" not in path.parent.name)
     content = path.read_bytes()
     try:
         path.write_bytes(content[:-1] + b"\xff")
