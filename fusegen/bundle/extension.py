@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
 _NOTHING = Numbers()
-_CONSTANTS = (bool, int, float, str)
+_CONSTANTS = (bool, int, float)
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,10 @@ def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
             what = f"{each.name} has other parameters or results for {kind.description} than before"
             raise BundleError(what, mend="build it into another library")
         found[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
+    for name in found:
+        if clash := {f"{name}_forward", f"{name}_backward"} & found.keys():
+            what = f"{clash.pop()} is also the name of a pass of {name}"
+            raise BundleError(what, mend="build them into two libraries")
     return list(found.values())
 
 
@@ -220,6 +225,8 @@ class _Traced:
         self._mutates = dispatcher.parameters.mutates
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
+        if not self._tensors:
+            raise BundleError(f"{wanted.name} takes no tensor, which says where an operator runs", mend="call the kernel itself")
         self._specs = [specs[name] for name in self._tensors]
         self._extents = tuple(a.size for a in self._given.values() if isinstance(a, ExtentArgument))
         kinds = {n: DType.FLOAT64 if a.is_float else DType.INT64 for n, a in self._given.items() if isinstance(a, NumberArgument)}
@@ -242,13 +249,13 @@ class _Traced:
             return Parameter(name, "float" if argument.is_float else "int")
         if isinstance(argument, ExtentArgument):
             return Parameter(name, "size")
-        return Parameter(name, "constant", argument.value) if type(argument.value) in _CONSTANTS else None
+        return Parameter(name, "constant", argument.value) if _is_plain(argument.value) else None
 
     # Calls.
 
     def kind(self) -> Kind:
         """The calls, with the programs that run them."""
-        constants = [(n, a.value) for n, a in self._given.items() if isinstance(a, Constant) and type(a.value) in _CONSTANTS]
+        constants = [(n, a.value) for n, a in self._given.items() if isinstance(a, Constant) and _is_plain(a.value)]
         fresh = [position for position in self._graph.outputs if position not in self._graph.puts]
         return Kind(
             on_gpu=not self._is_cpu,
@@ -341,6 +348,13 @@ class _Traced:
     def _compiled(self, graph: Graph) -> Compiled:
         structure = tree_structure((0,) * len(graph.outputs))
         return compile_graph(graph, structure, self._target, self._hints, wide=self._variant.request.wide)
+
+
+def _is_plain(value: object) -> bool:
+    """Tells if a value can be an argument of an operator, with a default: a schema has no infinite numbers and no escapes."""
+    if isinstance(value, str):
+        return value.isascii() and value.isprintable() and not set(value) & set('"\\')
+    return type(value) in _CONSTANTS and (not isinstance(value, float) or math.isfinite(value))
 
 
 def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:

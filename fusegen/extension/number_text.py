@@ -9,11 +9,9 @@ from fusegen.calls.formula import Formula
 from fusegen.calls.numbers import BY_TORCH, Numbers, Operation, Scalar
 from fusegen.extension.spelling import number_name, spelled
 
-_SIGNS = {
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
-}  # fmt: skip
+_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OWN = (
+    "bitwise_and", "bitwise_or", "bitwise_xor",
     "copy", "neg", "abs", "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",
     "bitwise_left_shift", "bitwise_right_shift", "exp_below",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from fusegen.calls.formula import Formula
@@ -16,6 +17,9 @@ from fusegen.extension.program_text import program_lines
 from fusegen.extension.spelling import DTYPES, quoted, size_name, spelled_list
 
 _TENSORS = ("tensor", "written")
+_WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")
+"""Words of the language of schemas; those of Python are likewise."""
+
 _SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
 _PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
 _CONSTANT: dict[type, tuple[str, str]] = {
@@ -134,7 +138,7 @@ class UnitText:
         declared = [f"{kind} {name}" for name, _, kind in further]
         parameters = [_declared(p, sym=False) for p in op.parameters]
         sym_parameters = [_declared(p, sym=True) for p in op.parameters]
-        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *(f"{kind} {name}" for name, kind, _ in further)])
+        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *(f"{kind} fg_{name}" for name, kind, _ in further)])
         schemas = [
             _schema(op),
             f"{op.name}_forward({taken}) -> Tensor[]",
@@ -189,12 +193,13 @@ def _declared(parameter: Parameter, *, sym: bool) -> str:
 
 def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
     """A parameter as schemas have it."""
+    name = f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _WORDS else parameter.name
     if parameter.role == "written":
-        return f"Tensor(a{place}!) {parameter.name}"
+        return f"Tensor(a{place}!) {name}"
     if parameter.role == "constant":
         value = f"={_default(parameter.default)}" if default else ""
-        return f"{_CONSTANT[type(parameter.default)][0]} {parameter.name}{value}"
-    return f"{_SCHEMA[parameter.role]} {parameter.name}"
+        return f"{_CONSTANT[type(parameter.default)][0]} {name}{value}"
+    return f"{_SCHEMA[parameter.role]} {name}"
 
 
 def _default(value: object) -> str:

@@ -133,15 +133,15 @@ class _Guards:
 
     def _sizes(self) -> list[str]:
         lines = [f"const int64_t {size_name(name)} = z[{n}];" for n, name in enumerate(self._assumed.sizes)]
-        known = set(self._assumed.sizes)
+        known, checks = set(self._assumed.sizes), []
         for n, (_, tensor) in enumerate(self._assumed.tensors):
             for d, extent in enumerate(tensor.shape):
                 if extent.operator is Operator.SIZE and str(extent.value) not in known:
                     known.add(str(extent.value))
                     lines.append(f"const int64_t {size_name(str(extent.value))} = t[{n}].size({d});")
                     continue
-                lines.append(_unless(f"t[{n}].size({d}) == {spelled(extent)}"))
-        return lines + [_unless(f"{size_name(name)} >= {_LEAST}") for name in sorted(known)]
+                checks.append(_unless(f"t[{n}].size({d}) == {spelled(extent)}"))
+        return lines + checks + [_unless(f"{size_name(name)} >= {_LEAST}") for name in sorted(known)]
 
     def _layout(self, n: int, tensor: TensorArgument) -> list[str]:
         lines, free = [], []
@@ -172,8 +172,16 @@ class _Guards:
         assumed = self._assumed
         kinds = {name: dtype.is_float for name, dtype in assumed.numbers}
         conditions = NumberText(assumed.conditions, kinds, dict(assumed.constants), "c")
-        wanted = [conditions.value(position) for _, position in assumed.conditions.results]
-        return [*conditions.lines, *(_unless(value) for value in wanted)]
+        lines: list[str] = []
+        for _, position in assumed.conditions.results:  # a later one may make sense only where the earlier hold
+            value = conditions.value(position)
+            lines += [line for line in conditions.lines if line not in lines]
+            lines.append(_unless(value))
+        return (
+            ["try {", *(f"  {line}" for line in lines), "} catch (const std::domain_error&) {", "  return false;", "}"]
+            if lines
+            else []
+        )
 
     def _narrow(self) -> list[str]:
         spans = [_unless(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]

@@ -67,11 +67,14 @@ auto remainder(A a, B b) {
 }
 template <class A, class B>
 auto floor_divide(A a, B b) {
+  if (b == B(0)) refuse();
   if constexpr (both_ints<A, B>) {
-    if (b == 0) refuse();
-    return sub(int64_t(a), remainder(a, b)) / int64_t(b);
+    if (b == -1) return sub(int64_t(0), a);
+    const int64_t quotient = int64_t(a) / int64_t(b), left = int64_t(a) % int64_t(b);
+    return left && (left < 0) != (b < 0) ? quotient - 1 : quotient;
   } else {
-    const double left = remainder(double(a), double(b)), quotient = (double(a) - left) / double(b);
+    const double left = std::fmod(double(a), double(b));
+    const double quotient = (double(a) - left) / double(b) - (left != 0 && (left < 0) != (double(b) < 0) ? 1.0 : 0.0);
     if (quotient == 0) return std::copysign(0.0, double(a) / double(b));
     const double floored = std::floor(quotient);
     return quotient - floored > 0.5 ? floored + 1 : floored;
@@ -81,8 +84,11 @@ template <class A, class B>
 auto pow(A a, B b) {
   if constexpr (both_ints<A, B>) {
     if (b < 0) refuse();  // a float, in Python
-    int64_t found = 1;
-    for (int64_t n = 0; n < b; ++n) found = mul(found, a);
+    int64_t found = 1, square = a;
+    for (int64_t left = b; left; left >>= 1) {
+      if (left & 1) found = mul(found, square);
+      if (left > 1) square = mul(square, square);
+    }
     return found;
   } else {
     if ((a == A(0) && b < B(0)) || (a < A(0) && double(b) != std::floor(double(b)))) refuse();
@@ -110,8 +116,20 @@ A copy(A a) {
   return a;
 }
 inline int64_t bitwise_left_shift(int64_t a, int64_t b) {
-  if (b < 0 || b > 62 || std::llabs(a) >> (62 - b)) refuse();
-  return a * (int64_t(1) << b);
+  if (b < 0 || (b > 62 && a)) refuse();
+  return a ? mul(a, int64_t(1) << b) : 0;
+}
+template <class A, class B>
+auto bitwise_and(A a, B b) {
+  return std::conditional_t<std::is_same_v<A, bool> && std::is_same_v<B, bool>, bool, int64_t>(a & b);
+}
+template <class A, class B>
+auto bitwise_or(A a, B b) {
+  return std::conditional_t<std::is_same_v<A, bool> && std::is_same_v<B, bool>, bool, int64_t>(a | b);
+}
+template <class A, class B>
+auto bitwise_xor(A a, B b) {
+  return std::conditional_t<std::is_same_v<A, bool> && std::is_same_v<B, bool>, bool, int64_t>(a ^ b);
 }
 inline int64_t bitwise_right_shift(int64_t a, int64_t b) {
   if (b < 0) refuse();

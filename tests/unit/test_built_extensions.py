@@ -23,24 +23,31 @@ from torch import Tensor
 
 import fusegen as fg
 
-scale = torch.linspace(1, 2, 32)
-
-
 @fg.kernel
-def block(x: Tensor, w: Tensor, b: Tensor, factor: float = 1.0, approximate: str = "none") -> tuple[Tensor, Tensor]:
-    h = F.gelu(F.layer_norm(x, (x.shape[-1],), b, b), approximate=approximate) * (factor * 2 + 1)
+def block(x: Tensor, w: Tensor, b: Tensor, class_: float = 1.0, approximate: str = "none") -> tuple[Tensor, Tensor]:
+    h = F.gelu(F.layer_norm(x, (x.shape[-1],), b, b), approximate=approximate) * (class_ * 2 + 1)
     return h @ w, h.sum(-1)
-
-
-@fg.kernel
-def drop(x: Tensor) -> Tensor:
-    return fg.dropout(F.silu(x * scale), 0.25)
 
 
 @fg.kernel(mutates=("cache",))
 def store(cache: Tensor, x: Tensor, slots: Tensor) -> Tensor:
     cache[slots] = x * 2
     return x.sum(-1)
+"""
+
+DROP = """
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+
+scale = torch.linspace(1, 2, 32)
+
+
+@fg.kernel
+def block(x: Tensor) -> Tensor:
+    return fg.dropout(F.silu(x * scale), 0.25)
 """
 
 SHAPES = {
@@ -52,9 +59,18 @@ SHAPES = {
 
 def build(folder: Path, name: str, *further: str) -> Path:
     """Builds a kernel for the CPU, once; returns the library."""
-    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "kernels.py").write_text(DROP if name == "drop" else KERNELS)
     out = folder / f"fgtest_{name}"
-    command = ["build", f"{folder / 'kernels.py'}:{name}", "--format", "extension", "--arch", "cpu", "--out", str(out)]
+    command = [
+        "build",
+        f"{folder / 'kernels.py'}:{'store' if name == 'store' else 'block'}",
+        "--format",
+        "extension",
+        "--arch",
+        "cpu",
+        "--out",
+        str(out),
+    ]
     assert main([*command, *SHAPES[name], *further]) == 0
     return out / f"fgtest_{name}.so"
 
@@ -113,12 +129,14 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
         torch.autograd.grad(first.square().sum(), x)
 
 
+@pytest.mark.usefixtures("block")
 def test_an_operator_with_random_bits_draws_them_at_each_call(tmp_path: Path) -> None:
+    torch.ops.fgtest_block.block(*given(), 0.7)[0].sum().backward()  # of the same name: neither must find the other's passes
     torch.ops.load_library(build(tmp_path, "drop"))
     x, scale = torch.ones(64, 32, requires_grad=True), torch.linspace(1, 2, 32)
 
     def two(x: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.ops.fgtest_drop.drop(x, scale) for _ in range(2)]
+        return [torch.ops.fgtest_drop.block(x, scale) for _ in range(2)]
 
     for call in (two, torch.compile(two, fullgraph=True, backend="aot_eager")):
         one, other = call(x)
@@ -175,7 +193,7 @@ def test_a_process_without_fusegen_trains(block: Path, tmp_path: Path) -> None:
 
 def test_the_manifest_says_what_is_there(block: Path) -> None:
     (entry,) = json.loads((block.parent / "extension.json").read_text())["operators"]
-    assert entry["differentiable"] and entry["schema"].startswith("block(Tensor x, Tensor w, Tensor b, float factor, str approx")
+    assert entry["differentiable"] and entry["schema"].startswith("block(Tensor x, Tensor w, Tensor b, float class_, str approx")
 
 
 PROGRAM = """
