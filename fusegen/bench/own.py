@@ -58,7 +58,7 @@ class OwnCase(Case):
 
     @cached_property
     def bytes(self) -> int:
-        """What any way of computing must move."""
+        """Bytes that any way of computing must move."""
         return self.moved
 
     @property

@@ -15,7 +15,7 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.bundle.binaries import mark_of
 from fusegen.bundle.build_passes import Example, built_passes, passes_of
 from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
-from fusegen.bundle.folder import new_folder, write, writing_to
+from fusegen.bundle.folder import new_folder, require_new, write, writing_to
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
 from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature
 from fusegen.calls.structure import Kind, Structure
@@ -83,8 +83,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
         CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
         TraceError: a function does something that no kernel can do.
     """
-    if folder.exists():
-        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+    require_new(folder)
     kernels: dict[str, BuiltKernel] = {}
     with new_folder(folder) as unfinished:
         for each in wanted:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """What the disk refuses, in words; nothing of the user's runs in here."""
+    """Puts into words why the disk refuses; nothing of the user's runs in here."""
     try:
         yield
     except OSError as error:
@@ -40,3 +41,23 @@ def write(path: Path, content: bytes) -> None:
     """Writes a file of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
+
+
+def require_new(folder: Path) -> None:
+    """Refuses a folder that is there.
+
+    Raises:
+        BundleError: it is.
+    """
+    if folder.exists():
+        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+
+
+def require_name(library: str) -> None:
+    """Refuses what no library of torch, and no C++ text, can be called.
+
+    Raises:
+        ArgumentError: it is such a name.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", library):
+        raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib by --library")

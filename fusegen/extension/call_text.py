@@ -20,7 +20,11 @@ from fusegen.calls.call import (
     TensorMapSpec,
 )
 from fusegen.calls.formula import Formula
+from fusegen.dtypes import DType
 from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
+
+_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
+"""Element types of tensor maps, by their numbers in ``cuda.h``."""
 
 
 @dataclass(frozen=True)
@@ -184,21 +188,27 @@ class CallText:
         lines, taken = [], []
         for number, argument in enumerate(launch.arguments):
             if isinstance(argument, MapArgument):
-                lines.append(f"fg::TensorMap a{number} = {self._map(launch.tensor_maps[argument.number])};")
+                lines += self._made_map(f"a{number}", self._map(launch.tensor_maps[argument.number]))
             else:
                 kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
                 lines.append(f"{kind} a{number} = {self._argument(argument)};")
             taken.append(f"&a{number}")
         lines.append(f"void* arguments[] = {{{', '.join(taken)}}};")
-        lines.append(f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});")
+        lines.append(self._launched(launch, entry, place, overlaps))
         return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
 
+    def _made_map(self, name: str, arguments: str) -> list[str]:
+        return [f"fg::TensorMap {name} = fg::tensor_map({arguments});"]
+
+    def _launched(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> str:
+        return f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});"
+
     def _map(self, spec: TensorMapSpec) -> str:
-        dtype = DTYPES[self._specs[spec.buffer].dtype]
+        """The arguments of a tensor map."""
+        dtype = self._specs[spec.buffer].dtype
+        place = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
         box = f"{{{', '.join(map(str, spec.box))}}}"
-        lists = f"{self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
-        promote = "false" if spec.writable else "true"
-        return f"fg::tensor_map({self._address(spec.buffer)}, {self.formula(spec.offset)}, {dtype}, {lists}, {promote})"
+        return f"{place}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}, {str(not spec.writable).lower()}"
 
 
 def _named(key: int) -> str:

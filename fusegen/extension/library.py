@@ -29,7 +29,7 @@ _BUILDER = "import json, sys; from torch.utils.cpp_extension import load; load(*
 
 @dataclass(frozen=True)
 class Texts:
-    """What becomes a library.
+    """Texts that become a library.
 
     Attributes:
         name: what it is for, in messages.

@@ -14,7 +14,7 @@ from fusegen.extension.headers import header
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.number_text import literal_of
 from fusegen.extension.program_text import program_lines
-from fusegen.extension.spelling import DTYPES, quoted, size_name, spelled_list
+from fusegen.extension.spelling import DTYPES, array_of, quoted, results_schema, results_type, returned, size_name, spelled_list
 
 _TENSORS = ("tensor", "written")
 _WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")
@@ -75,7 +75,7 @@ class UnitText:
         names, entries = [], []
         for place, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):
             name = f"kernel_{number}_{place}"
-            cubin = None if built.cubins is None else _array(built.cubins[place])
+            cubin = None if built.cubins is None else array_of(built.cubins[place])
             self._kernels.append(
                 {
                     "name": name,
@@ -119,8 +119,8 @@ class UnitText:
             "sym_sizes": ", ".join(_variable(p) for p in op.of("size")),
             "words": ", ".join(_variable(p) for p in op.of("int", "float")),
             "written": ", ".join(f"size_t({n})" for n, p in enumerate(tensors) if p.role == "written"),
-            "returns": _returns(count),
-            "packed": _packed(count),
+            "returns": results_type(count),
+            "packed": returned([f"out[{n}]" for n in range(count)]),
             "results": count,
             "plain_results": ", ".join(f"out[{n}]" for n, r in enumerate(first.results) if not r.dtype.is_float),
             "result_shapes": [_shapes(n, kind, kind.results) for n, kind in enumerate(op.kinds)],
@@ -166,11 +166,6 @@ class UnitText:
         }
 
 
-def _array(content: bytes) -> str:
-    rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
-    return "{\n" + ",\n".join(rows) + "}"
-
-
 # Parameters.
 
 
@@ -210,26 +205,14 @@ def _schema(op: Operator) -> str:
     last = max((place for place, parameter in enumerate(op.parameters) if parameter.role != "constant"), default=-1)
     taken = ", ".join(_typed(parameter, place, default=place > last) for place, parameter in enumerate(op.parameters))
     count = len(op.kinds[0].results)
-    return f"{op.name}({taken}) -> {'Tensor' if count == 1 else '(' + ', '.join(['Tensor'] * count) + ')'}"
-
-
-def _returns(count: int) -> str:
-    if count == 1:
-        return "at::Tensor"
-    return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
-
-
-def _packed(count: int) -> str:
-    if count == 1:
-        return "out[0]"
-    return f"{{{', '.join(f'out[{n}]' for n in range(count))}}}" if count else "void()"
+    return f"{op.name}({taken}) -> {results_schema(count)}"
 
 
 # Kinds.
 
 
 def _condition(kind: Kind) -> str:
-    """Whether a call is of a kind: of tensors ``t`` and constants, on a device."""
+    """Asks if a call is of a kind: of tensors ``t`` and constants, on a device."""
     parts = [f"device != {0 if kind.on_gpu else 1}"]
     for n, tensor in enumerate(kind.tensors):
         parts.append(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")
@@ -243,8 +226,8 @@ def _condition(kind: Kind) -> str:
 def _sizes_of(shapes: Sequence[Sequence[Formula]], further: Sequence[str]) -> Iterator[str]:
     """The sizes of some tensors ``t``, and further ones ``z``, as symbols."""
     known = set(further)
-    for n, name in enumerate(further):
-        yield f"[[maybe_unused]] const c10::SymInt {size_name(name)} = z[{n}];"
+    for name in dict.fromkeys(further):
+        yield f"[[maybe_unused]] const c10::SymInt {size_name(name)} = z[{further.index(name)}];"
     for n, shape in enumerate(shapes):
         for d, extent in enumerate(shape):
             if extent.operator is Sign.SIZE and str(extent.value) not in known:

@@ -15,7 +15,7 @@ from fusegen.extension.number_text import NumberText
 from fusegen.extension.spelling import DTYPES, number_name, size_name, spelled
 from fusegen.schedule.names import stride_name
 
-_LEAST = 2  # of a size that is no literal: 0 and 1 select code
+_LEAST = 2  # a size that is no literal: 0 and 1 select code
 _WIDE = 1 << 31
 
 
@@ -47,7 +47,7 @@ class Assumed:
 
 
 def limits(multiples: Sequence[tuple[str, int]], bounds: Sequence[tuple[str, int]]) -> tuple[Relation, ...]:
-    """What is known of sizes, as relations."""
+    """Known multiples and bounds of sizes, as relations."""
     found = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in multiples]
     return tuple(found + [Relation(size(name), "<=", formula_of(bound)) for name, bound in bounds])
 
@@ -132,8 +132,10 @@ class _Guards:
         return [_unless(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
 
     def _sizes(self) -> list[str]:
-        lines = [f"const int64_t {size_name(name)} = z[{n}];" for n, name in enumerate(self._assumed.sizes)]
-        known, checks = set(self._assumed.sizes), []
+        sizes = self._assumed.sizes
+        lines = [f"const int64_t {size_name(name)} = z[{sizes.index(name)}];" for name in dict.fromkeys(sizes)]
+        checks = [_unless(f"z[{n}] == {size_name(name)}") for n, name in enumerate(sizes) if n != sizes.index(name)]
+        known = set(sizes)
         for n, (_, tensor) in enumerate(self._assumed.tensors):
             for d, extent in enumerate(tensor.shape):
                 if extent.operator is Operator.SIZE and str(extent.value) not in known:
@@ -196,7 +198,7 @@ class _Guards:
 
 
 def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:
-    """Whether a stride is a name of its own, which may be any."""
+    """Tells if a stride is a name of its own, which may be any."""
     return stride.operator is Operator.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
 
 

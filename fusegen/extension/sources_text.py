@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Call, KernelLaunch, MapArgument, MatrixProduct, Role, ScalarArgument, TensorMapSpec
-from fusegen.dtypes import DType
+from fusegen.calls.call import Call, KernelLaunch, MatrixProduct, PointerArgument, Role, ScalarArgument, SizeArgument
+from fusegen.calls.numbers import BY_TORCH, Operation
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import CallText, Entry
@@ -15,9 +15,6 @@ from fusegen.extension.kinds import Built
 from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
 from fusegen.extension.spelling import number_name, size_name
 from fusegen.jit.nvrtc import FLAGS
-
-_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
-"""Element types of tensor maps, by their numbers in ``cuda.h``."""
 
 _INVALID = "return cudaErrorInvalidValue;"
 
@@ -36,12 +33,12 @@ class SourcesCall(CallText):
 
     def __init__(self, call: Call, entries: Sequence[Entry], number: Callable[[str], str]) -> None:
         self.fields: dict[str, Field] = {}
-        self._keyed = {key.buffer: key for key in call.keys}
+        self._seeds = {key.buffer: key.source.buffer for key in call.keys if isinstance(key.source, PointerArgument)}
         super().__init__(call, entries, number)
 
     def tensor(self, key: int) -> str:
-        """The field of a buffer."""
-        spec = self._specs[key]
+        """The field of a buffer; that of its seed for random bits that have one."""
+        spec = self._specs[self._seeds.get(key, key)]
         name = spec.name if spec.role is not Role.RANDOM else "random_key"
         is_written = spec.role is Role.OUTPUT or any(step.touched.get(key) for step in self.call.steps)
         shape = " x ".join(str(extent) for extent in spec.shape) or "one element"
@@ -74,31 +71,13 @@ class SourcesCall(CallText):
     def _counted(self) -> list[str]:
         return []
 
-    def _cuda_launch(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> list[str]:
-        lines, taken = [], []
-        for number, argument in enumerate(launch.arguments):
-            if isinstance(argument, MapArgument):
-                made = self._map_of(launch.tensor_maps[argument.number])
-                lines += [
-                    f"fg::TensorMap a{number};",
-                    f"if (const cudaError_t status = fg::tensor_map(a{number}, {made})) return status;",
-                ]
-            else:
-                kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
-                lines.append(f"{kind} a{number} = {self._argument(argument)};")
-            taken.append(f"&a{number}")
-        lines.append(f"void* arguments[] = {{{', '.join(taken)}}};")
+    def _made_map(self, name: str, arguments: str) -> list[str]:
+        return [f"fg::TensorMap {name};", f"if (const cudaError_t status = fg::tensor_map({name}, {arguments})) return status;"]
+
+    def _launched(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> str:
         shape = f"grid_{place}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
         called = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
-        lines.append(f"if (const cudaError_t status = {called}) return status;")
-        return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
-
-    def _map_of(self, spec: TensorMapSpec) -> str:
-        dtype = self._specs[spec.buffer].dtype
-        box = f"{{{', '.join(map(str, spec.box))}}}"
-        lists = f"{self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
-        place = f"{self._address(spec.buffer)}, {self.formula(spec.offset)}, {_KINDS[dtype]}, {dtype.itemsize}"
-        return f"{place}, {lists}, {'false' if spec.writable else 'true'}"
+        return f"if (const cudaError_t status = {called}) return status;"
 
 
 def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str, str]:
@@ -145,14 +124,16 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
     }
 
 
-def cmake_text(library: str, files: Sequence[str], targets: Sequence[str]) -> str:
-    """A CMake target of the CUDA files."""
-    architectures = [target.removeprefix("sm_") for target in targets]
+def cmake_text(library: str, made: Mapping[str, Sequence[str]]) -> str:
+    """A CMake target of the CUDA files.
+
+    Args:
+        made: the functions, by the GPU that they are for.
+    """
+    architectures = [(target.removeprefix("sm_"), names) for target, names in made.items()]
     flags = [flag for flag in FLAGS if not flag.startswith("--std")]
     banner = f"{library}: kernels made by fusegen"
-    return render(
-        "binding/CMakeLists.txt.jinja", banner=banner, library=library, files=files, flags=flags, architectures=architectures
-    )
+    return render("binding/CMakeLists.txt.jinja", banner=banner, library=library, flags=flags, architectures=architectures)
 
 
 def _sizes(built: Built) -> list[str]:
@@ -162,6 +143,13 @@ def _sizes(built: Built) -> list[str]:
 
 def _own(name: str, programs: Sequence[Built]) -> list[Built]:
     """The programs that leave nothing to a library."""
+    call = programs[0].call
+    if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
+        what = f"{name} takes a seed as a number, and its kernels read seeds from the GPU's memory"
+        raise BundleError(what, mend="take the seed as a tensor of one int64")
+    if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & BY_TORCH.keys():
+        what = f"{name} computes with numbers as torch alone does, which plain sources do not have"
+        raise BundleError(what, mend="build it with --format extension")
     own = [built for built in programs if not any(isinstance(step, MatrixProduct) for step in built.call.steps)]
     if not own:
         what = f"{name} leaves a matrix product to torch, which plain sources do not have"

@@ -62,3 +62,26 @@ def quoted(text: str) -> str:
     """A text as a literal."""
     escaped = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{ord(c):03o}" for c in text)
     return f'"{escaped}"'
+
+
+def array_of(content: bytes) -> str:
+    """Machine code as the numbers of an array."""
+    rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
+    return "{\n" + ",\n".join(rows) + "}"
+
+
+def results_type(count: int) -> str:
+    """The C++ type of an operator's results."""
+    if count == 1:
+        return "at::Tensor"
+    return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
+
+
+def results_schema(count: int) -> str:
+    """The same as schemas have it."""
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+
+
+def returned(results: Sequence[str]) -> str:
+    """The operand of an operator's ``return``."""
+    return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""

@@ -10,7 +10,7 @@ from fusegen.calls.call import Call
 from fusegen.emit.environment import render
 from fusegen.extension.call_text import CallText, Entry, sizes_text
 from fusegen.extension.headers import header
-from fusegen.extension.spelling import number_name, quoted, size_name
+from fusegen.extension.spelling import array_of, number_name, quoted, results_schema, results_type, returned, size_name
 from fusegen.source import Source
 
 LIBRARY = "fusegen_extension"
@@ -36,17 +36,15 @@ class Unit:
 
     Attributes:
         name: of the operator.
-        text: of the unit, with no machine code in it.
+        text: of the unit, with the machine code for a GPU in it.
         sizes: names of the sizes that no tensor has, which the operator takes behind the tensors.
         numbers: the run-time numbers that it takes behind these, with whether each is a float.
-        returns: how many tensors it gives.
     """
 
     name: str
     text: str
     sizes: tuple[str, ...]
     numbers: tuple[tuple[str, bool], ...]
-    returns: int
 
 
 def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubins: Sequence[bytes] | None) -> Unit:
@@ -73,7 +71,7 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
             "quoted": quoted(source.entry),
             "shared_bytes": launch.shared_bytes,
             "cluster": launch.cluster,
-            "cubin": None if cubins is None else _array(cubins[n]),
+            "cubin": None if cubins is None else array_of(cubins[n]),
         }
         for n, (entry, source, launch) in enumerate(zip(entries, sources, call.launches, strict=True))
     ]
@@ -81,12 +79,12 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         "name": "run",
         "quoted": quoted(operator),
         "schema": quoted(_schema(operator, given, further, numbers, len(call.results))),
-        "returns": _returns(len(call.results)),
+        "returns": results_type(len(call.results)),
         "parameters": _parameters(call, further, numbers),
         "first": _tensor(call, 0),
         "on_gpu": cubins is not None,
         "lines": [*_sizes(text, known), *text.lines],
-        "result": _result(text.results),
+        "result": returned(text.results),
     }
     banner = f"{name} as an operator of torch: {len(sources)} kernels"
     unit = render(
@@ -97,7 +95,7 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         programs=[program],
         library=LIBRARY,
     )
-    return Unit(operator, unit, further, numbers, len(call.results))
+    return Unit(operator, unit, further, numbers)
 
 
 def _tensor(call: Call, place: int) -> str:
@@ -120,26 +118,9 @@ def _schema(operator: str, given: Given, sizes: Sequence[str], numbers: Sequence
     found = [f"Tensor t{place}" for place in range(len(given.tensors))]
     found += [f"int s{place}" for place in range(len(sizes))]
     found += [f"{'float' if is_float else 'int'} n{place}" for place, (_, is_float) in enumerate(numbers)]
-    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-    return f"{operator}({', '.join(found)}) -> {results}"
-
-
-def _returns(count: int) -> str:
-    if count == 1:
-        return "at::Tensor"
-    return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
-
-
-def _result(results: Sequence[str]) -> str:
-    return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
+    return f"{operator}({', '.join(found)}) -> {results_schema(count)}"
 
 
 def _digest(call: Call, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
     parts = (repr(call), *lines, *(source.digest for source in sources), "" if cubins is None else "cuda")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _array(content: bytes) -> str:
-    """Machine code as the numbers of an array."""
-    rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
-    return "{\n" + ",\n".join(rows) + "}"

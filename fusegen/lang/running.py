@@ -1,4 +1,4 @@
-"""Whether a trace is under way, in which a kernel runs as its function."""
+"""Tells if a trace is under way, in which a kernel runs as its function."""
 
 from __future__ import annotations
 

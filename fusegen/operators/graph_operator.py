@@ -192,7 +192,7 @@ class GraphOperator:
 
 
 def _returned(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
-    """What an operator returns, by the number of its results."""
+    """An operator's return value, by the number of its results."""
     return results[0] if len(results) == 1 else results or None
 
 

@@ -55,7 +55,7 @@ class Variants:
         self._variants: dict[Key, list[Variant]] = {}
         self._promotions = Promotions()
         self._lock = threading.RLock()
-        self._warned = False  # of many variants
+        self._warned = False  # about many variants
 
     @property
     def known(self) -> list[Variant]:

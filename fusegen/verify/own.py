@@ -41,7 +41,7 @@ class Part:
 
     @property
     def word(self) -> str:
-        """What came of it."""
+        """The verdict."""
         return "failed" if self.verdict.failure else "skipped" if self.skipped else "passed"
 
 

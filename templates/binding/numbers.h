@@ -3,7 +3,6 @@
 
 #include <stdexcept>
 
-
 namespace {
 namespace py {
 
@@ -91,7 +90,8 @@ auto pow(A a, B b) {
     }
     return found;
   } else {
-    if ((a == A(0) && b < B(0)) || (a < A(0) && double(b) != std::floor(double(b)))) refuse();
+    const bool is_complex = a < A(0) && std::isfinite(double(a)) && double(b) != std::floor(double(b));
+    if (is_complex || (a == A(0) && b < B(0))) refuse();
     return sound(std::pow(double(a), double(b)), {double(a), double(b)});
   }
 }

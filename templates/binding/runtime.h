@@ -31,11 +31,7 @@ namespace fg {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Sizes: quotients and remainders of what is not negative; whatever is divided by 0 is 0.
-
-inline int64_t quotient(int64_t value, int64_t divisor) { return divisor ? value / divisor : 0; }
-inline int64_t remainder(int64_t value, int64_t divisor) { return divisor ? value % divisor : 0; }
-inline int64_t least(int64_t one, int64_t other) { return std::min(one, other); }
+#include "sizes.h"
 
 inline int64_t elements(const at::Tensor& tensor) {  // between the first and the last one, with both
   int64_t reach = 1;
@@ -89,11 +85,6 @@ inline at::Tensor drawn_key(at::Device device) { return fresh({1}, at::kLong, de
 inline at::Tensor key_of(int64_t number, at::Device device) {
   return at::full({1}, number, at::TensorOptions().dtype(at::kLong).device(device));
 }
-
-inline int64_t integer(double value) {  // what 64 bits cannot hold becomes the least number, as a processor's conversion gives it
-  return value >= -9223372036854775808.0 && value < 9223372036854775808.0 ? static_cast<int64_t>(value) : INT64_MIN;
-}
-inline int64_t integer(int64_t value) { return value; }
 
 // Matrix products by torch.
 
@@ -218,16 +209,14 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-struct alignas(128) TensorMap {
-  unsigned char bytes[128];
-};
+#include "tensor_map.h"
 
 struct Driver {
   int (*launch)(const LaunchConfig*, void*, void**, void**);
   int (*load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
   int (*kernel)(void**, void*, const char*);
   int (*set)(int, int, void*, int);
-  int (*encode)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int);
+  Encode encode;
   int (*name)(int, const char**);
   int (*text)(int, const char**);
   int (*ask)(int*, int, int);
@@ -335,21 +324,10 @@ inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, voi
   check(status, std::string("the driver does not launch ") + kernel.entry);
 }
 
-// The tensor map of a view whose lines of 128 bytes are swizzled; shape and strides in elements, outermost dim first.
-inline TensorMap tensor_map(int64_t base, int64_t offset, at::ScalarType dtype, std::vector<int64_t> shape,
-                            std::vector<int64_t> strides, std::vector<uint32_t> box, bool promote) {
-  const int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  const int kind = dtype == at::kHalf ? 6 : dtype == at::kFloat ? 7 : 9;
-  const size_t rank = shape.size();
-  std::vector<uint64_t> extents(shape.rbegin(), shape.rend()), apart;
-  for (size_t dim = rank - 1; dim-- > 0;) apart.push_back(strides[dim] * bytes);
-  apart.resize(std::max<size_t>(rank - 1, 1));
-  std::reverse(box.begin(), box.end());
-  const std::vector<uint32_t> steps(rank, 1);
+inline TensorMap tensor_map(int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape, std::vector<int64_t> strides,
+                            std::vector<uint32_t> box, bool promote) {
   TensorMap map;
-  check(driver().encode(&map, kind, rank, reinterpret_cast<void*>(base + offset * bytes), extents.data(), apart.data(), box.data(),
-                        steps.data(), 0, 3, promote ? 3 : 0, 0),
-        "the driver makes no tensor map");
+  check(encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote), "the driver makes no tensor map");
   return map;
 }
 

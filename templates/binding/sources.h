@@ -15,42 +15,18 @@
 
 namespace fg {
 
-// Sizes: quotients and remainders of what is not negative; whatever is divided by 0 is 0.
-
-inline int64_t quotient(int64_t value, int64_t divisor) { return divisor ? value / divisor : 0; }
-inline int64_t remainder(int64_t value, int64_t divisor) { return divisor ? value % divisor : 0; }
-inline int64_t least(int64_t one, int64_t other) { return std::min(one, other); }
-
-inline int64_t integer(double value) {
-  return value >= -9223372036854775808.0 && value < 9223372036854775808.0 ? static_cast<int64_t>(value) : INT64_MIN;
-}
-inline int64_t integer(int64_t value) { return value; }
-
+#include "sizes.h"
 #include "workspace.h"
 
-// The tensor map of a view whose lines of 128 bytes are swizzled: the driver makes it, by the numbers of its `cuda.h`.
+#include "tensor_map.h"
 
-struct alignas(128) TensorMap {
-  unsigned char bytes[128];
-};
-
-inline cudaError_t tensor_map(TensorMap& map, int64_t base, int64_t offset, int kind, int64_t bytes, std::vector<int64_t> shape,
+inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape,
                               std::vector<int64_t> strides, std::vector<uint32_t> box, bool promote) {
-  using Encode = int (*)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
-                         int, int);
   void* encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
   if (status != cudaSuccess || !encode) return status == cudaSuccess ? cudaErrorNotSupported : status;
-  const size_t rank = shape.size();
-  std::vector<uint64_t> extents(shape.rbegin(), shape.rend()), apart;
-  for (size_t dim = rank - 1; dim-- > 0;) apart.push_back(strides[dim] * bytes);
-  apart.resize(std::max<size_t>(rank - 1, 1));
-  std::reverse(box.begin(), box.end());
-  const std::vector<uint32_t> steps(rank, 1);
-  const int refused = reinterpret_cast<Encode>(encode)(&map, kind, static_cast<unsigned>(rank),
-                                                       reinterpret_cast<void*>(base + offset * bytes), extents.data(), apart.data(),
-                                                       box.data(), steps.data(), 0, 3, promote ? 3 : 0, 0);
+  const int refused = encoded(reinterpret_cast<Encode>(encode), map, address, kind, bytes, shape, strides, box, promote);
   return refused ? cudaErrorInvalidValue : cudaSuccess;
 }
 

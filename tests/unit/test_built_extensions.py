@@ -131,7 +131,7 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
 
 @pytest.mark.usefixtures("block")
 def test_an_operator_with_random_bits_draws_them_at_each_call(tmp_path: Path) -> None:
-    torch.ops.fgtest_block.block(*given(), 0.7)[0].sum().backward()  # of the same name: neither must find the other's passes
+    torch.ops.fgtest_block.block(*given(), 0.7)[0].sum().backward()  # its name is that of the other operator
     torch.ops.load_library(build(tmp_path, "drop"))
     x, scale = torch.ones(64, 32, requires_grad=True), torch.linspace(1, 2, 32)
 

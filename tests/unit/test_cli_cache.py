@@ -49,7 +49,7 @@ ENTRIES = {
     "emitted": (1, 13),
     "tuned": (1, 17),
 }
-"""How many entries there are of each kind, and their bytes."""
+"""Entries of each kind, and their bytes."""
 
 THEIRS = (
     ".bashrc", "notes.txt", "thesis/chapter.tex", "cpu/main.cpp", f"cpu/{HEX * 4}.txt", "cuda/kernel.cu", "cubin/entries/7c/readme",

@@ -68,6 +68,7 @@ def test_writes_in_place_and_refuses_what_is_out_of_range_or_shared() -> None:
         kernel(cache, cache[1:4], torch.tensor([5, 0, 2]))
 
 
+@pytest.mark.deep
 def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
     library = library_of(TINY)
@@ -78,6 +79,7 @@ def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_pat
         library_of(Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return "7"; }\n'}, ()))
 
 
+@pytest.mark.deep
 def test_a_build_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     program = (
         "from fusegen.extension.library import Texts, library_of\n"

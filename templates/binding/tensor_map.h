@@ -1,0 +1,21 @@
+// Tensor maps: the driver makes them, by the numbers of its `cuda.h`.
+
+struct alignas(128) TensorMap {
+  unsigned char bytes[128];
+};
+
+using Encode = int (*)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
+                       int, int);
+
+// The map of a view whose lines of 128 bytes are swizzled; shape and strides in elements, outermost dim first. Gives a status.
+inline int encoded(Encode encode, TensorMap& map, int64_t address, int kind, int64_t bytes, const std::vector<int64_t>& shape,
+                   const std::vector<int64_t>& strides, const std::vector<uint32_t>& box, bool promote) {
+  const size_t rank = shape.size();
+  const std::vector<uint64_t> extents(shape.rbegin(), shape.rend());
+  const std::vector<uint32_t> tile(box.rbegin(), box.rend()), steps(rank, 1);
+  std::vector<uint64_t> apart;
+  for (size_t dim = rank - 1; dim-- > 0;) apart.push_back(strides[dim] * bytes);
+  apart.resize(std::max<size_t>(rank - 1, 1));
+  return encode(&map, kind, static_cast<unsigned>(rank), reinterpret_cast<void*>(address), extents.data(), apart.data(), tile.data(),
+                steps.data(), 0, 3, promote ? 3 : 0, 0);
+}
