@@ -30,12 +30,14 @@ class Settings:
         emulate: run CUDA kernels through the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key, since
             the emulator keeps its own binaries under their own digest).
         cxx: the host compiler (``CXX``; part of the host compiler's key).
+        nvcc: the CUDA compiler in place of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
         compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
     """
 
     cache_dir: Path
     emulate: bool
     cxx: str | None
+    nvcc: str | None = None
     compiler: Compiler = "nvrtc"
 
 
@@ -43,7 +45,11 @@ class Settings:
 def settings() -> Settings:
     """The settings of this process."""
     return Settings(
-        cache_dir=_cache_dir(), emulate=_flag("FUSEGEN_EMULATE"), cxx=os.environ.get("CXX") or None, compiler=_compiler()
+        cache_dir=_cache_dir(),
+        emulate=_flag("FUSEGEN_EMULATE"),
+        cxx=os.environ.get("CXX") or None,
+        nvcc=os.environ.get("FUSEGEN_NVCC") or None,
+        compiler=_compiler(),
     )
 
 

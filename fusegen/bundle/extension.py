@@ -75,7 +75,7 @@ def _manifest(shipped: Shipped, operators: Sequence[Operator], sha256: str, vers
         "fusegen": version,
         "library": shipped.library,
         "sha256": sha256,
-        "abi": "torch's C++ API, of one version: nodes of autograd are no part of torch's stable ABI",
+        "abi": "torch's C++ API, of one version: nodes of autograd and symbolic sizes are no part of torch's stable ABI",
         "torch": shipped.requires,
         "operators": [
             {

@@ -9,7 +9,10 @@ import shutil
 
 from fusegen.doctor.child import ProbeError, ask, run
 from fusegen.doctor.finding import Look, broken, found, missing
+from fusegen.errors import ToolNotFoundError
 from fusegen.jit.disassemble import find_nvdisasm
+from fusegen.jit.nvcc import find_nvcc
+from fusegen.settings import settings
 
 _NVRTC = """
 from cuda.bindings import nvrtc
@@ -60,6 +63,12 @@ def look_at_core() -> Look:
 
 def look_at_nvcc() -> Look:
     """The toolkit's compiler."""
+    chosen = settings().nvcc
+    if chosen is not None:
+        try:
+            return found(find_nvcc(chosen).version, chosen)
+        except ToolNotFoundError as error:
+            return broken(error.what, error.mend)
     tool = shutil.which("nvcc")
     if tool is None:
         return missing("not on the PATH", "install the CUDA toolkit")

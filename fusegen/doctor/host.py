@@ -33,6 +33,7 @@ def look_at_settings() -> Look:
     """The environment's variables."""
     chosen = settings()
     shown = [f"FUSEGEN_CACHE_DIR={chosen.cache_dir}", f"FUSEGEN_EMULATE={int(chosen.emulate)}", f"CXX={chosen.cxx or ''}"]
+    shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}"]
     return found(detail=", ".join(shown))
 
 

@@ -32,7 +32,7 @@ _FOR_GPUS = (
 _FOR_HOSTS = (Probe("C++ compiler", _CPU, host.look_at_compiler),)
 _FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", host.look_at_extensions),)
 _FOR_NOBODY = (
-    Probe("nvcc", "nothing here: it compiles emitted files as well", cuda.look_at_nvcc),
+    Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", cuda.look_at_nvcc),
     Probe("nvdisasm", "fusegen show --stage sass", cuda.look_at_nvdisasm),
 )
 _ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_NOBODY)

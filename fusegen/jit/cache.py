@@ -41,7 +41,8 @@ _BUILDING = re.compile(r"building-\w+/[0-9a-f]{64}\.(so|cpp)")
 KINDS = (
     Kind("cubin", "machine code for GPUs", re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
          re.compile(r"tmp/entry-\w+")),
-    Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"), re.compile(r"\.[0-9a-f]{32}\.cu-\w+")),
+    Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"),
+         re.compile(r"building-\w+/.+|\.[0-9a-f]{32}\.cu-\w+")),
     Kind("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
     Kind("extension", "operators of torch, with their C++", _LIBRARY,
          re.compile(r"building-\w+/.+|\.[0-9a-f]{64}\.(so|cpp)-\w+")),

@@ -1,8 +1,8 @@
 """NVRTC: CUDA text to cubin or PTX, kept on disk by content. Needs neither a GPU nor a host compiler.
 
 The cache is cuda.core's program cache (atomic, shared by processes, least recently used goes first). Its key is ours: the
-digest of the text without comments, the architecture, the flags and NVRTC's version. So is the digest behind each entry: one
-that was damaged is compiled again.
+digest of the text without comments, the architecture, the flags and the compiler's version. So is the digest behind each entry:
+one that was damaged is compiled again. Where ``FUSEGEN_NVCC`` names an nvcc, that makes the cubins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
 from fusegen.jit.files import sealed, unsealed, write_atomically, writing_to
-from fusegen.settings import cache_folder
+from fusegen.jit.nvcc import cubin_of, find_nvcc
+from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 
 _CACHE_BYTES = 1 << 30
@@ -45,8 +46,8 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
     """The cubin of a source, from the cache when it was compiled before.
 
     Raises:
-        ToolNotFoundError: NVRTC is not installed.
-        CompileError: NVRTC refused the text; holds its log.
+        ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` names no nvcc.
+        CompileError: the compiler refused the text; holds its log.
         SettingsError: the cache cannot be written to.
     """
     key = _key(source, architecture)
@@ -127,7 +128,19 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def compiler_version() -> str:
+    """The version of what makes cubins, such as ``13.0`` for NVRTC or ``nvcc 13.0.48``.
+
+    Raises:
+        ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` names no nvcc.
+    """
+    chosen = settings().nvcc
+    return nvrtc_version() if chosen is None else f"nvcc {find_nvcc(chosen).version}"
+
+
 def _compile(text: str, architecture: str, path: Path) -> bytes:
+    if chosen := settings().nvcc:
+        return cubin_of(find_nvcc(chosen), path, architecture, FLAGS)
     from cuda.core import Program, ProgramOptions
 
     nvrtc_version()
@@ -142,7 +155,7 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
 
 
 def _key(source: Source, architecture: str) -> bytes:
-    parts = (source.digest, architecture, *FLAGS, "lineinfo", nvrtc_version())
+    parts = (source.digest, architecture, *FLAGS, "lineinfo", compiler_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 

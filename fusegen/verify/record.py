@@ -20,7 +20,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
 from fusegen.jit.files import write_atomically
-from fusegen.jit.nvrtc import nvrtc_version
+from fusegen.jit.nvrtc import compiler_version
 from fusegen.runtime.backends import target_of
 from fusegen.specs.registry import SPECS
 from fusegen.verify.check import Outcome
@@ -105,7 +105,7 @@ def _rounded(value: float) -> float:
 def where(device: torch.device) -> Where:
     """A GPU and its software, now."""
     found = environment(device, "")
-    versions = (found.driver, found.cuda, nvrtc_version(), found.torch, found.fusegen)
+    versions = (found.driver, found.cuda, compiler_version(), found.torch, found.fusegen)
     return Where(found.device, target_of(device).name, *versions, found.date)
 
 

@@ -90,6 +90,7 @@ def test_without_torch_other_commands_point_here(tmp_path: Path) -> None:
     ("variables", "name", "part"),
     [
         ({"CXX": "cat"}, "C++ compiler", "cannot build"),
+        ({"FUSEGEN_NVCC": "cat"}, "nvcc", "FUSEGEN_NVCC"),
         ({"FUSEGEN_EMULATE": "maybe"}, "settings", "FUSEGEN_EMULATE"),
         ({"FUSEGEN_CACHE_DIR": "/proc/nowhere"}, "cache", "/proc/nowhere"),
     ],

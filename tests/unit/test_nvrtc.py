@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
 import fusegen as fg
-from fusegen.errors import CompileError
+from fusegen.errors import CompileError, ToolNotFoundError
+from fusegen.settings import settings
 from fusegen.source import Source
+from tests.unit.test_generated import nvcc
 
 nvrtc = pytest.importorskip("fusegen.jit.nvrtc", reason="needs cuda-bindings")
 pytest.importorskip("cuda.core", reason="needs cuda-core")
@@ -65,3 +69,38 @@ def test_what_the_compiler_says_is_shown() -> None:
     for compile_ in (nvrtc.compile_cubin, nvrtc.compile_ptx):
         with pytest.raises(CompileError, match='identifier "missing" is undefined'):
             compile_(broken, "sm_90a")
+
+
+# nvcc in its place.
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets FUSEGEN_NVCC."""
+
+    def use(name: str) -> None:
+        monkeypatch.setenv("FUSEGEN_NVCC", name)
+        settings.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
+def test_nvcc_compiles_where_it_is_chosen(choose: Callable[[str], None]) -> None:
+    ours = nvrtc.compile_cubin(scaled_and_shifted(), "sm_90a")
+    choose(nvcc())
+    nvrtc.forget(scaled_and_shifted(), "sm_90a")
+    theirs = nvrtc.compile_cubin(scaled_and_shifted(), "sm_90a")
+    assert not theirs.from_cache and theirs.cubin.startswith(b"\x7fELF") and theirs.cubin != ours.cubin
+    assert nvrtc.compile_cubin(scaled_and_shifted(), "sm_90a").from_cache
+    with pytest.raises(CompileError, match=r"nvcc [\d.]+ ended with exit code \d+ for sm_90a:\n.*error"):
+        nvrtc.compile_cubin(replace(scaled_and_shifted(), pipeline="this is no C++"), "sm_90a")
+
+
+@pytest.mark.parametrize("name", ["/no/such/nvcc", "cat", "nvcc 'x"])
+def test_what_is_no_nvcc(name: str, choose: Callable[[str], None]) -> None:
+    choose(name)
+    with pytest.raises(ToolNotFoundError, match="FUSEGEN_NVCC"):
+        nvrtc.compile_cubin(scaled_and_shifted(), "sm_90a")
