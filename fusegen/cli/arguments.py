@@ -98,7 +98,7 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
         ArgumentError: an option cannot be understood, or a parameter has neither a shape nor a default.
     """
     default = DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
-    dtype = _dtype(options.dtype) if options.dtype else default
+    dtype = default if options.dtype is None else _dtype(options.dtype)
     given = _shapes(options.shape, dtype)
     parameters = Parameters.of(found.kernel.function)
     arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)
