@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,7 @@ def is_place(name: str) -> bool:
 
 
 def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Found]:
-    """The kernels of some names, each once.
+    """The kernels of some names, each once; a file that has several is imported once.
 
     Args:
         names: which.
@@ -49,25 +49,31 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Fou
     Raises:
         SpecNotFoundError, ArgumentError: as `load` does; or shapes are given for more than one.
     """
-    found = {name: load(name) for name in dict.fromkeys(names)}
+    imported = dict[str, ModuleType]()
+    found = {name: load(name, imported) for name in dict.fromkeys(names)}
     if len(found) > 1 and (options.shape or options.arg):
         raise ArgumentError("--shape and --arg are of one kernel", mend="name kernels with shapes of their own one by one")
     return found
 
 
-def load(name: str) -> Found:
+def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> Found:
     """The kernel of a name.
+
+    Args:
+        name: a spec, ``FILE.py``, ``FILE.py:NAME`` or ``pkg.mod:NAME``.
+        imported: modules by their places; one that is missing is added.
 
     Raises:
         SpecNotFoundError: there is no such spec, or no such kernel in the file.
         ArgumentError: the file or module cannot be imported, or the name is no kernel.
     """
-    place, colon, attribute = name.rpartition(":")
-    if colon and place:
-        return _in_module(_module(place), place, attribute)
-    if name.endswith(_SUFFIX):
-        return _in_module(_module(name), name, "")
-    return Found(name, find(name).fresh(), find(name))
+    place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
+    if not place:
+        return Found(name, find(name).fresh(), find(name))
+    modules = {} if imported is None else imported
+    if place not in modules:
+        modules[place] = _module(place)
+    return _in_module(modules[place], place, attribute)
 
 
 def _module(place: str) -> ModuleType:

@@ -96,6 +96,15 @@ def test_calls_that_a_file_makes_while_it_is_imported_are_forgotten(run: Run, tm
     assert result.code == 0 and "plus(x: bf16[x_dim0, 128])" in result.out, result.out + result.err
 
 
+def test_a_file_of_several_kernels_is_imported_once(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    kernels = "".join(f"@fg.kernel\ndef {name}(x: Annotated[Tensor, '8 64']):\n    return x + 1\n\n" for name in ("one", "two"))
+    head = "from typing import Annotated\nfrom torch import Tensor\nimport fusegen as fg\nprint('imported')\n\n"
+    path.write_text(head + kernels)
+    result = run("build", f"{path}:one", f"{path}:two", "--arch", "cpu", "--out", str(tmp_path / "built"))
+    assert result.code == 0 and result.err.count("imported") == 1, result.err
+
+
 def test_a_declaration_that_is_refused_has_a_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "refused.py"
     path.write_text("import fusegen as fg\n\n@fg.kernel\ndef every(*xs):\n    return xs[0]\n")
@@ -126,16 +135,27 @@ def test_a_dtype_that_is_empty(run: Run, file: str, tmp_path: Path) -> None:
     assert refused.code == 2 and "unknown dtype ''" in refused.err
 
 
-def test_a_table_counts_as_what_is_gathered_from_it(run: Run, tmp_path: Path) -> None:
+GATHERED = 4 * 64 * 4 + 4 * 8 + 4 * 64 * 4
+"""Bytes of four rows, their indices and the result."""
+
+
+def rows(tmp_path: Path) -> tuple[str, ...]:
+    """The words that name a kernel which takes four rows of a thousand."""
     path = tmp_path / "rows.py"
     path.write_text("import fusegen as fg\n\n@fg.kernel\ndef rows(table, i):\n    return table[i] * 2\n")
-    words = (f"{path}:rows", "--shape", "table=1000x64:f32", "i=4:i64", "--json")
-    explained = json.loads(run("explain", *words, "--target", "cpu").out)
-    read, result = 4 * 64 * 4 + 4 * 8, 4 * 64 * 4
-    assert explained["fusegen"] == {"launches": 1, "moved_bytes": read + result}
-    assert explained["eager"]["moved_bytes"] == read + result + 2 * result, "it writes the rows, and reads them again"
-    timed = json.loads(run("bench", *words, "--quick", "--device", "cpu", "--providers", "fusegen").out)
-    assert timed["rows"][0]["bytes"] == read + result
+    return f"{path}:rows", "--shape", "table=1000x64:f32", "i=4:i64"
+
+
+def test_explain_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> None:
+    explained = json.loads(run("explain", *rows(tmp_path), "--target", "cpu", "--json").out)
+    assert explained["fusegen"] == {"launches": 1, "moved_bytes": GATHERED}
+    assert explained["eager"]["moved_bytes"] == GATHERED + 2 * 4 * 64 * 4, "it writes the rows, and reads them again"
+
+
+def test_bench_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> None:
+    words = ("bench", *rows(tmp_path), "--quick", "--device", "cpu", "--providers", "fusegen", "--json")
+    (row,) = json.loads(run(*words).out)["rows"]
+    assert row["bytes"] == GATHERED
 
 
 def test_a_name_that_leads_nowhere(run: Run, file: str) -> None:
