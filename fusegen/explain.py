@@ -47,10 +47,17 @@ def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     return f"{program.graph.name} for {program.target.name}: {_count(program)}{f' at {shown}' if shown else ''}"
 
 
+def explain_title(step: Step) -> str:
+    """The name of a step and its kind; of a matmul by the library, why no kernel computes it."""
+    if isinstance(step, LibraryProduct):
+        return f"torch.matmul (library){f': {step.reason}' if step.reason else ''}"
+    return f"{step.kernel.name}: {launch_words(step)}"
+
+
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
-    """The lines of one step."""
+    """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target).describe()
-    return [*_step(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
+    return [explain_title(step), *_facts(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
 
 
 @dataclass(frozen=True)
@@ -94,16 +101,15 @@ def _count(program: Program) -> str:
     return " and ".join(parts) or "no kernel"
 
 
-def _step(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
+def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
+    """The layout of a launch, its traffic, its work, and why it is made like this."""
     traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
     if isinstance(step, LibraryProduct):
-        reason = f": {step.reason}" if step.reason else ""
-        return [f"torch.matmul (library){reason}", traffic, work]
+        return [traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     layout += ", overlaps with the end of the one before" if step.overlaps else ""
-    lines = [f"{step.kernel.name}: {launch_words(step)}", layout, traffic, work]
-    return lines + ([step.group.reason] if step.group.reason else [])
+    return [layout, traffic, work, *([step.group.reason] if step.group.reason else [])]
 
 
 def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:

@@ -51,8 +51,9 @@ class Lowered:
 
         A pointwise operation of `graph` is one FLOP an element: an addition, a comparison, an exponential. A
         multiplication and an addition are two. A reduction is one an element that it reduces; moments and the normalizer
-        of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys that queries see. A value
-        counts once. Conversions, copies, integers, logic, random bits and the softmax of attention are not counted.
+        of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys up to the last that a query
+        sees. A value counts once. Conversions, copies, integers, logic, random bits and the softmax of attention are not
+        counted.
 
         Bandwidth binds a kernel below the GPU's ridge point, arithmetic one above it. Launch latency binds a kernel whose
         work at peak rates takes less time than a launch.

@@ -1,7 +1,8 @@
 """What torch eager would launch and move for a function, counted on meta tensors: nothing is run.
 
-An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once and writes
-its results. That is the least that eager can do: some of torch's operations take several launches.
+An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once, of a table that it
+gathers from no more than it returns, and writes its results. That is the least that eager can do: some of torch's operations take
+several launches.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ Kwargs: TypeAlias = Mapping[str, Any] | None
 
 _FREE = tuple(f"aten::{name}" for name in ("_unsafe_view", "detach", "empty", "empty_strided", "lift_fresh", "scalar_tensor"))
 """Operations that launch nothing, though their signatures do not say that they are views."""
+
+_GATHERS = ("embedding", "gather", "index", "index_select", "take")
+"""Operations whose first operand is read at indices only."""
 
 _WHOLE: Mapping[Any, str] = {
     F.rms_norm: "rms_norm",
@@ -91,9 +95,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         """Counts one launch."""
         if self.paused:
             return
+        read, written = (sum(map(_footprint, _tensors(each))) for each in (operands, results))
+        if name in _GATHERS:
+            table = _footprint(operands[0][0])
+            read -= max(table - written, 0)
         self.operations.append(name)
-        self.read += sum(map(_footprint, _tensors(operands)))
-        self.written += sum(map(_footprint, _tensors(results)))
+        self.read += read
+        self.written += written
 
 
 class _Whole(TorchFunctionMode):

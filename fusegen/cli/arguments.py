@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fusegen import target as targets
+from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.load import Found, load
 from fusegen.cli.text import shortened
 from fusegen.dtypes import DType
@@ -86,9 +87,8 @@ def chosen_target(name: str | None) -> Target:
     """
     if name is not None:
         return targets.target(name)
-    if torch.cuda.is_available() and torch.version.hip is None:
-        return targets.from_capability(*torch.cuda.get_device_capability())
-    return targets.target("sm_90a")
+    gpu = nvidia_gpu()
+    return targets.target("sm_90a") if gpu is None else targets.from_capability(*torch.cuda.get_device_capability(gpu))
 
 
 def meta_arguments(found: Found, options: argparse.Namespace, target: Target) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
         ArgumentError: an option cannot be understood, or a parameter has neither a shape nor a default.
     """
     default = DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
-    dtype = _dtype(options.dtype) if options.dtype else default
+    dtype = default if options.dtype is None else _dtype(options.dtype)
     given = _shapes(options.shape, dtype)
     parameters = Parameters.of(found.kernel.function)
     arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)

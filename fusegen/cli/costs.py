@@ -38,7 +38,7 @@ class Saving:
 
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
     """What a lowered kernel saves over its own declaration, run by torch."""
-    moved = sum(step.traffic.read(low.sizes) + step.traffic.written(low.sizes) for step in low.program.steps)
+    moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
     return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
 
 

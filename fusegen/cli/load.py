@@ -8,8 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +17,12 @@ from typing import Any
 from torch import nn
 
 from fusegen.api import Kernel, Method
+from fusegen.cli.places import users_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
 from fusegen.specs import Spec, find
 
 _SUFFIX = ".py"
+_DECLARE = "decorate a function with @fusegen.kernel"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def is_place(name: str) -> bool:
 
 
 def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Found]:
-    """The kernels of some names, each once.
+    """The kernels of some names, each once; a file that has several is imported once.
 
     Args:
         names: which.
@@ -48,25 +49,31 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Fou
     Raises:
         SpecNotFoundError, ArgumentError: as `load` does; or shapes are given for more than one.
     """
-    found = {name: load(name) for name in dict.fromkeys(names)}
+    imported = dict[str, ModuleType]()
+    found = {name: load(name, imported) for name in dict.fromkeys(names)}
     if len(found) > 1 and (options.shape or options.arg):
         raise ArgumentError("--shape and --arg are of one kernel", mend="name kernels with shapes of their own one by one")
     return found
 
 
-def load(name: str) -> Found:
+def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> Found:
     """The kernel of a name.
+
+    Args:
+        name: a spec, ``FILE.py``, ``FILE.py:NAME`` or ``pkg.mod:NAME``.
+        imported: modules by their places; one that is missing is added.
 
     Raises:
         SpecNotFoundError: there is no such spec, or no such kernel in the file.
         ArgumentError: the file or module cannot be imported, or the name is no kernel.
     """
-    place, colon, attribute = name.rpartition(":")
-    if colon and place:
-        return _in_module(_module(place), place, attribute)
-    if name.endswith(_SUFFIX):
-        return _in_module(_module(name), name, "")
-    return Found(name, find(name).fresh(), find(name))
+    place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
+    if not place:
+        return Found(name, find(name).fresh(), find(name))
+    modules = {} if imported is None else imported
+    if place not in modules:
+        modules[place] = _module(place)
+    return _in_module(modules[place], place, attribute)
 
 
 def _module(place: str) -> ModuleType:
@@ -103,41 +110,34 @@ def _import(place: str, action: Callable[[], ModuleType]) -> ModuleType:
 
     Raises:
         ArgumentError: naming what was raised, and the line.
+        FusegenError: the file declares or calls a kernel in a way that is refused.
     """
     try:
         return action()
-    except FusegenError:
+    except FusegenError as error:
+        error.where = error.where or users_line(error)  # a declaration is refused before its line is known
         raise
     except (Exception, SystemExit) as error:
         mend = f"python {place}" if place.endswith(_SUFFIX) else f"python -c 'import {place}'"
         what = " ".join(f"importing {place} failed: {type(error).__name__}: {error}".split())
-        raise ArgumentError(what, where=_line(error), mend=mend) from error
-
-
-def _line(error: BaseException) -> str | None:
-    """Where a user's code raised: the last frame outside of the import machinery."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+        raise ArgumentError(what, where=users_line(error), mend=mend) from error
 
 
 def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
-    kernels = [name for name, value in vars(module).items() if _kernel_of(value) is not None]
+    kernels = [name for name, value in vars(module).items() if _declared(value) is not None]
     if not attribute and len(kernels) == 1:
         attribute = kernels[0]
     value = _at(module, attribute) if attribute else None
-    kernel = _kernel_of(value)
+    declared = _declared(value)
     holder, _, name = attribute.rpartition(".")
-    if kernel is not None and holder and inspect.isclass(_at(module, holder)):
+    if declared is not None and holder and inspect.isclass(_at(module, holder)):
         raise ArgumentError(f"{attribute} in {place} is a kernel of a class", mend=f"name one of an object: {place}:OBJECT.{name}")
-    if kernel is not None:
-        return Found(name, kernel)
+    if declared is not None:
+        return Found(name, _fresh(declared))
     if callable(value):
         what = f"{attribute} in {place} is a {type(value).__name__}, not a kernel"
-        raise ArgumentError(what, mend="decorate it with @fusegen.kernel")
-    what = f"no kernel {attribute!r} in {place}" if attribute else f"which kernel of {place}?"
-    raise SpecNotFoundError(what, mend=_choice(place, attribute, kernels))
+        raise ArgumentError(what, mend=_how_to_declare(attribute, value))
+    raise _not_found(place, attribute, kernels)
 
 
 def _at(module: ModuleType, path: str) -> object:
@@ -148,18 +148,32 @@ def _at(module: ModuleType, path: str) -> object:
     return found
 
 
-def _kernel_of(value: object) -> Kernel[..., Any] | None:
+def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
     """The kernel that a value is: a declared one, the method of an object, or a module's forward; None where it is none."""
     declared = getattr(value, "_kernel", None) if isinstance(value, nn.Module) else None
     if isinstance(declared, Kernel):
-        value = Method(declared, value)
-    if isinstance(value, Method):
-        return Kernel(value.function, value.kernel.mutates, value.__name__, recompute=value.kernel.recompute)
-    return value if isinstance(value, Kernel) else None
+        return Method(declared, value)
+    return value if isinstance(value, (Kernel, Method)) else None
 
 
-def _choice(place: str, attribute: str, kernels: list[str]) -> str:
-    if not kernels:
-        return f"{place} has no kernel: decorate a function with @fusegen.kernel"
+def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
+    """The kernel without memory of calls: a file may make some while it is imported, and a second size becomes a run-time value."""
+    kernel = declared.kernel if isinstance(declared, Method) else declared
+    return Kernel(declared.function, kernel.mutates, recompute=kernel.recompute, compiler=kernel.compiler)
+
+
+def _how_to_declare(name: str, value: object) -> str:
+    """What makes a kernel of a value that can be called."""
+    if isinstance(value, nn.Module):
+        return f"fuse it: NAME = fusegen.kernel({name})"
+    if inspect.isclass(value) and issubclass(value, nn.Module):
+        return f"fuse an object of it: NAME = fusegen.kernel({value.__name__}(…))"
+    return _DECLARE
+
+
+def _not_found(place: str, attribute: str, kernels: list[str]) -> SpecNotFoundError:
+    """The error that offers the kernels of a place: one with a similar name, or all."""
+    found = f"which kernel of {place}?" if kernels else f"no kernel in {place}"
+    what = f"no kernel {attribute!r} in {place}" if attribute else found
     close = difflib.get_close_matches(attribute, kernels, n=1) or kernels
-    return " or ".join(f"{place}:{name}" for name in close)
+    return SpecNotFoundError(what, mend=" or ".join(f"{place}:{name}" for name in close) or _DECLARE)

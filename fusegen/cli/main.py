@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import fusegen
+from fusegen.cli.places import users_line
 from fusegen.cli.streams import accept_all_text, reserved_stdout, silence
 from fusegen.cli.terminal import Terminal
 from fusegen.cli.text import printable, shortened
@@ -186,11 +186,8 @@ def _text(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """The innermost line of the user's; of ours where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = str(Path(fusegen.__file__).parent)
-    users = [f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename]
-    frame = (users or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return users_line(error) or f"{frame.filename}:{frame.lineno}"
 
 
 def _report(message: str, code: int) -> int:

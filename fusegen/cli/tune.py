@@ -10,6 +10,7 @@ import torch
 
 import fusegen as fg
 from fusegen.cli.arguments import add_inputs
+from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.document import print_document
 from fusegen.cli.load import load_all
 from fusegen.cli.own import Given, given
@@ -53,9 +54,9 @@ def _gpu() -> torch.device:
     Raises:
         ArgumentError: there is none.
     """
-    if not torch.cuda.is_available() or torch.version.hip is not None:
+    if (gpu := nvidia_gpu()) is None:
         raise ArgumentError("torch sees no NVIDIA GPU, and plans are measured on one", mend="fusegen doctor")
-    return torch.device("cuda", torch.cuda.current_device())
+    return gpu
 
 
 def _tuned(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> Iterator[_Tuned]:

@@ -11,6 +11,7 @@ import torch
 
 from fusegen import target as targets
 from fusegen.cli.arguments import add_inputs
+from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.document import print_document
 from fusegen.cli.own import are_own
 from fusegen.cli.terminal import Terminal
@@ -100,9 +101,7 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
 
 
 def _device() -> torch.device:
-    if torch.cuda.is_available() and torch.version.hip is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return nvidia_gpu() or torch.device("cpu")
 
 
 def _dtypes(names: Sequence[str] | None) -> list[DType]:

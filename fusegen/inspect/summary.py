@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.explain import explain_head, explain_step
+from fusegen.explain import explain_head, explain_title
 from fusegen.inspect.stages import Stages
 from fusegen.schedule.program import Step
 from fusegen.units import human_bytes
@@ -22,6 +22,5 @@ def summary(stages: Stages) -> str:
 
 
 def _step(stages: Stages, step: Step) -> str:
-    title = explain_step(stages.program, step, stages.sizes, stages.choices)[0]
     read, written = step.traffic.read(stages.sizes), step.traffic.written(stages.sizes)
-    return f"{title}; reads {human_bytes(read)}, writes {human_bytes(written)}"
+    return f"{explain_title(step)}; reads {human_bytes(read)}, writes {human_bytes(written)}"

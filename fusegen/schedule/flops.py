@@ -2,9 +2,9 @@
 
 The rule: each pointwise operation of the simplified graph is one operation an element, an exponential or a comparison as well as an
 addition; a multiplication and an addition that hardware may fuse are two. A reduction is one operation an element that it reduces,
-moments and the normalizer of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys that queries see. A
-value counts once at each of its elements that the step needs, even if the kernel computes it again. Conversions, copies, integers,
-logic and random bits are not floating-point operations.
+moments and the normalizer of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys up to the last that
+a query sees: kernels compute those before a sliding window too. A value counts once at each of its elements that the step needs,
+even if the kernel computes it again. Conversions, copies, integers, logic and random bits are not floating-point operations.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _of_attention(step: Step, graph: Graph, matmuls: list[int], sizes: Mapping[s
 
 
 def _seen(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
-    """Pairs of a query and a key that it sees: their bound is a constant, or grows by one from a query to the next."""
+    """Pairs of a query and a key up to the last that it sees: the bound is constant, or grows by one from a query to the next."""
     if body.seen is None:
         return queries * keys
     bound, query = formula(body.seen), str(body.score.axes.symbols[-2])

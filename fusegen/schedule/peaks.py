@@ -39,17 +39,21 @@ class Peaks:
 
 
 PEAKS: Mapping[str, Peaks] = {
-    # NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM.
+    # NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM; dense bfloat16.
     "sm_80": Peaks("A100", 2.039e12, 19.5e12, 9.7e12, 312e12, 19.5e12),
-    # NVIDIA Ampere GA102 GPU Architecture whitepaper, RTX A6000; float64 runs at 1/64 of the rate of float32.
+    # NVIDIA Ampere GA102 GPU Architecture whitepaper, table 3, RTX A6000; dense bfloat16 with FP32 accumulate (154.8/309.6);
+    # float64 runs at 1/64 of the rate of float32.
     "sm_86": Peaks("RTX A6000", 0.768e12, 38.7e12, 0.605e12, 154.8e12, 0.605e12),
-    # NVIDIA Ada GPU Architecture whitepaper, GeForce RTX 4090; float64 runs at 1/64 of the rate of float32.
+    # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4), half
+    # of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.
     "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
     # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, which are of sparse matrices.
     "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
-    # NVIDIA Blackwell Architecture Technical Brief, HGX B200, a GPU; bfloat16 without sparsity.
-    "sm_100": Peaks("B200", 8e12, 80e12, 40e12, 2250e12, 40e12),
-    # NVIDIA RTX Blackwell GPU Architecture whitepaper, GeForce RTX 5090; float64 runs at 1/64 of the rate of float32.
+    # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, a GPU; half of its 4.5 PFLOPS of sparse bfloat16. The first
+    # edition, of before the product, has 8 TB/s, 80 and 40 TFLOPS.
+    "sm_100": Peaks("B200", 7.7e12, 75e12, 37e12, 2250e12, 37e12),
+    # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3, GeForce RTX 5090; dense bfloat16 with FP32 accumulate (209.5/419),
+    # half of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.
     "sm_120": Peaks("RTX 5090", 1.792e12, 104.8e12, 1.64e12, 209.5e12, 1.64e12),
 }
 """By target. A CPU's peaks depend on the machine and are not known."""

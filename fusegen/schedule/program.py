@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias, cast
@@ -53,6 +54,10 @@ class Traffic:
 
     read: Formula
     written: Formula
+
+    def moved(self, sizes: Mapping[str, int]) -> int:
+        """All bytes at some sizes."""
+        return self.read(sizes) + self.written(sizes)
 
 
 @dataclass(frozen=True, repr=False)

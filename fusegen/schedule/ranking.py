@@ -93,7 +93,7 @@ def _is_short(launch: Launch) -> bool:
 def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | ColumnWork | None:
     """What a launch has to do; None for what nobody has measured: sums of columns beside reductions along rows."""
     kernel, (rows, columns) = launch.kernel, extents(launch, sizes)
-    moved = launch.traffic.read(sizes) + launch.traffic.written(sizes)
+    moved = launch.traffic.moved(sizes)
     itemsizes = {pointer.buffer: pointer.dtype.itemsize for pointer in kernel.pointers if pointer.stream is None}
     if isinstance(kernel.body, PointwiseBody):
         reads = [access for access in kernel.body.reads if access.buffer in itemsizes]  # others are drawn

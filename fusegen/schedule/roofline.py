@@ -77,8 +77,7 @@ class Roofline:
 
 def roofline(step: Step, graph: Graph, sizes: Mapping[str, int], target: Target) -> Roofline:
     """The roofline of a step at some sizes."""
-    moved = step.traffic.read(sizes) + step.traffic.written(sizes)
-    return Roofline(step_flops(step, graph, sizes), moved, PEAKS.get(target.name))
+    return Roofline(step_flops(step, graph, sizes), step.traffic.moved(sizes), PEAKS.get(target.name))
 
 
 def _figure(value: float) -> str:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import fusegen as fg
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
+from fusegen.ir.formula import formula
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.ir.versions import owner
 from fusegen.lang.running import inlined
@@ -148,18 +149,12 @@ class _Check:
         """A random gradient by each result that depends on the inputs."""
         generator = torch.Generator(self.device).manual_seed(1)
         active = differentiated_results(self.graph, wrt)
-        shapes = [tuple(t.shape) for t in self._shaped]
-        dtypes = [self.graph.nodes[position].dtype.torch for position in self.graph.outputs]
+        nodes = [self.graph.nodes[position] for position in self.graph.outputs]
+        shapes = [tuple(formula(dim)(self.sizes) for dim in node.shape) for node in nodes]
         return [
-            torch.randn(shape, dtype=dtype, device=self.device, generator=generator) if is_active else None
-            for shape, dtype, is_active in zip(shapes, dtypes, active, strict=True)
+            torch.randn(shape, dtype=node.dtype.torch, device=self.device, generator=generator) if is_active else None
+            for shape, node, is_active in zip(shapes, nodes, active, strict=True)
         ]
-
-    @cached_property
-    def _shaped(self) -> list[Tensor]:
-        """The results, for their shapes."""
-        with torch.no_grad():
-            return self._called(self.kernel, ())
 
     def _gradients_of(self, function: Function, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients that autograd gives for a function."""

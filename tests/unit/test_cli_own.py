@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from fusegen.cli.load import load
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -33,10 +35,31 @@ class Block(nn.Module):
 
 scale = Scale(2.0)
 bound = scale.scaled
-block = fg.kernel(Block())
+unfused = Block()
+block = fg.kernel(unfused)
 
 def plain(x):
     return x
+"""
+
+KEPT = """
+from functools import partial
+from torch import nn
+import fusegen as fg
+
+declare = partial(fg.kernel, compiler="extension", recompute="all")
+
+@declare
+def plus(x):
+    return x + 1
+
+class Adder:
+    @declare
+    def plus(self, x):
+        return x + 1
+
+adder = Adder()
+block = declare(nn.SiLU())
 """
 
 
@@ -65,6 +88,84 @@ def test_a_method_of_a_class_wants_an_object(run: Run, file: str) -> None:
     assert refused.code == 2 and f"{file}:OBJECT.scaled" in refused.err
 
 
+def test_calls_that_a_file_makes_while_it_is_imported_are_forgotten(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "called.py"
+    called = "plus(torch.ones(2, 64))\nplus(torch.ones(2, 96))\n"
+    path.write_text(f"import torch\nimport fusegen as fg\n\n@fg.kernel\ndef plus(x):\n    return x + 1\n\n{called}")
+    result = run("show", f"{path}:plus", "--shape", "x=8x128", "--stage", "trace")
+    assert result.code == 0 and "plus(x: bf16[x_dim0, 128])" in result.out, result.out + result.err
+
+
+def test_a_file_of_several_kernels_is_imported_once(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    kernels = "".join(f"@fg.kernel\ndef {name}(x: Annotated[Tensor, '8 64']):\n    return x + 1\n\n" for name in ("one", "two"))
+    head = "from typing import Annotated\nfrom torch import Tensor\nimport fusegen as fg\nprint('imported')\n\n"
+    path.write_text(head + kernels)
+    result = run("build", f"{path}:one", f"{path}:two", "--arch", "cpu", "--out", str(tmp_path / "built"))
+    assert result.code == 0 and result.err.count("imported") == 1, result.err
+
+
+def test_a_declaration_that_is_refused_has_a_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "refused.py"
+    path.write_text("import fusegen as fg\n\n@fg.kernel\ndef every(*xs):\n    return xs[0]\n")
+    refused = run("explain", f"{path}:every")
+    assert refused.code == 2 and f"a kernel cannot take *xs · at: {path}:3" in refused.err
+
+
+def test_modules_that_are_not_fused(run: Run, file: str) -> None:
+    for name, mend in (
+        ("Block", "fusegen.kernel(Block(…))"),
+        ("unfused", "fusegen.kernel(unfused)"),
+        ("plain", "with @fusegen.kernel"),
+    ):
+        refused = run("show", f"{file}:{name}", "--shape", "x=8x64")
+        assert refused.code == 2 and "not a kernel" in refused.err and mend in refused.err, refused.err
+
+
+def test_a_file_without_kernels(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "none.py"
+    path.write_text("number = 1\n")
+    for name, what in ((str(path), "no kernel"), (f"{path}:number", "no kernel 'number'")):
+        refused = run("show", name)
+        assert refused.code == 2 and refused.err == f"error: {what} in {path} · try: decorate a function with @fusegen.kernel\n"
+
+
+def test_a_dtype_that_is_empty(run: Run, file: str, tmp_path: Path) -> None:
+    refused = run("build", f"{file}:block", "--shape", "x=8x64", "--dtype", "f32,", "--arch", "cpu", "--out", str(tmp_path / "out"))
+    assert refused.code == 2 and "unknown dtype ''" in refused.err
+
+
+GATHERED = 4 * 64 * 4 + 4 * 8 + 4 * 64 * 4
+"""Bytes of four rows, their indices and the result."""
+
+
+def rows(tmp_path: Path) -> tuple[str, ...]:
+    """The words that name a kernel which takes four rows of a thousand."""
+    path = tmp_path / "rows.py"
+    path.write_text("import fusegen as fg\n\n@fg.kernel\ndef rows(table, i):\n    return table[i] * 2\n")
+    return f"{path}:rows", "--shape", "table=1000x64:f32", "i=4:i64"
+
+
+def test_explain_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> None:
+    explained = json.loads(run("explain", *rows(tmp_path), "--target", "cpu", "--json").out)
+    assert explained["fusegen"] == {"launches": 1, "moved_bytes": GATHERED}
+    assert explained["eager"]["moved_bytes"] == GATHERED + 2 * 4 * 64 * 4, "it writes the rows, and reads them again"
+
+
+def test_bench_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> None:
+    words = ("bench", *rows(tmp_path), "--quick", "--device", "cpu", "--providers", "fusegen", "--json")
+    (row,) = json.loads(run(*words).out)["rows"]
+    assert row["bytes"] == GATHERED
+
+
 def test_a_name_that_leads_nowhere(run: Run, file: str) -> None:
     refused = run("show", f"{file}:scale.scald", "--shape", "x=8x64")
     assert refused.code == 2 and "no kernel 'scale.scald'" in refused.err and f"{file}:bound" in refused.err
+
+
+def test_a_kernel_keeps_what_it_was_declared_with(tmp_path: Path) -> None:
+    path = tmp_path / "kept.py"
+    path.write_text(KEPT)
+    for name in ("plus", "adder.plus", "block"):
+        kernel = load(f"{path}:{name}").kernel
+        assert (kernel.compiler, kernel.recompute) == ("extension", "all"), name

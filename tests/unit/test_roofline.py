@@ -57,6 +57,16 @@ def test_attention_is_its_matmuls_over_the_keys_that_queries_see() -> None:
         assert "(not counted: softmax and pointwise operations)" in line
 
 
+def test_keys_before_a_sliding_window_count() -> None:
+    def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        return torch.where((key <= query) & (key > query - 16), q @ k.mT, -math.inf).softmax(-1) @ v
+
+    shapes = [meta(2, 2, 96, 64) for _ in range(3)]
+    (line,), (whole,) = work(sliding, *shapes), work(causal, *shapes)
+    assert line.partition(",")[0] == whole.partition(",")[0], "the kernel computes them"
+
+
 def test_work_that_is_not_counted_is_named() -> None:
     (line,) = work(lambda x: F.dropout(x, 0.5), meta(64, 64))
     assert "(not counted: integer and logical operations, random bits)" in line
