@@ -154,7 +154,7 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
     for dim, wanted in enumerate(argument.strides):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != wanted(sizes):
             raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {wanted} = {wanted(sizes)}")
-    found = alignment(tensor, [stride.operator is not Operator.INTEGER for stride in argument.strides])
+    found = alignment(tensor, argument.own_strides)
     if found % argument.alignment:
         raise Mismatch(f"{name!r} lies at multiples of {found} bytes, built for {argument.alignment}")
 

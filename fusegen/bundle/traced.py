@@ -18,7 +18,7 @@ from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberAr
 from fusegen.dtypes import DType
 from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Parameter, Passes, Shaped
-from fusegen.extension.program_text import Assumed, limits
+from fusegen.extension.program_text import LEAST, Assumed, limits
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
@@ -101,7 +101,7 @@ class Traced:
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
             passes=self._passes(),
-            description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
+            description=_description(self._specs),
         )
 
     def _programs(
@@ -183,6 +183,14 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return value.isascii() and value.isprintable() and not set(value) & set('"\\')
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))
+
+
+def _description(specs: Sequence[InputSpec]) -> str:
+    """Tensors in words, with the sizes that may vary: 0 and 1 are literals, of kinds of their own."""
+    tensors = {spec.name: tensor_argument(spec) for spec in specs}
+    text = ", ".join(f"{name}: {tensor}" for name, tensor in tensors.items())
+    sizes = dict.fromkeys(size for tensor in tensors.values() for extent in tensor.shape for size in sorted(extent.sizes))
+    return text + (f", where {', '.join(f'{size} >= {LEAST}' for size in sizes)}" if sizes else "")
 
 
 def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:

@@ -18,7 +18,7 @@ class TensorArgument:
         dtype: its element type.
         shape: literal sizes, or names of sizes.
         strides: elements from one index to the next, a dim each; what is a name of its own may be any.
-        alignment: bytes, up to 16, that divide the address and every stride that is no literal.
+        alignment: bytes, up to 16, that divide the address and every stride that has a name of its own.
     """
 
     dtype: DType
@@ -26,10 +26,15 @@ class TensorArgument:
     strides: tuple[Formula, ...]
     alignment: int
 
+    @property
+    def own_strides(self) -> tuple[bool, ...]:
+        """For each dim, whether its stride has a name of its own: the sizes do not imply it."""
+        sizes = frozenset[str]().union(*(extent.sizes for extent in self.shape))
+        return tuple(not stride.sizes <= sizes for stride in self.strides)
+
     def __str__(self) -> str:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        own = frozenset[str]().union(*(s.sizes for s in self.strides)) - frozenset[str]().union(*(d.sizes for d in self.shape))
-        return f"{text} of strides [{', '.join(map(str, self.strides))}]" if own else text
+        return f"{text} of strides [{', '.join(map(str, self.strides))}]" if any(self.own_strides) else text
 
 
 @dataclass(frozen=True)

@@ -122,10 +122,10 @@ class UnitText:
             "returns": results_type(count),
             "packed": returned([f"out[{n}]" for n in range(count)]),
             "results": count,
-            "plain_results": ", ".join(f"out[{n}]" for n, r in enumerate(first.results) if not r.dtype.is_float),
             "result_shapes": [_shapes(n, kind, kind.results) for n, kind in enumerate(op.kinds)],
             "built": quoted(built),
             "differentiable": all(kind.passes for kind in op.kinds),
+            "draws": any(_draws(built) for kind in op.kinds for built in kind.programs),
             "schemas": [quoted(_schema(op))],
             "integers": [_variable(p) for p in integers],
             "floats": ", ".join(_variable(p) for p in floats),
@@ -144,7 +144,6 @@ class UnitText:
             f"{op.name}_forward({taken}) -> Tensor[]",
             f"{op.name}_backward(Tensor[] kept, Tensor[] gradients, SymInt[] sizes, float[] numbers, int kind) -> Tensor[]",
         ]
-        given = kinds[0][2].given
         return {
             "schemas": [quoted(schema) for schema in schemas],
             "quoted_forward": quoted(f"{qualified}_forward"),
@@ -161,9 +160,13 @@ class UnitText:
             "backward_words": [_words(n, op, passes) for n, _, passes in kinds],
             "backward_shapes": [_backward_shapes(n, passes) for n, _, passes in kinds],
             "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
-            "given_gradients": ", ".join(f"gradients[{place}]" for place in given),
             "gradients": [_gradients(n, op, passes) for n, _, passes in kinds],
         }
+
+
+def _draws(built: Built) -> bool:
+    """Tells if a program draws random bits: two calls of the same tensors are not one."""
+    return any(key.source is None for key in built.call.keys)
 
 
 # Parameters.
@@ -262,15 +265,17 @@ def _keeping(number: int, kind: Kind, passes: Passes) -> dict[str, Any]:
     kept = ", ".join(f"t[{place}]" if place >= 0 else f"out[{~place}]" for place in passes.kept)
     sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
     pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
-    return {"kind": number, "kept": kept, "lines": [*sizes, *pushed]}
+    plain = ", ".join(f"out[{n}]" for n, result in enumerate(kind.results) if not result.dtype.is_float)
+    return {"kind": number, "kept": kept, "plain_results": plain, "lines": [*sizes, *pushed]}
 
 
 def _gradients(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
-    """Where the gradient of each argument is."""
+    """Which of the results' gradients a kind takes, and where the gradient of each argument is."""
     places = [place for place, p in enumerate(op.parameters) if p.role in _TENSORS]
     lines = []
     for edge, (argument, source) in enumerate(zip(places, passes.gradients, strict=True)):
         if source is not None:
             found = f"found[{source}]" if source >= 0 else f"given[{~source}]"
             lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {found};")
-    return {"kind": number, "lines": lines}
+    given = ", ".join(f"gradients[{place}]" for place in passes.given)
+    return {"kind": number, "given": given, "lines": lines}

@@ -54,9 +54,17 @@ struct Program {
 inline std::string described(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
-    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sizes());
+    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sym_sizes());
+    if (!tensor.is_contiguous()) text += c10::str(" of strides ", tensor.sym_strides());
   }
   return text;
+}
+
+[[noreturn]] inline void refuse(const char* name, const Tensors& tensors, const char* built, at::ArrayRef<size_t> written = {}) {
+  const bool is_strided = std::any_of(written.begin(), written.end(), [&](size_t n) { return !tensors[n].is_contiguous(); });
+  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device(), "; it was built for ", built,
+                   "\n  try: ", is_strided ? "write to a contiguous tensor: what is written to cannot be copied first"
+                                           : "build it for such a call too: fusegen build --format extension");
 }
 
 // Runs a call. Tensors that lie in memory as no program expects are copied, unless they are written to.
@@ -82,13 +90,20 @@ inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, T
       }
     }
   }
-  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", device, "; it was built for ", built,
-                   "\n  try: build it for such a call too: fusegen build --format extension");
+  refuse(name, tensors, built, written);
 }
 
 inline bool needs_gradient(at::ArrayRef<at::Tensor> tensors) {
   if (!at::GradMode::is_enabled()) return false;
   return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+// Forward mode: a result without a tangent would have a derivative of zero in silence.
+inline void check_tangents(const char* name, const Tensors& tensors) {
+  const bool has_tangent =
+      std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor._fw_grad(0).defined(); });
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, name, " has no forward-mode derivative, and an input has a tangent",
+                              "\n  try: use reverse mode, or pass tensor.detach()");
 }
 
 // Gradients of which the derivative raises an error, instead of being none in silence.

@@ -50,16 +50,29 @@ def block(x: Tensor) -> Tensor:
     return fg.dropout(F.silu(x * scale), 0.25)
 """
 
+EDGE = """
+import torch
+from torch import Tensor
+
+import fusegen as fg
+
+@fg.kernel
+def block(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x.abs() + 1, (x * w * w).t()
+"""
+
+TEXTS = {"block": KERNELS, "store": KERNELS, "drop": DROP, "edge": EDGE}
 SHAPES = {
     "block": ["--shape", "x=64x32", "--shape", "w=32x16", "--shape", "b=32"],
     "drop": ["--shape", "x=64x32"],
+    "edge": ["--shape", "x=64x32", "--shape", "w=32:f32", "--dtype", "i64,f32"],
     "store": ["--shape", "cache=64x32", "--shape", "x=8x32", "--shape", "slots=8:i64"],
 }
 
 
 def build(folder: Path, name: str, *further: str) -> Path:
     """Builds a kernel for the CPU, once; returns the library."""
-    (folder / "kernels.py").write_text(DROP if name == "drop" else KERNELS)
+    (folder / "kernels.py").write_text(TEXTS[name])
     out = folder / f"fgtest_{name}"
     command = [
         "build",
@@ -119,9 +132,16 @@ def test_a_compiled_step_with_sizes_that_change() -> None:
 def test_other_layouts_are_taken_and_other_calls_refused() -> None:
     operator, (x, w, b) = torch.ops.fgtest_block.block, given()
     assert torch.equal(operator(x.t().contiguous().t(), w, b, 0.7)[0], operator(x, w, b, 0.7)[0])
-    for call in (lambda: operator(x.double(), w, b, 0.7), lambda: operator(x, w, b, 0.7, "tanh")):
+    bare = [t.detach().to("meta") for t in (x, w, b)]
+    for call in (
+        lambda: operator(x.double(), w, b, 0.7),
+        lambda: operator(x, w, b, 0.7, "tanh"),
+        lambda: operator(x[:1], w, b, 0.7),
+        lambda: operator(bare[0].double(), *bare[1:], 0.7),
+    ):
         with pytest.raises(
-            TypeError, match=r"fgtest_block::block was not built for .*; it was built for x: float32.*\n.*--format extension"
+            TypeError,
+            match=r"fgtest_block::block was not built for .*; it was built for x: f.*, where x_dim0 >= 2\n.*--format extension",
         ):
             call()
     (first,) = torch.autograd.grad(operator(x, w, b, 0.7)[0].sum(), x, create_graph=True)
@@ -133,6 +153,7 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
 def test_an_operator_with_random_bits_draws_them_at_each_call(tmp_path: Path) -> None:
     torch.ops.fgtest_block.block(*given(), 0.7)[0].sum().backward()  # its name is that of the other operator
     torch.ops.load_library(build(tmp_path, "drop"))
+    assert torch.Tag.nondeterministic_seeded in torch.ops.fgtest_drop.block.default.tags
     x, scale = torch.ones(64, 32, requires_grad=True), torch.linspace(1, 2, 32)
 
     def two(x: torch.Tensor) -> list[torch.Tensor]:
@@ -158,8 +179,25 @@ def test_an_operator_that_writes_in_place(tmp_path: Path) -> None:
         operator(cache, x, slots + 60)
     with pytest.raises(TypeError, match="shares memory with 'x'"):
         operator(cache, cache[:8], slots)
+    with pytest.raises(TypeError, match=r"of strides \[64, 2\](.|\n)*write to a contiguous tensor"):
+        operator(torch.zeros(64, 64)[:, ::2], x, slots)
     with pytest.raises(RuntimeError, match="without a backward pass"):
         operator(cache, x.requires_grad_(), slots)
+
+
+def test_kinds_with_other_results_have_gradients_of_their_own(tmp_path: Path) -> None:
+    """One kind has a result of ints; gradients of transposed results have strides that are sizes, which need be no multiples."""
+    torch.ops.load_library(build(tmp_path, "edge"))
+    operator, w = torch.ops.fgtest_edge.block, randn(32).requires_grad_()
+    for x in (torch.arange(160).view(5, 32), randn(5, 32).requires_grad_()):
+        results, wanted = operator(x, w), (x.abs() + 1, (x * w * w).t())
+        torch.testing.assert_close(results, wanted)
+        assert [r.requires_grad for r in results] == [x.requires_grad, True]
+        by = [t for t in (x, w) if t.requires_grad]
+        ours, theirs = (torch.autograd.grad([r.square().sum() for r in t if r.requires_grad], by) for t in (results, wanted))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+    with pytest.raises(NotImplementedError, match=r"no forward-mode derivative(.|\n)*reverse mode"):
+        torch.func.jvp(lambda x: operator(x, w.detach()), (x.detach(),), (x.detach(),))
 
 
 WITHOUT_FUSEGEN = """

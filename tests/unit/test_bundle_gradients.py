@@ -35,6 +35,10 @@ def shortened(x: Tensor, length: int, scale: float) -> Tensor:
     return torch.tanh(x[:length] * scale)
 
 
+def transposed(x: Tensor) -> Tensor:
+    return x.exp().t()
+
+
 def one_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sin(x) * 2, torch.exp(y)
 
@@ -91,6 +95,13 @@ def test_incoming_gradients_lie_in_memory_as_they_like(layout: str, kernel: Buil
         (ours,) = torch.autograd.grad(kernel(x, weight), x, gradient)
         (theirs,) = torch.autograd.grad(kernel(x, weight), x, gradient.clone(memory_format=torch.contiguous_format))
         assert equal(ours, theirs)
+
+
+def test_rows_of_transposed_results_may_be_of_any_length(tmp_path: Path) -> None:
+    """The length is the stride of their gradients: built for a multiple of 16 bytes, it may be another."""
+    loaded = built(tmp_path / "kernels", transposed, (randn(8, 16),))
+    x = randn(5, 16)
+    assert equal(gradients(loaded, (x,)), gradients(fg.kernel(transposed), (x,)))
 
 
 def test_captured_tensors_have_gradients(tmp_path: Path) -> None:
