@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Program, Step
 from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.roofline import roofline
 from fusegen.schedule.words import launch_words, plan_words
@@ -88,9 +88,11 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
 
 def _count(program: Program) -> str:
     launches = len(program.launches)
-    products = len(program.steps) - launches
+    products = sum(isinstance(step, LibraryProduct) for step in program.steps)
+    calls = len(program.steps) - launches - products
     parts = [f"{launches} kernel{'s' if launches != 1 else ''}"] if launches else []
     parts += [f"{products} library product{'s' if products != 1 else ''}"] if products else []
+    parts += [f"{calls} library call{'s' if calls != 1 else ''}"] if calls else []
     return " and ".join(parts) or "no kernel"
 
 
@@ -99,6 +101,8 @@ def _step(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     if isinstance(step, LibraryProduct):
         reason = f": {step.reason}" if step.reason else ""
         return [f"torch.matmul (library){reason}", traffic, work]
+    if isinstance(step, LibraryStep):
+        return [f"{step.function} (library)", traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     layout += ", overlaps with the end of the one before" if step.overlaps else ""
