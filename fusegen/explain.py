@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.program import Launch, LibraryProduct, Program, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Program, Step
 from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.roofline import roofline
 from fusegen.schedule.words import launch_words, plan_words
@@ -51,6 +51,8 @@ def explain_title(step: Step) -> str:
     """The name of a step and its kind; of a matmul by the library, why no kernel computes it."""
     if isinstance(step, LibraryProduct):
         return f"torch.matmul (library){f': {step.reason}' if step.reason else ''}"
+    if isinstance(step, LibraryStep):
+        return f"{step.function} (library)"
     return f"{step.kernel.name}: {launch_words(step)}"
 
 
@@ -95,16 +97,19 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
 
 def _count(program: Program) -> str:
     launches = len(program.launches)
-    products = len(program.steps) - launches
+    products = sum(isinstance(step, LibraryProduct) for step in program.steps)
+    calls = len(program.steps) - launches - products
     parts = [f"{launches} kernel{'s' if launches != 1 else ''}"] if launches else []
     parts += [f"{products} library product{'s' if products != 1 else ''}"] if products else []
-    return " and ".join(parts) or "no kernel"
+    parts += [f"{calls} library call{'s' if calls != 1 else ''}"] if calls else []
+    *others, last = parts or ["no kernel"]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     """The layout of a launch, its traffic, its work, and why it is made like this."""
     traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
-    if isinstance(step, LibraryProduct):
+    if not isinstance(step, Launch):
         return [traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""

@@ -263,7 +263,7 @@ class _Part:
     def _rebuilt(self, position: int) -> int:
         """A node on its operands here: a view of what is wider is as wide, and a product takes what it took."""
         node, location = self.graph.nodes[position], self.graph.locations[position]
-        if node.family is Family.CONTRACTION:
+        if node.family in (Family.CONTRACTION, Family.LIBRARY):
             args = [self.cast(a, self.graph.nodes[a].dtype) for a in node.args]
         else:
             args = [self._moved[a] for a in node.args]

@@ -6,7 +6,8 @@ it needs point by point, the cheapest is read (`cheapest_cut`); at equal cost wh
 computes anyway, then the set that leaves least to compute. So what can be computed from values that are read anyway is never read
 itself. Three things are not left to that:
 
-- Products are not computed again, nor are statistics: reductions to at most an eighth of the elements that they are made of.
+- Products, and what else torch computes, are not computed again, nor are statistics: reductions to at most an eighth of the
+  elements that they are made of.
 - A statistic is kept as wide as it is computed, since everything that is made of it has its error. One that the forward pass
   rounds, as a result in 16 bits, does not serve.
 - A greatest or least element is always computed again: it is compared with what it is the greatest of, and a rounded one may miss
@@ -38,6 +39,7 @@ RECOMPUTES: tuple[str, ...] = get_args(Recompute)
 
 _STATISTIC = 8  # how many times fewer elements than what it is made of
 
+_NEVER_AGAIN = (Family.CONTRACTION, Family.LIBRARY)
 _COMPARED = (Op.AMAX, Op.AMIN)
 _REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # as well read in the order in which its operand lies
 
@@ -120,7 +122,7 @@ class _Values:
         self._largest: list[int] = []  # elements of the largest value that one is made of, since the last product
         for node in graph.nodes:
             largest = max((max(self._counts[a], self._largest[a]) for a in node.args), default=0)
-            self._largest.append(0 if node.family is Family.CONTRACTION else largest)
+            self._largest.append(0 if node.family in _NEVER_AGAIN else largest)
 
     def is_computed_again(self, position: int) -> bool:
         """Whether the backward pass may compute a value of its operands."""
@@ -129,7 +131,7 @@ class _Values:
             return node.op is not Op.INPUT
         if self._recompute == "none" and position in self._forward:
             return node.op in _COMPARED or self._is_free(node)
-        if node.family is Family.CONTRACTION:
+        if node.family in _NEVER_AGAIN:
             return False
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
 

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fusegen.calls.call import Call, KernelLaunch, MapArgument, Role, ScalarArgument, SizeArgument, StridedOperand, TensorMapSpec
+from fusegen.calls.call import (
+    Call,
+    CallStep,
+    KernelLaunch,
+    LibraryCall,
+    MapArgument,
+    Role,
+    ScalarArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
 from fusegen.calls.formula import SIGNS, Formula
 from fusegen.calls.numbers import Numbers, Operation, Scalar, arity
 from fusegen.calls.signature import NumberArgument, Signature, TensorArgument
 from fusegen.errors import BundleError
+from fusegen.runtime.library import FUNCTIONS
 from fusegen.schedule.names import stride_name
 
 
@@ -40,6 +52,8 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from (f"there is no tensor {name!r}" for _, name in call.inputs if name not in tensors)
     yield from _signature_problems(signature, sizes)
     yield from _role_problems(call)
+    called = (step.function for step in call.steps if isinstance(step, LibraryCall))
+    yield from (f"torch's {name!r} is called by no step" for name in called if name not in FUNCTIONS)
     yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
     yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
     yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
@@ -119,8 +133,15 @@ def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
         if isinstance(step, KernelLaunch):
             yield step.grid
             yield from (argument.formula for argument in step.arguments if isinstance(argument, SizeArgument))
-        for view in step.tensor_maps if isinstance(step, KernelLaunch) else (step.a, step.b, step.out):
+        yield from step.shape if isinstance(step, LibraryCall) else ()
+        for view in _views(step):
             yield from _view(view)
+
+
+def _views(step: CallStep) -> tuple[TensorMapSpec | StridedOperand, ...]:
+    if isinstance(step, KernelLaunch):
+        return step.tensor_maps
+    return step.operands if isinstance(step, LibraryCall) else (step.a, step.b, step.out)
 
 
 def _view(view: TensorMapSpec | StridedOperand) -> Iterator[Formula]:

@@ -163,7 +163,29 @@ class MatrixProduct:
         return {self.a.buffer: False, self.b.buffer: False, self.out.buffer: True}
 
 
-CallStep: TypeAlias = KernelLaunch | MatrixProduct
+@dataclass(frozen=True)
+class LibraryCall:
+    """A function of torch, which allocates its result itself.
+
+    Attributes:
+        function: its name.
+        operands: its tensors.
+        result: the buffer that its result becomes.
+        shape: of the result.
+    """
+
+    function: str
+    operands: tuple[StridedOperand, ...]
+    result: int
+    shape: tuple[Formula, ...]
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {operand.buffer: False for operand in self.operands} | {self.result: True}
+
+
+CallStep: TypeAlias = KernelLaunch | MatrixProduct | LibraryCall
 
 
 @dataclass(frozen=True)
@@ -193,6 +215,11 @@ class Call:
         """The inputs that are written to, by their places among the inputs."""
         touched = {key for step in self.steps for key, is_written in step.touched.items() if is_written}
         return tuple(place for place, (key, _) in enumerate(self.inputs) if key in touched)
+
+    @property
+    def made(self) -> frozenset[int]:
+        """Buffers that a library allocates."""
+        return frozenset(step.result for step in self.steps if isinstance(step, LibraryCall))
 
     def largest(self, sizes: Mapping[str, int]) -> int:
         """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.

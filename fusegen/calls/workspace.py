@@ -42,9 +42,9 @@ _ORDERS: tuple[Callable[[Slot], tuple[int, ...]], ...] = (
 
 
 def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
-    """The places of a call's temporaries, and the bytes that they take together."""
+    """The places of a call's temporaries, but for what a library allocates, and the bytes that they take together."""
     touched = [step.touched for step in call.steps]
-    return packed(_slot(spec, touched, sizes) for spec in call.buffers if spec.role is Role.TEMPORARY)
+    return packed(_slot(spec, touched, sizes) for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.made)
 
 
 def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:

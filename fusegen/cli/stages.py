@@ -11,7 +11,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import Group
-from fusegen.schedule.program import Launch, LibraryProduct, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Step
 from fusegen.units import human_bytes
 
 LANGUAGES = {"cuda": "cuda", "cpp": "cpp", "ptx": "ptx", "sass": "sass"}
@@ -72,6 +72,9 @@ def _step(step: Step, sizes: Mapping[str, int]) -> str:
     if isinstance(step, LibraryProduct):
         shapes = [" × ".join(str(f(sizes)) for f in operand.shape) for operand in (step.a, step.b, step.out)]
         return f"torch.matmul: ({shapes[0]}) @ ({shapes[1]}) -> ({shapes[2]})"
+    if isinstance(step, LibraryStep):
+        operands = ", ".join(f"({' × '.join(str(f(sizes)) for f in operand.shape)})" for operand in step.operands)
+        return f"{step.function}: {operands} -> ({' × '.join(str(f(sizes)) for f in step.shape)})"
     return f"{step.kernel.name}: {_layout(step, sizes)}\n   {_fields(step.kernel.body)}"
 
 

@@ -9,6 +9,7 @@ from fusegen.calls.call import (
     Call,
     KernelLaunch,
     LaunchArgument,
+    LibraryCall,
     MapArgument,
     MatrixProduct,
     PointerArgument,
@@ -59,10 +60,13 @@ class CallText:
         self.sizes: dict[str, None] = {}
         self.numbers: dict[str, bool] = {}
         self._specs = {spec.key: spec for spec in call.buffers}
+        self._made = call.made
         touched = [step.touched for step in call.steps]
         self._slots = {
             spec.key: (place, [n for n, keys in enumerate(touched) if spec.key in keys])
-            for place, spec in enumerate(spec for spec in call.buffers if spec.role is Role.TEMPORARY)
+            for place, spec in enumerate(
+                spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._made
+            )
         }
         self._parts: dict[int, str] = {}
         self._addresses: dict[str, str] = {}
@@ -93,6 +97,8 @@ class CallText:
         return _named(key)
 
     def _address(self, key: int) -> str:
+        if key in self._made:  # which a step before this one allocates
+            return f"fg::address({_named(key)})"
         name = "workspace" if key in self._slots else _named(key)
         self._addresses.setdefault(name, f"const int64_t at_{name} = fg::address({name});")
         return f"at_{name}" + (f" + slots[{self._slots[key][0]}].offset" if key in self._slots else "")
@@ -121,7 +127,7 @@ class CallText:
         return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in written]
 
     def _memory(self) -> list[str]:
-        outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT]
+        outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
         lines = [f"at::Tensor {_named(o.key)} = fg::fresh({self.formulas(o.shape)}, {DTYPES[o.dtype]}, device);" for o in outputs]
         if not self._slots:
             return lines
@@ -164,6 +170,11 @@ class CallText:
         if isinstance(step, MatrixProduct):
             views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
             return [f"fg::multiply({', '.join(views)});"]
+        if isinstance(step, LibraryCall):
+            operands = [self._strided(operand) for operand in step.operands]
+            sizes = [f"int64_t({self.formula(extent)})" for extent in step.shape]
+            made = f"fg::{step.function}({', '.join([*operands, *sizes])}).view({self.formulas(self._specs[step.result].shape)})"
+            return [f"const at::Tensor {_named(step.result)} = {made};"]
         place = sum(isinstance(before, KernelLaunch) for before in self.call.steps[:number])
         if not entries[place].is_cuda:
             return self._host_launch(step, entries[place])

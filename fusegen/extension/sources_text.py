@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Call, KernelLaunch, MatrixProduct, PointerArgument, Role, ScalarArgument, SizeArgument
+from fusegen.calls.call import Call, KernelLaunch, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.calls.numbers import BY_TORCH, Operation
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
@@ -150,7 +150,7 @@ def _own(name: str, programs: Sequence[Built]) -> list[Built]:
     if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & BY_TORCH.keys():
         what = f"{name} computes with numbers as torch alone does, which plain sources do not have"
         raise BundleError(what, mend="build it with --format extension")
-    own = [built for built in programs if not any(isinstance(step, MatrixProduct) for step in built.call.steps)]
+    own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not own:
         what = f"{name} leaves a matrix product to torch, which plain sources do not have"
         raise BundleError(what, mend="build it with --format extension, or for sm_90a, where such products are kernels")

@@ -224,6 +224,15 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     return index.shape
 
 
+def _scatter_add(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    rows, index = operands
+    if len(rows.shape) != 2 or len(index.shape) != 1 or not same(rows.shape[0], index.shape[0]):
+        text = f"sums of rows of shape {shape_text(rows.shape)} by indices of shape {shape_text(index.shape)}"
+        sizes = ((rows.shape[0], index.shape[0]),) if rows.shape and index.shape else ()
+        raise MismatchError(text, mend="give a matrix, and an index a row", sizes=sizes)
+    return cast(Dim, attrs["length"]), rows.shape[1]
+
+
 def _put(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     place, value = operands
     if len(place.shape) != len(value.shape) or not all(map(same, place.shape, value.shape)) or place.dtype is not value.dtype:
@@ -250,5 +259,6 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.SCAN: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
+    Family.LIBRARY: _scatter_add,
     Family.WRITE: _put,
 }

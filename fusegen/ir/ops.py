@@ -22,6 +22,7 @@ class Family(Enum):
     REDUCTION = "reduction"
     SCAN = "scan"
     CONTRACTION = "contraction"
+    LIBRARY = "library"  # torch computes it in a step of its own: its operands and what it gives lie in memory
     NORMALIZATION = "normalization"
     WRITE = "write"
 
@@ -238,6 +239,9 @@ class Op(Enum):
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)
+
+    # (rows, index): (length, width) sums, of rows (n, width) those of which the index (n,) names the sum.
+    SCATTER_ADD = Row("scatter_add", Family.LIBRARY, 2, Result.SAME)
 
     # Compositions over the last dims.
     SOFTMAX = _normalization("softmax")

@@ -427,6 +427,7 @@ RULES: dict[Op, Rule] = {
     Op.CUMSUM: lambda x: x.cumsum(-1),
     Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
+    Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
     Op.SAFE_SOFTMAX: lambda x, dim: torch.softmax(x, dim).masked_fill((x == -torch.inf).all(dim, True), 0.0),
     Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),

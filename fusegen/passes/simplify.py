@@ -109,6 +109,13 @@ def _is_power_of_two(value: float) -> bool:
     return value > 0 and math.isfinite(value) and math.frexp(value)[0] == 0.5
 
 
+def _choice_of_one(value: Value) -> Value | None:
+    """Either of two values that are the same one."""
+    one, other = value.arg(1), value.arg(2)
+    is_whole = one.position == other.position and one.node.shape == value.node.shape and one.dtype is value.dtype
+    return one if is_whole else None
+
+
 def _times_one(x: Value) -> Value | None:
     for factor, rest in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
         if factor.is_constant(1.0) and rest.dtype is x.dtype and rest.node.shape == x.node.shape:
@@ -216,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     Rule("one-plus-erf", Op.ADD, _one_plus_erf),
     Rule("one-minus-erf", Op.SUB, _one_minus_erf),
     Rule("times-one", Op.MUL, _times_one),
+    Rule("choice-of-one", Op.WHERE, _choice_of_one),
     Rule("gather-powers-of-two", Op.MUL, _gather_powers_of_two),
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),
     Rule("double-negation", Op.NEG, _double_negation),

@@ -20,6 +20,7 @@ from fusegen.calls.call import (
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LibraryCall,
     MapArgument,
     MatrixProduct,
     ScalarArgument,
@@ -30,7 +31,7 @@ from fusegen.calls.call import (
 from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
-from fusegen.runtime.library import multiply
+from fusegen.runtime.library import FUNCTIONS, multiply
 from fusegen.runtime.straight import Run, Writer
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
@@ -59,6 +60,8 @@ def bound_call(
     for before, step in zip((None, *call.steps), call.steps, strict=False):
         if isinstance(step, KernelLaunch):
             backend.write_launch(writer, _behind(before, step, sizes), next(loaded))
+        elif isinstance(step, LibraryCall):
+            _write_call(writer, step)
         else:
             _write_product(writer, step)
     return writer.function(put_together)
@@ -74,6 +77,14 @@ def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, i
 def _write_product(writer: Writer, product: MatrixProduct) -> None:
     views = [_strided(writer, operand) for operand in (product.a, product.b, product.out)]
     writer.add(f"{writer.value(multiply, 'multiply')}({', '.join(views)})")
+
+
+def _write_call(writer: Writer, call: LibraryCall) -> None:
+    operands = [_strided(writer, operand) for operand in call.operands]
+    sizes = [str(extent(writer.sizes)) for extent in call.shape]
+    function = writer.value(FUNCTIONS[call.function], call.function)
+    result = f"{function}({', '.join([*operands, *sizes])}).view({writer.shape(call.result)})"
+    writer.add(f"{writer.tensor(call.result)} = {result}")
 
 
 def _strided(writer: Writer, operand: StridedOperand) -> str:

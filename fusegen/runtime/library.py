@@ -1,6 +1,9 @@
-"""Matrix products by torch, into memory that is there."""
+"""What torch computes: matrix products, into memory that is there, and functions that allocate their results."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,3 +38,21 @@ def _near(operand: Tensor) -> Tensor:
     """An operand whose elements do not lie too far from each other: a copy of one whose strides leave holes of gigabytes."""
     reach = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.stride(), strict=True))
     return operand if reach < _FAR or operand.is_contiguous() else operand.contiguous()
+
+
+def scatter_add(rows: Tensor, index: Tensor, length: int, _width: int) -> Tensor:
+    """Sums of those rows of which the index names the sum: (length, width), in the same order at each call.
+
+    Args:
+        rows: (n, width).
+        index: (n,), int32 or int64, from 0 to below the length.
+    """
+    if rows.is_cuda and rows.is_floating_point():  # sorts the index, and sums in float32 at least
+        sums: Tensor = torch.ops.aten.embedding_dense_backward(rows, index, length, -1, False)
+        return sums
+    total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
+    return rows.new_zeros(length, rows.shape[1], dtype=total).index_add_(0, index, rows.to(total)).to(rows.dtype)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"scatter_add": scatter_add}
+"""Functions by name: of their tensors, and the shape of their result."""

@@ -46,6 +46,7 @@ class Writer:
         self.call, self.sizes, self.device = call, sizes, device
         self._specs = {spec.key: spec for spec in call.buffers}
         slots, self._workspace_bytes = arrange(call, sizes)
+        self._made = call.made
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
@@ -77,8 +78,14 @@ class Writer:
             self._parts[name] = f"workspace[{slot.offset}:{slot.offset + slot.size}].view({dtype}).view({slot.shape})"
         return name
 
+    def shape(self, key: int) -> tuple[int, ...]:
+        """A buffer's shape."""
+        return tuple(extent(self.sizes) for extent in self._specs[key].shape)
+
     def address(self, key: int) -> str:
         """A buffer's address, as an expression."""
+        if key in self._made:  # which a step before this one allocates
+            return f"{self._named(key)}.data_ptr()"
         slot = self._slots.get(key)
         name = "workspace" if slot is not None else self._named(key)
         self._addresses.setdefault(name, f"at_{name}")
@@ -141,13 +148,12 @@ class Writer:
             yield f"{', '.join(names)}, = tensors"
 
     def _allocations(self) -> Iterator[str]:
-        if self._slots or any(spec.role is Role.OUTPUT for spec in self.call.buffers):
+        outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
+        if self._slots or outputs:
             is_fresh = self._scope["fresh"] and self.on_current_device
             yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
-        for spec in self.call.buffers:
-            if spec.role is Role.OUTPUT:
-                shape = tuple(formula(self.sizes) for formula in spec.shape)
-                yield f"{self._named(spec.key)} = {self._allocation(shape, spec.dtype.torch)}"
+        for spec in outputs:
+            yield f"{self._named(spec.key)} = {self._allocation(self.shape(spec.key), spec.dtype.torch)}"
         if self._slots:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
 

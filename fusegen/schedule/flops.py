@@ -124,6 +124,8 @@ def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int
         return 0
     if node.family is Family.CONTRACTION:
         return _matmul(graph, position, sizes)
+    if node.op is Op.SCATTER_ADD:
+        return _elements(graph.operands(position)[0], sizes)
     if node.family is Family.REDUCTION:
         operand, result = (_elements(n, sizes) for n in (graph.nodes[node.args[0]], node))
         return _REDUCTION.get(node.op, 1) * _asked(node, elements, result, operand)

@@ -12,6 +12,7 @@ from fusegen.calls.call import (
     Call,
     KernelLaunch,
     LaunchArgument,
+    LibraryCall,
     MapArgument,
     MatrixProduct,
     PointerArgument,
@@ -135,7 +136,36 @@ class LibraryProduct:
         return MatrixProduct(self.a, self.b, self.out)
 
 
-Step: TypeAlias = Launch | LibraryProduct
+@dataclass(frozen=True, repr=False)
+class LibraryStep:
+    """A function of torch, which allocates its result.
+
+    Attributes:
+        function: its name.
+        operands: its tensors.
+        result: the buffer that its result becomes.
+        shape: of the result.
+        group: what it computes.
+        traffic: bytes moved.
+    """
+
+    function: str
+    operands: tuple[StridedOperand, ...]
+    result: int
+    shape: tuple[Formula, ...]
+    group: Group
+    traffic: Traffic
+
+    def __repr__(self) -> str:
+        return f"<{self.function} of the library>"
+
+    @property
+    def call(self) -> LibraryCall:
+        """What runs it."""
+        return LibraryCall(self.function, self.operands, self.result, self.shape)
+
+
+Step: TypeAlias = Launch | LibraryProduct | LibraryStep
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,6 +9,7 @@ from fusegen.calls.call import (
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LibraryCall,
     MapArgument,
     PointerArgument,
     SizeArgument,
@@ -36,6 +37,8 @@ def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
 
 
 def _step(step: CallStep, sizes: Sizes) -> str:
+    if isinstance(step, LibraryCall):
+        return " ".join([step.function, *(_operand(operand, sizes) for operand in step.operands), f"to:{step.result}"])
     if not isinstance(step, KernelLaunch):
         return " ".join(["product", *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
     maps = [_map(spec, sizes) for spec in step.tensor_maps]

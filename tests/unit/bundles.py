@@ -14,7 +14,7 @@ from fusegen.bundle.build import Wanted, build
 from fusegen.bundle.load import BuiltFunction, load
 from fusegen.runtime.parameters import Parameters
 from fusegen.target import target
-from tests.unit.eager import randn
+from tests.unit.eager import ints, randn
 
 Function = Callable[..., Any]
 
@@ -43,6 +43,10 @@ def several(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return hidden.softmax(-1), (hidden * 2).sum(0), (hidden @ w.mT).amax(1)
 
 
+def embedded(ids: Tensor, table: Tensor) -> Tensor:
+    return F.layer_norm(F.embedding(ids, table), table.shape[-1:])
+
+
 def nested(x: Tensor) -> dict[str, Any]:
     return {"both": [Pair(x.amin(-1), x.amax(-1)), (x * 2,)], "sum": x.sum()}
 
@@ -61,6 +65,7 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[Any, ...]]] = {
     "row": (row, (randn(7, 100), randn(100)), (randn(65, 100), randn(100))),
     "product": (product, (randn(8, 64), randn(32, 64), randn(32)), (randn(17, 64), randn(32, 64), randn(32))),
     "several": (several, (randn(9, 6), randn(6, 5)), (randn(40, 6), randn(6, 5))),
+    "embedded": (embedded, (ints(4, 9, low=0, high=7), randn(7, 24)), (ints(3, 9, low=0, high=11), randn(11, 24))),
     "nested": (nested, (randn(5, 40),), (randn(3, 40),)),
     "numbers": (numbers, (randn(5, 8), 0.5, 3), (randn(2, 8), 0.75, 11)),
     "sized": (sized, (randn(2, 8), randn(9, 8)), (randn(3, 8), randn(14, 8))),

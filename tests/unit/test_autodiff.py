@@ -118,6 +118,14 @@ BY_INDEX = """
     -F.log_softmax(x, -1).gather(-1, i[:, :1]).mean() | x.index_select(0, i[0, :2]) | x[:, i[1]] | x[i[0, 0]] + x[1]
     F.embedding(i[0], x) | F.embedding(i[:2, :3], x) * x[0] | x.gather(1, i)[:2] * x.sum(0)[i[:2]]
 """
+BY_MANY = """
+    x.gather(1, i) | x.gather(0, i.reshape(9, 6)) * 2 | x.take_along_dim(i - 3, 1).sin() | x[:, i] | x[:, i - 6].exp() | x[i - 3]
+    F.embedding(i, x) * 2 | F.embedding(i, x, padding_idx=2).cos() | F.embedding(i, x, padding_idx=-2) | x.index_select(1, i[0])
+    x.index_add(1, i[0], x.repeat(1, 2)[:, :9].sin(), alpha=2) | x.scatter_add(0, i.T, x.repeat(2, 1)[:9, :6])
+    x.scatter_add(1, i, x.repeat(1, 2)[:, :9]) | x.index_put((i - 3,), F.embedding(i, x).exp(), accumulate=True)
+    x.index_put((i[0],), x[0], accumulate=True)
+    F.layer_norm(F.embedding(i, x) + x[0], (8,)) | F.cross_entropy(x, i[:, 0], weight=x.detach()[0].exp())
+"""
 VIEWS = """
     x.T | x.reshape(2, 3, 8) | x.view(48)[5:40:3] | x[1:, ::3] | x[2] | x[:, None].expand(6, 3, 8) | x.repeat(2, 3)
     x.flip(0) | x.flip(1, 0)[:2] | x.diagonal(1) | torch.diag_embed(x) | torch.rot90(x) | x.unfold(1, 3, 2) | x.trace()
@@ -205,21 +213,12 @@ def test_by_index() -> None:
             agree(function_of(text, "x, i"), X, i)
 
 
-def test_many_indices_are_refused() -> None:
-    """Their sum of gradients would be a scatter, or a comparison of each with every element."""
-    for text, shape in {
-        "x.gather(1, i)": (6, 9),
-        "F.embedding(i, x)": (9,),
-        "x[i]": (2, 8),
-        "x.index_select(0, i)": (9,),
-    }.items():
-        with (
-            case(text),
-            pytest.raises(
-                UnsupportedError, match=r"gather has no derivative: its .* would be compared with all elements; up to 8 are"
-            ),
-        ):
-            derived(traced(function_of(text, "x, i"), (X, torch.zeros(shape, dtype=torch.int64))), ["x"])
+def test_by_many_indices() -> None:
+    """Rows, along any dim, and single elements; several indices name one."""
+    i = torch.arange(54).reshape(6, 9) * 7 % 6
+    for text in expressions(BY_MANY):
+        with case(text):
+            agree(function_of(text, "x, i"), X, i)
 
 
 def test_views() -> None:

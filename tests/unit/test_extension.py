@@ -19,10 +19,12 @@ from tests.unit.eager import randn
 
 TINY = Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return 7; }\n'}, ())
 
+IDS = torch.arange(40) * 7 % 6
 
-def block(x: Tensor, w: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Rows, a product with memory of the call's own before it, a number of run time, random bits."""
-    h = F.gelu(F.layer_norm(x, (x.shape[-1],), b, b)) * scale
+
+def block(x: Tensor, w: Tensor, b: Tensor, scale: float, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a table, a product with memory of the call's own before it, a number of run time, random bits."""
+    h = F.gelu(F.layer_norm(F.embedding(ids, x), (x.shape[-1],), b, b)) * scale
     return fg.dropout(h, 0.25) @ w, h.sum(-1)
 
 
@@ -40,13 +42,13 @@ def both(*given: Tensor | float) -> list[list[Tensor]]:
 
 def test_values_are_those_of_the_other_way_in_every_bit() -> None:
     for rows in (6, 9):
-        ours, theirs = both(randn(rows, 32), randn(32, 16), randn(32), 0.7)
+        ours, theirs = both(randn(rows, 32), randn(32, 16), randn(32), 0.7, IDS)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_gradients_are_those_of_the_other_way_in_every_bit() -> None:
     given = [t.requires_grad_() for t in (randn(6, 32), randn(32, 16), randn(32))]
-    ours, theirs = both(*given, 0.7)
+    ours, theirs = both(*given, 0.7, IDS)
     assert len(ours) == 5
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

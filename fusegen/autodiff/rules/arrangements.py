@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from fusegen.autodiff.rules.reductions import places
-from fusegen.autodiff.rules.rule import Gradients, Rule, nothing, refused
+from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Op
+from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 
@@ -80,26 +81,79 @@ def _concat(y: Value, dy: Value) -> Gradients:
 
 
 def _gather(y: Value, dy: Value) -> Gradients:
-    """To the elements that were chosen, found by comparison with each of the few indices that choose along the dim: the sums have
-    one order, and nothing is written at an address that is a value.
+    """Sums of the gradient's elements where one is chosen several times; they have one order, so that two calls give equal bits.
 
-    Raises:
-        UnsupportedError: there are many.
+    Where few indices choose along the dim, each element of what they choose from is compared with them, in one pass with what
+    follows. Otherwise torch sums, rows where whole rows are chosen (as embeddings are), else single elements.
     """
     x, index, dim = y.arg(0), y.arg(1), cast(int, y.node.attr("dim"))
-    count = literal(index.node.shape[dim])
-    if count is None or count > _MOST_INDICES:
-        few = f"its {index.node.shape[dim]} indices along dim {dim} would be compared with all elements"
-        raise refused(y, f"{few}; up to {_MOST_INDICES} are")
-    if y.node.attr("wraps"):
-        size = Value(x.builder, x.builder.size(x.node.shape[dim]), x.location)
-        index = index.apply(Op.LT, 0).where(index + size, index)
+    wraps, count = bool(y.node.attr("wraps")), literal(index.node.shape[dim])
+    if count is not None and count <= _MOST_INDICES:
+        return _by_comparison(x, _from_front(index, x, dim, wraps=wraps), dy, dim, count), None
+    if _is_of_rows(x, index, dim):
+        return _by_rows(x, _from_front(index.arg(0), x, dim, wraps=wraps), dy, dim), None
+    return _by_elements(x, _from_front(index, x, dim, wraps=wraps), dy, dim), None
+
+
+def _from_front(index: Value, x: Value, dim: int, *, wraps: bool) -> Value:
+    """Indices along a dim, of which negative ones count from its end."""
+    if not wraps:
+        return index
+    return index.apply(Op.LT, 0).where(index + _size(x, x.node.shape[dim]), index)
+
+
+def _size(like: Value, size: Dim) -> Value:
+    return Value(like.builder, like.builder.size(size), like.location)
+
+
+def _is_of_rows(x: Value, index: Value, dim: int) -> bool:
+    """Tells if each index along a dim chooses all that x has there."""
+    others = [d for d in range(len(x.node.shape)) if d != dim]
+    if index.node.op is not Op.EXPAND or len(index.arg(0).node.shape) != len(x.node.shape):
+        return False
+    one = all(same(index.arg(0).node.shape[d], 1) for d in others)
+    return one and all(same(index.node.shape[d], x.node.shape[d]) for d in others)
+
+
+def _by_comparison(x: Value, index: Value, dy: Value, dim: int, count: int) -> Value:
     found, total = places(x, dim), None
     for number in range(count):
         chosen, given = (v.apply(Op.SLICE, dim=dim, start=number, length=1, step=1) if count > 1 else v for v in (index, dy))
         part = found.apply(Op.EQ, chosen).where(given, 0)
         total = part if total is None else total + part
-    return _surrounded(cast(Value, total), x.node.shape), None
+    return _surrounded(cast(Value, total), x.node.shape)
+
+
+def _by_rows(x: Value, index: Value, dy: Value, dim: int) -> Value:
+    """Sums of rows: of all that is beside the dim."""
+    size = x.node.shape
+    order = (dim, *(d for d in range(len(size)) if d != dim))
+    count, width = index.node.shape[dim], simplify_dim(product(size[d] for d in order[1:]))
+    rows = _permuted(dy, order).apply(Op.RESHAPE, shape=(count, width))
+    sums = rows.apply(Op.SCATTER_ADD, index.apply(Op.RESHAPE, shape=(count,)), length=size[dim])
+    apart = sums.apply(Op.RESHAPE, shape=tuple(size[d] for d in order))
+    return _permuted(apart, [order.index(d) for d in range(len(size))])
+
+
+def _by_elements(x: Value, index: Value, dy: Value, dim: int) -> Value:
+    """Sums of elements, by their numbers in row-major order."""
+    size = x.node.shape
+    strides = contiguous_strides(size)
+    number = index.apply(Op.CAST, dtype=DType.INT64) * _size(x, strides[dim])
+    for d in (d for d in range(len(size)) if d != dim):
+        number = number + places(dy, d) * _size(x, strides[d])
+    count = simplify_dim(product(dy.node.shape))
+    elements = dy.apply(Op.RESHAPE, shape=(count, 1))
+    sums = elements.apply(Op.SCATTER_ADD, number.apply(Op.RESHAPE, shape=(count,)), length=simplify_dim(product(size)))
+    return sums.apply(Op.RESHAPE, shape=size)
+
+
+def _scatter_add(y: Value, dy: Value) -> Gradients:
+    """Of each row, the gradient by the sum that it is part of."""
+    rows, index = y.arg(0), y.arg(1)
+    shape = rows.node.shape
+    wide = index.apply(Op.RESHAPE, shape=(shape[0], 1)).apply(Op.EXPAND, shape=shape)
+    return dy.apply(Op.GATHER, wide, dim=0, wraps=False), None
 
 
 def _surrounded(x: Value, shape: Shape) -> Value:
@@ -143,6 +197,7 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.DETACH: nothing,
     Op.GATHER: _gather,
     Op.MATMUL: _matmul,
+    Op.SCATTER_ADD: _scatter_add,
 }
 
 

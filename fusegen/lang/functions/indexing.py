@@ -12,7 +12,8 @@ from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
-from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions import pointwise
+from fusegen.lang.functions.common import binary, dtype_of, normalize_dim, tracer_of, unsupported_argument
 from fusegen.lang.functions.views import cat, holds, is_negative, reshaped, select, sliced, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
@@ -162,15 +163,20 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TracedTensor:
-    """Rows of a table; ``padding_idx``, ``scale_grad_by_freq`` and ``sparse`` concern gradients alone."""
-    unsupported_argument("embedding", max_norm=max_norm)
+    """Rows of a table. Those of ``padding_idx`` leave no gradient; gradients are dense, ``sparse`` or not."""
+    unsupported_argument("embedding", max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
     tracer = tracer_of(input, weight)
     ids, table = tracer.lift(input), tracer.lift(weight)
     if table.ndim != 2:
         raise ShapeError(f"embedding by a table of {table.ndim} dims", mend="give it the shape (rows, features)")
     if padding_idx is not None:
         _require_row(tracer, padding_idx, table._node.shape[0])
-    return taken(table, 0, ids, wraps=False)
+    rows = taken(table, 0, ids, wraps=False)
+    if padding_idx is None:
+        return rows
+    padding = padding_idx if padding_idx >= 0 else tracer.size(table._node.shape[0]) + padding_idx
+    is_padding = unsqueeze(binary(Op.EQ, ids, padding), -1)
+    return pointwise.where(is_padding, tracer.add(Op.DETACH, rows), rows)
 
 
 def _require_row(tracer: Tracer, index: int, size: Dim) -> None:

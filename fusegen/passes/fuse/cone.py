@@ -89,6 +89,8 @@ class _Walk:
         if family in (Family.POINTWISE, Family.VIEW):
             found = sources(self.graph, position, at, self.axes)
             return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found]
+        if family is Family.LIBRARY:
+            return self._read(position, at)
         if family is Family.LEAF:
             return self._read(position, at) if self.graph.nodes[position].op in READ else []
         return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)

@@ -1,4 +1,4 @@
-"""Matrix products: their operands in memory, and library calls."""
+"""Matrix products and what else torch computes: their operands in memory, and the groups of library calls."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
     """A product by the library, of operands that lie in memory."""
     inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[matmul].args}))
     return Group(GroupKind.LIBRARY, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
+
+
+def call_group(graph: Graph, position: int) -> Group:
+    """What torch computes in a step of its own, of operands that lie in memory."""
+    inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[position].args}))
+    return Group(GroupKind.CALL, (position,), inputs, Domain(graph.nodes[position].shape))
 
 
 def products_of(graph: Graph) -> tuple[int, ...]:

@@ -80,8 +80,9 @@ def decide(graph: Graph, target: Target, apart: Kept = frozenset()) -> Decision:
     for product in products:
         if product not in taken.inside:
             _take_epilogue(graph, product, target, taken)
-    stored = _stored(graph, products, taken) | _partials(graph, _ends(products, taken))
-    shared = shared_values(graph, stored, taken.ends.union(products), taken.streamed)
+    calls = [position for position, node in graph if node.family is Family.LIBRARY]
+    stored = _stored(graph, products, calls, taken) | _partials(graph, _ends(products, taken))
+    shared = shared_values(graph, stored, taken.ends.union(products, calls), taken.streamed)
     beside = _beside(graph, target, products, taken, stored | shared)
     return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals, own)
 
@@ -224,9 +225,9 @@ def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
     return found
 
 
-def _stored(graph: Graph, products: Sequence[int], taken: _Products) -> frozenset[int]:
+def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], taken: _Products) -> frozenset[int]:
     """Computed values that lie in memory in any case."""
-    wanted = [*graph.outputs, *graph.puts, *taken.ends, *(p for p in products if p not in taken.inside)]
-    for product in products:
-        wanted += taken.operands.get(product) or [operand_base(graph, a) for a in graph.nodes[product].args]
+    wanted = [*graph.outputs, *graph.puts, *taken.ends, *(p for p in products if p not in taken.inside), *calls]
+    for step in (*products, *calls):
+        wanted += taken.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
     return frozenset(p for p in (strip_views(graph, w) for w in wanted) if not is_stored_elsewhere(graph, p))

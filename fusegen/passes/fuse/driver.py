@@ -17,7 +17,7 @@ from fusegen.ir.spread import check_repetition
 from fusegen.ir.symbolic import same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
-from fusegen.passes.fuse.contraction import library_group
+from fusegen.passes.fuse.contraction import call_group, library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
@@ -27,6 +27,9 @@ from fusegen.passes.fuse.together import together
 from fusegen.passes.fuse.writes import addressed, first_of, hindered, is_early, is_torn
 from fusegen.passes.versions import Times
 from fusegen.target import Target
+
+_NO_WAY = (Family.CONTRACTION, Family.LIBRARY, Family.SCAN)
+"""Families through which no reduction is reached that one kernel could compute with what follows."""
 
 
 def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
@@ -97,6 +100,8 @@ def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:
         return library_group(graph, root, decision.refusals.get(root, ""))
+    if graph.nodes[root].family is Family.LIBRARY:
+        return call_group(graph, root)
     return scan_group(graph, root, kept) or _reduction_group(graph, root, kept) or _pointwise_group(graph, root, kept)
 
 
@@ -131,7 +136,7 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or family in (Family.CONTRACTION, Family.SCAN) or (position in kept and position != root):
+        if position in seen or family in _NO_WAY or (position in kept and position != root):
             continue
         seen.add(position)
         if family is Family.REDUCTION:

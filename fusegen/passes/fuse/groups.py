@@ -25,6 +25,7 @@ class GroupKind(Enum):
     CONTRACTION = "product with epilogue"
     ATTENTION = "attention"
     LIBRARY = "library product"
+    CALL = "library call"
 
 
 @dataclass(frozen=True)

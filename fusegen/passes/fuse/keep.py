@@ -123,7 +123,7 @@ class _Sharing:
             position = queue.popleft()
             for user in self.graph.users[position]:
                 node = self.graph.nodes[user]
-                if user in self.stored and node.family is not Family.CONTRACTION:
+                if user in self.stored and node.family not in (Family.CONTRACTION, Family.LIBRARY):
                     found.setdefault(self._key(user), []).append(user)
                 elif self._is_computed_with(position, user) and (end := self._ends[user]) not in seen:
                     seen.add(end)
@@ -135,7 +135,7 @@ class _Sharing:
         node = self.graph.nodes[user]
         if node.family is Family.CONTRACTION:
             return user in self._streamed and node.args[0] == operand
-        return node.family is not Family.WRITE
+        return node.family not in (Family.WRITE, Family.LIBRARY)
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
         """What computing some values reads from memory, but for another value and what that is made of. What is gathered stands for

@@ -10,7 +10,7 @@ from fusegen.passes.fuse import Group, GroupKind
 from fusegen.schedule.lower.attention import lower_attention
 from fusegen.schedule.lower.context import Context, Pins, Plans
 from fusegen.schedule.lower.contraction import lower_contraction
-from fusegen.schedule.lower.library import lower_library
+from fusegen.schedule.lower.library import lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
 from fusegen.schedule.lower.pointwise import lower_pointwise
@@ -30,6 +30,7 @@ _KINDS: dict[GroupKind, Callable[[Context], Sequence[Step]]] = {
     GroupKind.CONTRACTION: lower_contraction,
     GroupKind.ATTENTION: lower_attention,
     GroupKind.LIBRARY: lower_library,
+    GroupKind.CALL: lower_call,
 }
 
 
