@@ -78,6 +78,12 @@ def test_a_method_and_a_module_are_shown(run: Run, file: str) -> None:
             assert result.code == 0 and part in result.out, result.err
 
 
+def test_tensors_have_the_dtype_of_a_modules_parameters(run: Run, file: str) -> None:
+    for words, dtype in (((), "f32"), (("--dtype", "f16"), "f16")):
+        result = run("show", f"{file}:block", "--shape", "x=8x64", "--target", "sm_90a", "--stage", "trace", *words)
+        assert result.code == 0 and f"(x: {dtype}[" in result.out, result.out + result.err
+
+
 def test_a_method_is_built_under_its_name(run: Run, file: str, tmp_path: Path) -> None:
     result = run("build", f"{file}:scale.scaled", "--shape", "x=8x64", "--arch", "cpu", "--out", str(tmp_path / "built"))
     assert result.code == 0 and "== scaled ==" in result.out, result.err
