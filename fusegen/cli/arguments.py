@@ -129,10 +129,12 @@ def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
     missing = [name for name in required if name not in arguments]
     if not missing:
         return
-    static = Parameters.of(found.kernel.function).static_given
-    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in static]
-    values = [f"--arg {name}=…" for name in missing if name in static]
-    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]))
+    parameters = Parameters.of(found.kernel.function)
+    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_given]
+    values = [f"--arg {name}=…" for name in missing if name in parameters.static_given]
+    unsaid = [name for name in missing if name not in parameters.annotations]
+    numbers = f", or --arg {unsaid[-1]}=… if it is a number" if unsaid else ""
+    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]) + numbers)
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:

@@ -136,6 +136,14 @@ def test_a_file_without_kernels(run: Run, tmp_path: Path) -> None:
         assert refused.code == 2 and refused.err == f"error: {what} in {path} · try: decorate a function with @fusegen.kernel\n"
 
 
+def test_a_missing_argument_without_annotation_may_be_a_number(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "scaled.py"
+    path.write_text("from torch import Tensor\nimport fusegen as fg\n\n@fg.kernel\ndef scaled(x: Tensor, by):\n    return x * by\n")
+    tensor, number = run("show", f"{path}:scaled", "--arg", "by=2"), run("show", f"{path}:scaled", "--shape", "x=8x64")
+    assert tensor.code == 2 and tensor.err.endswith("try: --shape x=16384x4096\n")
+    assert number.code == 2 and number.err.endswith("try: --shape by=16384x4096, or --arg by=… if it is a number\n")
+
+
 def test_a_dtype_that_is_empty(run: Run, file: str, tmp_path: Path) -> None:
     refused = run("build", f"{file}:block", "--shape", "x=8x64", "--dtype", "f32,", "--arch", "cpu", "--out", str(tmp_path / "out"))
     assert refused.code == 2 and "unknown dtype ''" in refused.err
