@@ -13,13 +13,13 @@ from itertools import chain, count
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusegen import target as targets
 from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.load import Found, load
 from fusegen.cli.text import shortened
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
 from fusegen.runtime.parameters import Parameters
@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which kernel, for what arguments and for which machine."""
     parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
-    parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: bf16, on the CPU f32)")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+    )
     add_inputs(parser)
 
 
@@ -96,15 +98,25 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
 
     Raises:
         ArgumentError: an option cannot be understood, or a parameter has neither a shape nor a default.
+        UnsupportedError: a module's parameters have a dtype that fusegen does not know.
     """
-    default = DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
-    dtype = default if options.dtype is None else _dtype(options.dtype)
+    dtype = _default_dtype(found.kernel.function, target) if options.dtype is None else _dtype(options.dtype)
     given = _shapes(options.shape, dtype)
     parameters = Parameters.of(found.kernel.function)
     arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)
     tensors = {name: tensor for name, tensor in given.items() if name in parameters.given}
     _refuse_unknown(given, parameters)
     return _numbers(parameters) | arguments | tensors | _values(options.arg, parameters)
+
+
+def _default_dtype(function: object, target: Target) -> DType:
+    """The dtype of tensors whose shape does not say it: that of a module's parameters, else the usual one of the target."""
+    owner = getattr(function, "__self__", None)
+    parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            return from_torch(parameter.dtype)
+    return DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
 
 
 def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
@@ -117,10 +129,12 @@ def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
     missing = [name for name in required if name not in arguments]
     if not missing:
         return
-    static = Parameters.of(found.kernel.function).static_given
-    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in static]
-    values = [f"--arg {name}=…" for name in missing if name in static]
-    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]))
+    parameters = Parameters.of(found.kernel.function)
+    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_given]
+    values = [f"--arg {name}=…" for name in missing if name in parameters.static_given]
+    unsaid = [name for name in missing if name not in parameters.annotations]
+    numbers = f", or --arg {unsaid[-1]}=… if it is a number" if unsaid else ""
+    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]) + numbers)
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:

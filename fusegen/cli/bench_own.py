@@ -22,7 +22,7 @@ _OF_CASES = ("group", "latency")
 
 def add_own_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say for which arguments a kernel is timed."""
-    dtype_help = "of your kernel's tensors whose shape does not say (default: bf16, on the CPU f32)"
+    dtype_help = "of your kernel's tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
     parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
     add_inputs(parser)
 

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     library_help = "of an extension: its operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", help=arch_help)
-    dtype_help = "comma-separated: each is built; of tensors whose shape does not say (default: bf16, on the CPU f32)"
+    dtype_help = (
+        "comma-separated: each is built; of tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+    )
     parser.add_argument("--dtype", metavar="DTYPES", help=dtype_help)
     add_inputs(parser)
 

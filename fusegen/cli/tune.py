@@ -33,7 +33,7 @@ class _Tuned:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
-    parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: bf16)")
+    parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: a module's own, else bf16)")
     add_inputs(parser)
 
 

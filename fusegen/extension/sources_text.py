@@ -153,5 +153,7 @@ def _own(name: str, programs: Sequence[Built]) -> list[Built]:
     own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not own:
         what = f"{name} leaves a matrix product to torch, which plain sources do not have"
-        raise BundleError(what, mend="build it with --format extension, or for sm_90a, where such products are kernels")
+        raise BundleError(
+            what, mend="build it with --format extension, or for sm_90a in bf16 or f16, where such products are kernels"
+        )
     return own

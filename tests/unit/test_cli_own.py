@@ -78,6 +78,12 @@ def test_a_method_and_a_module_are_shown(run: Run, file: str) -> None:
             assert result.code == 0 and part in result.out, result.err
 
 
+def test_tensors_have_the_dtype_of_a_modules_parameters(run: Run, file: str) -> None:
+    for words, dtype in (((), "f32"), (("--dtype", "f16"), "f16")):
+        result = run("show", f"{file}:block", "--shape", "x=8x64", "--target", "sm_90a", "--stage", "trace", *words)
+        assert result.code == 0 and f"(x: {dtype}[" in result.out, result.out + result.err
+
+
 def test_a_method_is_built_under_its_name(run: Run, file: str, tmp_path: Path) -> None:
     result = run("build", f"{file}:scale.scaled", "--shape", "x=8x64", "--arch", "cpu", "--out", str(tmp_path / "built"))
     assert result.code == 0 and "== scaled ==" in result.out, result.err
@@ -128,6 +134,14 @@ def test_a_file_without_kernels(run: Run, tmp_path: Path) -> None:
     for name, what in ((str(path), "no kernel"), (f"{path}:number", "no kernel 'number'")):
         refused = run("show", name)
         assert refused.code == 2 and refused.err == f"error: {what} in {path} · try: decorate a function with @fusegen.kernel\n"
+
+
+def test_a_missing_argument_without_annotation_may_be_a_number(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "scaled.py"
+    path.write_text("from torch import Tensor\nimport fusegen as fg\n\n@fg.kernel\ndef scaled(x: Tensor, by):\n    return x * by\n")
+    tensor, number = run("show", f"{path}:scaled", "--arg", "by=2"), run("show", f"{path}:scaled", "--shape", "x=8x64")
+    assert tensor.code == 2 and tensor.err.endswith("try: --shape x=16384x4096\n")
+    assert number.code == 2 and number.err.endswith("try: --shape by=16384x4096, or --arg by=… if it is a number\n")
 
 
 def test_a_dtype_that_is_empty(run: Run, file: str, tmp_path: Path) -> None:
