@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import fusegen as fg
-from fusegen.errors import UnsupportedError
 from fusegen.verify.accuracy import judge
 from tests.unit.fusions import attention, elementwise, layout, losses, rows
 from tests.unit.fusions.table import FUSIONS, Fusion
@@ -35,8 +34,6 @@ def each(check: str, names: Iterable[str] = FUSIONS) -> pytest.MarkDecorator:
 
     def marked(name: str) -> Any:
         marks = [] if name in GATE[check] else [pytest.mark.deep]
-        if check == "gradients" and FUSIONS[name].no_gradient:
-            marks.append(pytest.mark.xfail(strict=True, raises=UnsupportedError, reason="look-ups have no derivative yet"))
         return pytest.param(name, marks=marks)
 
     return pytest.mark.parametrize("name", [marked(name) for name in names])
@@ -172,7 +169,7 @@ def test_compiled(name: str) -> None:
     """One operator forward and one backward, and the same numbers as the calls that no graph holds."""
     entry = FUSIONS[name]
     kernel, arguments = fg.kernel(entry.function), entry.inputs()
-    trains = entry.learns and not entry.no_gradient
+    trains = entry.learns
     with warnings.catch_warnings(), torch.set_grad_enabled(trains):
         warnings.filterwarnings("error", message=".*not fused")
         compiled = Compiled(lambda *given: kernel(*given))

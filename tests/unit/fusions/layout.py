@@ -14,7 +14,6 @@ from tests.unit.fusions.table import add, fusion, shaped
 BATCH, POSITIONS, HEADS, CHANNELS = 2, 5, 3, 8
 WIDTH = HEADS * CHANNELS
 OF_HEADS = (BATCH, HEADS, POSITIONS, CHANNELS)
-LOOKED_UP = "more than 8 indices"
 
 
 def angles() -> Tensor:
@@ -213,22 +212,22 @@ def tokens() -> tuple[Tensor, Tensor]:
     return torch.randn(TABLE), torch.randint(0, TABLE[0], (BATCH, POSITIONS))
 
 
-@fusion(tokens, no_gradient=LOOKED_UP)
+@fusion(tokens)
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
-@fusion(tokens, no_gradient=LOOKED_UP)
+@fusion(tokens)
 def embedding_by_index(table: Tensor, ids: Tensor) -> Tensor:
     return table[ids]
 
 
-@fusion(tokens, no_gradient=LOOKED_UP)
+@fusion(tokens)
 def embedding_scaled(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table) * table.shape[-1] ** 0.5
 
 
-@fusion(lambda: (*tokens(), torch.randn(11, 16)), no_gradient=LOOKED_UP)
+@fusion(lambda: (*tokens(), torch.randn(11, 16)))
 def embedding_and_positions(table: Tensor, ids: Tensor, places: Tensor) -> Tensor:
     return F.embedding(ids, table) + places[: ids.shape[-1]]
 
@@ -242,7 +241,6 @@ def embedding_and_positions(table: Tensor, ids: Tensor, places: Tensor) -> Tenso
         torch.randn(16),
         torch.randn(16),
     ),
-    no_gradient=LOOKED_UP,
 )
 def bert_embeddings(
     words: Tensor, ids: Tensor, places: Tensor, kinds: Tensor, kind_ids: Tensor, weight: Tensor, bias: Tensor

@@ -22,14 +22,12 @@ class Fusion:
         inputs: makes small arguments.
         trained: the arguments that gradients are asked for: all of floats where it is None.
         kept: for a function that draws from torch's generator: gives the result where an element is dropped, and where it is kept.
-        no_gradient: a backward pass that does not exist yet, as its error says it.
     """
 
     function: Callable[..., Any]
     inputs: Callable[[], Inputs]
     trained: tuple[int, ...] | None = None
     kept: Callable[..., tuple[Tensor, Tensor]] | None = None
-    no_gradient: str = ""
 
     @property
     def learns(self) -> bool:
