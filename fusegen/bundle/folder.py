@@ -59,5 +59,5 @@ def require_name(library: str) -> None:
     Raises:
         ArgumentError: it is such a name.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", library):
+    if not re.fullmatch(r"[A-Za-z_]\w*", library, re.ASCII):
         raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib by --library")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fusegen.bundle.build import Wanted
@@ -10,6 +10,7 @@ from fusegen.bundle.folder import new_folder, require_name, require_new, write, 
 from fusegen.bundle.traced import Traced
 from fusegen.errors import BundleError
 from fusegen.extension.headers import header
+from fusegen.extension.kinds import Shaped
 from fusegen.extension.sources_text import cmake_text, program_files
 from fusegen.target import Backend
 
@@ -24,7 +25,7 @@ def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple
         The names of the functions.
 
     Raises:
-        ArgumentError, BundleError: as there, or a kernel leaves a matrix product to torch.
+        ArgumentError, BundleError: as there, or a kernel leaves a matrix product to torch, or two would have one name.
     """
     require_name(library)
     require_new(folder)
@@ -35,8 +36,9 @@ def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple
             raise BundleError("sources are CUDA", mend="give GPUs: --arch sm_90a; --format extension has the CPU too")
         traced = Traced(each)
         kind = traced.kind()
-        dtypes = dict.fromkeys(tensor.dtype.short for tensor in kind.tensors if tensor.dtype.is_float)
-        name = "_".join([traced.name, *dtypes, each.target.name])
+        name = "_".join([traced.name, *_dtypes(kind.tensors), each.target.name])
+        if f"{name}.cu" in files:
+            raise BundleError(f"two kinds of calls would be called {name}", mend="build them into two folders")
         files |= program_files(name, each.target.name, kind.programs)
         made.setdefault(each.target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, made)
@@ -44,3 +46,10 @@ def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple
         for file, text in files.items():
             write(unfinished / file, text.encode())
     return tuple(name for names in made.values() for name in names)
+
+
+def _dtypes(tensors: Sequence[Shaped]) -> Sequence[str]:
+    """Dtypes as part of a name: those of floats, which ints beside them seldom change; of all where none is a float."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    floats = [dtype.short for dtype in dtypes if dtype.is_float]
+    return floats or [dtype.short for dtype in dtypes]

@@ -24,6 +24,7 @@ from fusegen.jit.process import Done, run
 from fusegen.settings import cache_folder, settings
 
 _SECONDS = 600
+# With -P, for "-c" puts the current folder first, where a json.py of the user's may lie.
 _BUILDER = "import json, sys; from torch.utils.cpp_extension import load; load(**json.loads(sys.argv[1]), verbose=True)"
 
 
@@ -80,7 +81,7 @@ def built(texts: Texts, folder: Path) -> bytes:
         "is_python_module": False,
         "with_cuda": False,
     }
-    done = run([sys.executable, "-c", _BUILDER, json.dumps(request)], _SECONDS, _variables(folder))
+    done = run([sys.executable, "-P", "-c", _BUILDER, json.dumps(request)], _SECONDS, _variables(folder))
     library = folder / "extension.so"
     if done.code != 0 or not library.is_file():
         raise _refused(texts.name, done)

@@ -9,6 +9,7 @@ from typing import Any
 from fusegen.calls.formula import Formula
 from fusegen.calls.formula import Operator as Sign
 from fusegen.emit.environment import render
+from fusegen.errors import BundleError
 from fusegen.extension.call_text import Entry
 from fusegen.extension.headers import header
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
@@ -19,6 +20,9 @@ from fusegen.extension.spelling import DTYPES, array_of, quoted, results_schema,
 _TENSORS = ("tensor", "written")
 _WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")
 """Words of the language of schemas; those of Python are likewise."""
+
+_FURTHER = ("fg_key", "fg_kind")
+"""Arguments of forward passes behind those of the function."""
 
 _SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
 _PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
@@ -40,6 +44,9 @@ class UnitText:
     Attributes:
         kernels: of the CPU: for each program its C++ texts' entries under names that differ, to be compiled beside the unit.
         schemas: of the operators.
+
+    Raises:
+        BundleError: two arguments of an operator would have one name.
     """
 
     def __init__(self, library: str, operators: Sequence[Operator]) -> None:
@@ -96,6 +103,7 @@ class UnitText:
     # Operators.
 
     def _operator(self, op: Operator) -> dict[str, object]:
+        _check_names(op)
         tensors = op.of(*_TENSORS)
         first = op.kinds[0]
         qualified = f"{self._library}::{op.name}"
@@ -138,7 +146,8 @@ class UnitText:
         declared = [f"{kind} {name}" for name, _, kind in further]
         parameters = [_declared(p, sym=False) for p in op.parameters]
         sym_parameters = [_declared(p, sym=True) for p in op.parameters]
-        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *(f"{kind} fg_{name}" for name, kind, _ in further)])
+        kinds_of_further = [f"{kind} {name}" for name, (_, kind, _) in zip(_FURTHER, further, strict=True)]
+        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *kinds_of_further])
         schemas = [
             _schema(op),
             f"{op.name}_forward({taken}) -> Tensor[]",
@@ -191,13 +200,24 @@ def _declared(parameter: Parameter, *, sym: bool) -> str:
 
 def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
     """A parameter as schemas have it."""
-    name = f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _WORDS else parameter.name
+    name = _schema_name(parameter)
     if parameter.role == "written":
         return f"Tensor(a{place}!) {name}"
     if parameter.role == "constant":
         value = f"={_default(parameter.default)}" if default else ""
         return f"{_CONSTANT[type(parameter.default)][0]} {name}{value}"
     return f"{_SCHEMA[parameter.role]} {name}"
+
+
+def _schema_name(parameter: Parameter) -> str:
+    """A parameter's name in schemas, which have words of their own."""
+    return f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _WORDS else parameter.name
+
+
+def _check_names(op: Operator) -> None:
+    names = [*map(_schema_name, op.parameters), *_FURTHER]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BundleError(f"two arguments of {op.name} would be called {twice[0]}", mend="rename a parameter or a captured tensor")
 
 
 def _default(value: object) -> str:

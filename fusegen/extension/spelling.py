@@ -59,8 +59,8 @@ def spelled_list(formulas: Sequence[Formula]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal."""
-    escaped = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{ord(c):03o}" for c in text)
+    """A text as a literal, in UTF-8."""
+    escaped = "".join(chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:03o}" for byte in text.encode())
     return f'"{escaped}"'
 
 

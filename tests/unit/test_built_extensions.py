@@ -229,6 +229,24 @@ def test_a_process_without_fusegen_trains(block: Path, tmp_path: Path) -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
+def test_names_that_cannot_be_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kernels.py").write_text(EDGE.replace("w", "class_").replace("x", "fg_kind"))
+    command = [
+        "build",
+        f"{tmp_path / 'kernels.py'}:block",
+        "--format",
+        "extension",
+        "--arch",
+        "cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    shapes = ["--shape", "fg_kind=64x32", "class_=32"]
+    assert main([*command, *shapes, "--library", "größe"]) == 2
+    assert main([*command, *shapes]) == 1
+    assert "two arguments of block would be called fg_kind" in capsys.readouterr().err
+
+
 def test_the_manifest_says_what_is_there(block: Path) -> None:
     (entry,) = json.loads((block.parent / "extension.json").read_text())["operators"]
     assert entry["differentiable"] and entry["schema"].startswith("block(Tensor x, Tensor w, Tensor b, float class_, str approx")

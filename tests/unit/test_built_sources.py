@@ -39,3 +39,22 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1
     assert "seed as a number" in capsys.readouterr().err
+
+
+SCALED = """
+import fusegen as fg
+from torch import Tensor
+
+@fg.kernel
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+"""
+
+
+def test_kinds_have_files_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kernels.py").write_text(SCALED)
+    command = ["build", f"{tmp_path / 'kernels.py'}:scaled", "--format", "sources", "--arch", "sm_90a", "--dtype", "i64,i32"]
+    assert main([*command, "--shape", "x=8x16", "w=16", "--out", str(tmp_path / "ints")]) == 0
+    assert {path.name for path in (tmp_path / "ints").glob("*.cu")} == {"scaled_i64_sm_90a.cu", "scaled_i32_sm_90a.cu"}
+    assert main([*command, "--shape", "x=8x16", "w=16:f32", "--out", str(tmp_path / "mixed")]) == 1
+    assert "two kinds of calls would be called scaled_f32_sm_90a" in capsys.readouterr().err

@@ -81,6 +81,13 @@ def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_pat
         library_of(Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return "7"; }\n'}, ()))
 
 
+def test_modules_of_the_current_folder_take_no_part_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the json of Python')\n")
+    assert library_of(TINY).is_file()
+
+
 @pytest.mark.deep
 def test_a_build_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     program = (
