@@ -90,8 +90,10 @@ def built(texts: Texts, folder: Path) -> bytes:
 
 def _variables(folder: Path) -> dict[str, str]:
     """The environment of a build: our compiler, our ninja, and no other one's settings."""
-    import ninja  # a package that holds a program; here: nothing else needs it
-
+    try:
+        import ninja  # a package that holds a program; here: nothing else needs it
+    except ImportError as error:
+        raise ToolNotFoundError(f"ninja cannot be used: {error}", mend="pip install ninja") from error
     path = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
     command = find_compiler(settings().cxx).command
     return {"PATH": path, "CXX": " ".join(command), "TMPDIR": str(folder), "TORCH_EXTENSIONS_DIR": str(folder)}

@@ -53,7 +53,7 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     """A test that is true for calls of which the key is the same (`fusegen.runtime.keys`), though not for all of them; None where
     there is none.
 
-    torch's check compares type, dtype, device, shape, strides, whether a gradient is recorded, and the dispatch keys as modes and
+    torch's check compares type, dtype, device, shape, strides, whether a gradient is required, and the dispatch keys as modes and
     transforms have made them, which say what a negated view is as well, and if autocast is on. It is false where a tensor stands
     twice.
 
@@ -85,6 +85,9 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     aligned = f"not ({' | '.join(f'a{name[1:]}' for name in tensors)}) & 15"
     conditions += [f"check({', '.join(tensors)})", *addresses, aligned]
     conditions += ["default_dtype() is dtype", "forward_ad._current_level < 0"]
+    if any(tensor.requires_grad for tensor in given):  # torch's check does not ask if gradients are recorded now
+        scope |= {"recording": torch.is_grad_enabled, "recorded": torch.is_grad_enabled()}
+        conditions.append("recording() is recorded")
     kind = given[0].device.type
     if autocast_dtype(kind) is not None:
         scope |= {"autocast_dtype": partial(torch.get_autocast_dtype, kind), "lower": autocast_dtype(kind)}

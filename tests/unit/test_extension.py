@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, CompileError, IndexRangeError
+from fusegen.errors import ArgumentError, CompileError, IndexRangeError, ToolNotFoundError
 from fusegen.extension.library import Texts, library_of
 from tests.unit.eager import randn
 
@@ -81,11 +81,19 @@ def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_pat
         library_of(Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return "7"; }\n'}, ()))
 
 
+@pytest.mark.deep
 def test_modules_of_the_current_folder_take_no_part_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json.py").write_text("raise RuntimeError('not the json of Python')\n")
     assert library_of(TINY).is_file()
+
+
+def test_no_ninja_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    with pytest.raises(ToolNotFoundError, match=r"ninja cannot be used(.|\n)*pip install ninja"):
+        library_of(TINY)
 
 
 @pytest.mark.deep

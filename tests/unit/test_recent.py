@@ -231,3 +231,14 @@ def test_no_tensor_is_kept_alive() -> None:
     gc.collect()
     assert there() is None
     assert knows(kernel, randn(6, 6))
+
+
+def test_calls_without_gradients_are_no_calls_with_them() -> None:
+    """As a checkpoint makes them: the same tensors first without gradients, then with them."""
+    kernel, x = fg.kernel(lambda x: x * 2 + 1), randn(3, 4).requires_grad_()
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                assert not kernel(x).requires_grad
+        for _ in range(3):
+            assert kernel(x).requires_grad
