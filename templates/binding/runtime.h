@@ -19,12 +19,21 @@
 #include <torch/library.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/segment_reduce.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -116,18 +125,7 @@ inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
   }
 }
 
-// What else torch computes: each function allocates its result.
-
-// Sums of those rows of which the index names the sum, in the same order at each call.
-inline at::Tensor scatter_add(const at::Tensor& rows, const at::Tensor& index, int64_t length, int64_t width) {
-  if (rows.is_cuda() && rows.is_floating_point()) {  // sorts the index, and sums in float32 at least
-    return at::embedding_dense_backward(rows, index, length, -1, false);
-  }
-  const bool is_half = rows.is_floating_point() && rows.element_size() < 4;
-  const at::ScalarType total = is_half ? at::kFloat : rows.scalar_type();
-  const at::Tensor sums = at::zeros({length, width}, rows.options().dtype(total));
-  return at::Tensor(sums).index_add_(0, index, rows.to(total)).to(rows.scalar_type());
-}
+#include "library.h"
 
 // Writes to arguments.
 

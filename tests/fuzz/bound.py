@@ -96,6 +96,8 @@ class Bound(Interpreter):
             return _viewed(node.op, args, attrs)
         if node.op is Op.GATHER:
             return _gathered(args[0], args[1], attrs)
+        if node.op is Op.SCATTER_ADD:
+            return _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
         if node.op is Op.CAST:
             return _cast(args[0], node.dtype)
         if node.family is Family.POINTWISE:
@@ -267,6 +269,23 @@ def _gathered(x: Value, index: Value, attrs: Mapping[str, Any]) -> Value:
     if isinstance(found, Exact):
         return Exact(found.value, found.sure & index.sure)
     return where(index.sure, found, anything(found.lo))
+
+
+def _scattered(m: Arithmetic, x: Value, index: Value, attrs: Mapping[str, Any]) -> Value:
+    """Sums of rows, each over all of them where those of other sums count as 0; no claim where an index is uncertain."""
+    assert isinstance(index, Exact)
+    at = torch.where(index.sure, index.value, torch.zeros_like(index.value))
+    if isinstance(x, Exact):
+        unsure = EXACT[Op.SCATTER_ADD]((~x.sure).long(), at, **attrs) > 0
+        return Exact(EXACT[Op.SCATTER_ADD](x.value, at, **attrs), ~unsure & index.sure.all())
+    rows = _viewed(Op.RESHAPE, [x], {"shape": (1, *x.lo.shape)})
+    wide = _viewed(Op.EXPAND, [rows], {"shape": (attrs["length"], *x.lo.shape)})
+    assert isinstance(wide, Float)
+    named = (at == torch.arange(attrs["length"])[:, None])[..., None]
+    sums = m.sum(where(named, wide, Float.point(torch.zeros_like(wide.lo))), (1,))
+    found = _viewed(Op.RESHAPE, [sums], {"shape": (attrs["length"], x.lo.shape[1])})
+    assert isinstance(found, Float)
+    return where(index.sure.all(), found, anything(found.lo))
 
 
 def _as_float(x: Value) -> Float:

@@ -356,6 +356,9 @@ def _indexing(draw: Draw, state: State) -> None:
     calls = [
         f"{{0}}[{colons}{index}]", f"{{0}}.index_select({dim}, {index}.flatten())", f"{{0}}.gather({dim}, {index})",
         f"torch.take_along_dim({{0}}, {inside}, {dim})", f"F.embedding({index}, {{0}})", f"{{0}}[..., None, {index}]",
+        f"{{0}}.index_add({dim}, {inside}.flatten(), {{0}}.index_select({dim}, {inside}.flatten()))",
+        f"{{0}}.scatter_add({dim}, {inside}, {{0}}.gather({dim}, {inside}))",
+        f"{{0}}.index_put(({inside},), {{0}}[{inside}], accumulate=True)",
     ]  # fmt: skip
     state.add(pick(draw, calls), x, i)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -29,3 +30,14 @@ def test_values_and_gradients_are_those_of_the_other_way(name: str) -> None:
         gradients = torch.autograd.grad([r.float().square().sum() for r in results], by) if results else ()
         found.append([*alone, *results, *gradients])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_at_indices_are_those_of_the_other_way(dtype: torch.dtype) -> None:
+    ids, table = torch.randint(0, 50, (4, 900), device=WHERE), torch.randn(64, 96, device=WHERE, dtype=dtype)
+    found = []
+    for compiler in ("nvrtc", "extension"):
+        kernel = fg.kernel(lambda i, t: F.layer_norm(F.embedding(i, t), (96,)), compiler=compiler)
+        given = table.clone().requires_grad_()
+        found.append(torch.autograd.grad(kernel(ids, given).float().square().sum(), given)[0])
+    assert found[0].any() and torch.equal(*found)

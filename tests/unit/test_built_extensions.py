@@ -185,6 +185,7 @@ def test_an_operator_that_writes_in_place(tmp_path: Path) -> None:
         operator(cache, x.requires_grad_(), slots)
 
 
+@pytest.mark.deep
 def test_kinds_with_other_results_have_gradients_of_their_own(tmp_path: Path) -> None:
     """One kind has a result of ints; gradients of transposed results have strides that are sizes, which need be no multiples."""
     torch.ops.load_library(build(tmp_path, "edge"))
