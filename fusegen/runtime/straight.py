@@ -74,13 +74,16 @@ class Writer:
         name = self._named(key)
         slot = self._slots.get(key)
         if slot is not None and name not in self._parts:
-            dtype = self.value(self._specs[key].dtype.torch, "dtype")
-            self._parts[name] = f"workspace[{slot.offset}:{slot.offset + slot.size}].view({dtype}).view({slot.shape})"
+            self._parts[name] = f"workspace[{slot.offset}:{slot.offset + slot.size}].view({self.dtype(key)}).view({slot.shape})"
         return name
 
     def shape(self, key: int) -> tuple[int, ...]:
         """A buffer's shape."""
         return tuple(extent(self.sizes) for extent in self._specs[key].shape)
+
+    def dtype(self, key: int) -> str:
+        """The name of a buffer's dtype."""
+        return self.value(self._specs[key].dtype.torch, "dtype")
 
     def address(self, key: int) -> str:
         """A buffer's address, as an expression."""

@@ -97,7 +97,9 @@ class Bound(Interpreter):
         if node.op is Op.GATHER:
             return _gathered(args[0], args[1], attrs)
         if node.op is Op.SCATTER_ADD:
-            return _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
+            found = _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
+            in_memory = isinstance(found, Float) and node.dtype.is_half  # narrow or wide
+            return hull(found, converted(found, node.dtype)) if in_memory else found
         if node.op is Op.CAST:
             return _cast(args[0], node.dtype)
         if node.family is Family.POINTWISE:

@@ -112,9 +112,9 @@ class Memory:
 
     @cached_property
     def _wide(self) -> frozenset[int]:
-        """Values that stay as wide as they were computed until they are read: statistics, and products of 16-bit floats by the
-        library, but for those that every kernel stores."""
-        products = {p for group in self.groups if group.kind is GroupKind.LIBRARY for p in group.outputs}
+        """Values that stay as wide as they were computed until they are read: statistics, and what the library makes of 16-bit
+        floats, but for products that every kernel stores."""
+        products = {p for group in self.groups if group.kind in (GroupKind.LIBRARY, GroupKind.CALL) for p in group.outputs}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
 
