@@ -149,6 +149,7 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
         torch.autograd.grad(first.square().sum(), x)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("block")
 def test_an_operator_with_random_bits_draws_them_at_each_call(tmp_path: Path) -> None:
     torch.ops.fgtest_block.block(*given(), 0.7)[0].sum().backward()  # its name is that of the other operator
@@ -166,6 +167,7 @@ def test_an_operator_with_random_bits_draws_them_at_each_call(tmp_path: Path) ->
         assert torch.equal(one == 0, gradient == 0)
 
 
+@pytest.mark.deep
 def test_an_operator_that_writes_in_place(tmp_path: Path) -> None:
     torch.ops.load_library(build(tmp_path, "store"))
     operator = torch.ops.fgtest_store.store
