@@ -44,7 +44,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
 def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     """The kernel, its target, the number of its steps, and the sizes of the example."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
-    return f"{program.graph.name} for {program.target.name}: {_count(program)}{f' at {shown}' if shown else ''}"
+    return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
 
 
 def explain_title(step: Step) -> str:
@@ -93,17 +93,6 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
     further = sum(value.size(sizes) for value in values if not value.held)
     head = f"saved for the backward pass: {human_bytes(everything)}, {human_bytes(further)} beside arguments and results"
     return "\n".join([head, *(f"   {value.line(sizes)}" for value in values)])
-
-
-def _count(program: Program) -> str:
-    launches = len(program.launches)
-    products = sum(isinstance(step, LibraryProduct) for step in program.steps)
-    calls = len(program.steps) - launches - products
-    parts = [f"{launches} kernel{'s' if launches != 1 else ''}"] if launches else []
-    parts += [f"{products} library product{'s' if products != 1 else ''}"] if products else []
-    parts += [f"{calls} library call{'s' if calls != 1 else ''}"] if calls else []
-    *others, last = parts or ["no kernel"]
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:

@@ -25,7 +25,7 @@ def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple
         The names of the functions.
 
     Raises:
-        ArgumentError, BundleError: as there, or a kernel leaves a matrix product to torch, or two would have one name.
+        ArgumentError, BundleError: as there, or a kernel leaves a step to torch, or two would have one name.
     """
     require_name(library)
     require_new(folder)

@@ -52,8 +52,7 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from (f"there is no tensor {name!r}" for _, name in call.inputs if name not in tensors)
     yield from _signature_problems(signature, sizes)
     yield from _role_problems(call)
-    called = (step.function for step in call.steps if isinstance(step, LibraryCall))
-    yield from (f"torch's {name!r} is called by no step" for name in called if name not in FUNCTIONS)
+    yield from _library_problems(call)
     yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
     yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
     yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
@@ -90,6 +89,16 @@ def _role_problems(call: Call) -> Iterator[str]:
     yield from (f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ given)
     yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT])
     yield from (f"the buffer {key} is used by no step" for key in keys[Role.TEMPORARY] - touched)
+
+
+def _library_problems(call: Call) -> Iterator[str]:
+    """Functions of torch that there are not, and results of theirs that are there before."""
+    touched = {key for key, _ in call.inputs}
+    for step in call.steps:
+        if isinstance(step, LibraryCall):
+            yield from _missing("function", [step.function], FUNCTIONS)
+            yield from (f"{step.function} gives the buffer {key}, which is there before" for key in {step.result} & touched)
+        touched |= step.touched.keys()
 
 
 def _strides(name: str, argument: object) -> tuple[str, ...]:

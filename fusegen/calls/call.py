@@ -221,6 +221,14 @@ class Call:
         """Buffers that a library allocates."""
         return frozenset(step.result for step in self.steps if isinstance(step, LibraryCall))
 
+    @property
+    def described(self) -> str:
+        """The number of its steps by kind, in words."""
+        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"))
+        counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
+        *others, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
+        return f"{', '.join(others)} and {last}" if others else last
+
     def largest(self, sizes: Mapping[str, int]) -> int:
         """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.
 

@@ -125,16 +125,9 @@ def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
             rows = ", ".join(map(str, variant.signature.rows))
-            where = f"{variant.target}{f', {rows}' if rows else ''}, {_steps(variant)}"
+            where = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.described}"
             terminal.line(f"{where}: {described(variant.signature, names)}")
     terminal.line(f"kernels = fusegen.load({str(folder)!r}) calls them")
-
-
-def _steps(variant: BuiltVariant) -> str:
-    launches = len(variant.call.launches)
-    products = len(variant.call.steps) - launches
-    text = f"{launches} kernel{'' if launches == 1 else 's'}"
-    return text + (f" and {products} library product{'' if products == 1 else 's'}" if products else "")
 
 
 def _facts(manifest: Manifest) -> list[dict[str, object]]:

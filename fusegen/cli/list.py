@@ -21,7 +21,7 @@ from fusegen.verify.record import COMMAND, TARGETS, own_folder
 from fusegen.verify.status import Status, status
 
 _SHOWN = "sm_90a"  # the target whose kernels the table shows
-_COLUMNS = ("name", f"kernels at {_SHOWN}", "dtypes", "without library products", *(f"at {name}" for name in TARGETS), "formula")
+_COLUMNS = ("name", f"kernels at {_SHOWN}", "dtypes", "without library steps", *(f"at {name}" for name in TARGETS), "formula")
 
 Kinds = Sequence[str]
 """Of a program's steps, in order, in words."""
@@ -49,7 +49,8 @@ class Line:
     @property
     def own(self) -> tuple[str, ...]:
         """Targets on which every step is generated."""
-        return tuple(n for n, kinds in self.kinds.items() if not isinstance(kinds, str) and GroupKind.LIBRARY.value not in kinds)
+        library = {GroupKind.LIBRARY.value, GroupKind.CALL.value}
+        return tuple(n for n, kinds in self.kinds.items() if not isinstance(kinds, str) and library.isdisjoint(kinds))
 
     @property
     def is_verified(self) -> bool:

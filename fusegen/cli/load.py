@@ -163,7 +163,7 @@ def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
 
 
 def _how_to_declare(name: str, value: object) -> str:
-    """What makes a kernel of a value that can be called."""
+    """The way to make a kernel of a value that can be called."""
     if isinstance(value, nn.Module):
         return f"fuse it: NAME = fusegen.kernel({name})"
     if inspect.isclass(value) and issubclass(value, nn.Module):

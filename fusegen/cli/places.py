@@ -9,13 +9,13 @@ from pathlib import Path
 import fusegen
 
 _OTHERS = (str(Path(fusegen.__file__).parent), sysconfig.get_path("stdlib"), "<")
-"""How the names of files begin that a user did not write: fusegen's, Python's, and those that are no files."""
+"""Beginnings of names of files that a user did not write: fusegen's, Python's, and those that are no files."""
 
 
 def users_line(error: BaseException) -> str | None:
     """``FILE:LINE`` of the innermost frame in a file of the user's; None where there is none.
 
-    Of a syntax error it is the line that cannot be read.
+    For a syntax error it is the line that cannot be read.
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

@@ -172,9 +172,9 @@ class CallText:
             return [f"fg::multiply({', '.join(views)});"]
         if isinstance(step, LibraryCall):
             operands = [self._strided(operand) for operand in step.operands]
-            sizes = [f"int64_t({self.formula(extent)})" for extent in step.shape]
             spec = self._specs[step.result]
-            made = f"fg::{step.function}({', '.join([DTYPES[spec.dtype], *operands, *sizes])}).view({self.formulas(spec.shape)})"
+            given = ", ".join([self.formulas(step.shape), DTYPES[spec.dtype], *operands])
+            made = f"fg::{step.function}({given}).view({self.formulas(spec.shape)})"
             return [f"const at::Tensor {_named(step.result)} = {made};"]
         place = sum(isinstance(before, KernelLaunch) for before in self.call.steps[:number])
         if not entries[place].is_cuda:

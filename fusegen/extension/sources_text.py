@@ -152,8 +152,6 @@ def _own(name: str, programs: Sequence[Built]) -> list[Built]:
         raise BundleError(what, mend="build it with --format extension")
     own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not own:
-        what = f"{name} leaves a matrix product to torch, which plain sources do not have"
-        raise BundleError(
-            what, mend="build it with --format extension, or for sm_90a in bf16 or f16, where such products are kernels"
-        )
+        what = f"{name} is {programs[0].call.described}, and plain sources have kernels alone"
+        raise BundleError(what, mend="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
     return own

@@ -81,9 +81,9 @@ def _write_product(writer: Writer, product: MatrixProduct) -> None:
 
 def _write_call(writer: Writer, call: LibraryCall) -> None:
     operands = [_strided(writer, operand) for operand in call.operands]
-    sizes = [str(extent(writer.sizes)) for extent in call.shape]
+    shape = str(tuple(extent(writer.sizes) for extent in call.shape))
     function, dtype = writer.value(FUNCTIONS[call.function], call.function), writer.dtype(call.result)
-    result = f"{function}({', '.join([dtype, *operands, *sizes])}).view({writer.shape(call.result)})"
+    result = f"{function}({', '.join([shape, dtype, *operands])}).view({writer.shape(call.result)})"
     writer.add(f"{writer.tensor(call.result)} = {result}")
 
 

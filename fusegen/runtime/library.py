@@ -1,8 +1,8 @@
-"""What torch computes: matrix products, into memory that is there, and functions that allocate their results."""
+"""Functions of torch that are steps of calls: matrix products, into memory that is there, and those that allocate their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,23 +40,23 @@ def _near(operand: Tensor) -> Tensor:
     return operand if reach < _FAR or operand.is_contiguous() else operand.contiguous()
 
 
-def scatter_add(dtype: torch.dtype, rows: Tensor, index: Tensor, length: int, _width: int) -> Tensor:
-    """Sums of those rows of which the index names the sum: (length, width), in float32 at least, in the same order at each call.
+def scatter_add(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor) -> Tensor:
+    """Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
 
     Args:
-        dtype: of the sums.
+        shape, dtype: of the sums: (length, width).
         rows: (n, width).
         index: (n,), int32 or int64, from 0 to below the length.
     """
     total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
     if rows.is_cuda and rows.is_floating_point() and len(rows):
-        return _sums_of_runs(dtype, rows.to(total), index, length)
-    return rows.new_zeros(length, rows.shape[1], dtype=total).index_add_(0, index, rows.to(total)).to(dtype)
+        return _sums_of_runs(shape, dtype, rows.to(total), index)
+    return rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)
 
 
-def _sums_of_runs(dtype: torch.dtype, rows: Tensor, index: Tensor, length: int) -> Tensor:
+def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor) -> Tensor:
     """The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU."""
-    count = len(index)
+    count, (length, width) = len(index), shape
     ordered, order = index.sort(stable=True)
     is_last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
     run = is_last.cumsum(0) - is_last.long()
@@ -64,9 +64,9 @@ def _sums_of_runs(dtype: torch.dtype, rows: Tensor, index: Tensor, length: int) 
     sums = torch.segment_reduce(rows[order], "sum", offsets=starts, unsafe=True, initial=0)
     place = ordered.new_full((count + 1,), length)  # and a row behind the last for these
     place[:count] = ordered
-    found = rows.new_zeros(length + 1, rows.shape[1], dtype=dtype)
+    found = rows.new_zeros(length + 1, width, dtype=dtype)
     return found.index_copy_(0, place[starts[:count]].long(), sums.to(dtype))[:length]
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"scatter_add": scatter_add}
-"""Functions by name: of the dtype of their result, their tensors, and the shape of the result."""
+"""Functions by name: of the shape and the dtype of their result, and of their tensors."""

@@ -44,8 +44,8 @@ PEAKS: Mapping[str, Peaks] = {
     # NVIDIA Ampere GA102 GPU Architecture whitepaper, table 3, RTX A6000; dense bfloat16 with FP32 accumulate (154.8/309.6);
     # float64 runs at 1/64 of the rate of float32.
     "sm_86": Peaks("RTX A6000", 0.768e12, 38.7e12, 0.605e12, 154.8e12, 0.605e12),
-    # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4), half
-    # of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.
+    # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4),
+    # half the rate of FP16 accumulate; float64 runs at 1/64 of the rate of float32.
     "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
     # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, which are of sparse matrices.
     "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),

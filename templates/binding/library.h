@@ -1,8 +1,8 @@
-// What else torch computes: each function allocates its result.
+// Functions of torch that are steps of calls and allocate their results.
 
 // The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU.
-inline at::Tensor sums_of_runs(at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index, int64_t length) {
-  const int64_t count = index.size(0);
+inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index) {
+  const int64_t count = index.size(0), length = shape[0];
   const auto [ordered, order] = at::sort(index, true, 0, false);
   const at::Tensor next = ordered.narrow(0, 1, count - 1), before = ordered.narrow(0, 0, count - 1);
   const at::Tensor is_last = at::cat({at::ne(next, before), at::ones({1}, ordered.options().dtype(at::kBool))});
@@ -12,16 +12,16 @@ inline at::Tensor sums_of_runs(at::ScalarType dtype, const at::Tensor& rows, con
   const at::Tensor sums = at::segment_reduce(given, "sum", std::nullopt, std::nullopt, starts, 0, true, 0);
   at::Tensor place = at::full({count + 1}, length, run.options());  // and a row behind the last for these
   place.narrow(0, 0, count).copy_(ordered);
-  at::Tensor found = at::zeros({length + 1, rows.size(1)}, rows.options().dtype(dtype));
+  at::Tensor found = at::zeros({length + 1, shape[1]}, rows.options().dtype(dtype));
   const at::Tensor to = at::index_select(place, 0, starts.narrow(0, 0, count));
   return found.index_copy_(0, to, sums.to(dtype)).narrow(0, 0, length);
 }
 
 // Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
-inline at::Tensor scatter_add(at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index, int64_t length, int64_t width) {
+inline at::Tensor scatter_add(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index) {
   const bool is_half = rows.is_floating_point() && rows.element_size() < 4;
   const at::ScalarType total = is_half ? at::kFloat : rows.scalar_type();
-  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return sums_of_runs(dtype, rows.to(total), index, length);
-  at::Tensor sums = at::zeros({length, width}, rows.options().dtype(total));
+  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return sums_of_runs(shape, dtype, rows.to(total), index);
+  at::Tensor sums = at::zeros(shape, rows.options().dtype(total));
   return sums.index_add_(0, index, rows.to(total)).to(dtype);
 }

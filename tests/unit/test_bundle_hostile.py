@@ -151,6 +151,12 @@ def wiring(content: Any) -> Any:
     return variant(content)["passes"]["BuiltPasses"]["wiring"]
 
 
+def called(function: str, result: int) -> Change:
+    """One more step: a function of torch."""
+    step = {"LibraryCall": {"function": function, "operands": [], "result": result, "shape": [1, 1]}}
+    return lambda content: variant(content)["call"]["steps"].append(step)
+
+
 LAUNCH = ("call", "steps", 0, "KernelLaunch")
 PASSES = ("passes", "BuiltPasses")
 WIRING = (*PASSES, "wiring")
@@ -190,6 +196,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         put(*LAUNCH, "arguments", -1, value={"ScalarArgument": {"name": "q", "is_float": True}}), "no scalar 'q'"),
     "a map that is not there": (put(*LAUNCH, "arguments", -1, value={"MapArgument": {"number": 0}}), "no tensor map 0"),
     "an unknown kind of step": (put("call", "steps", 0, value={"Shell": {}}), "one of KernelLaunch"),
+    "another function of torch": (called("save", 2), "there is no function 'save'"),
+    "a call that gives an argument": (called("scatter_add", 0), "gives the buffer 0, which is there before"),
     "a field too many": (put(*LAUNCH, value={}), "an object of tensor_maps"),
     "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "no DType"),
     "a truth in place of a number": (put(*LAUNCH, "block", value=True), "int expected"),

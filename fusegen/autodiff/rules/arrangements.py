@@ -149,7 +149,7 @@ def _by_elements(x: Value, index: Value, dy: Value, dim: int) -> Value:
 
 
 def _scatter_add(y: Value, dy: Value) -> Gradients:
-    """Of each row, the gradient by the sum that it is part of."""
+    """The gradient by the sum that each row is part of."""
     rows, index = y.arg(0), y.arg(1)
     shape = rows.node.shape
     wide = index.apply(Op.RESHAPE, shape=(shape[0], 1)).apply(Op.EXPAND, shape=shape)

@@ -43,7 +43,7 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
 
 
 def call_group(graph: Graph, position: int) -> Group:
-    """What torch computes in a step of its own, of operands that lie in memory."""
+    """The group of a value that torch computes in a step of its own, of operands that lie in memory."""
     inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[position].args}))
     return Group(GroupKind.CALL, (position,), inputs, Domain(graph.nodes[position].shape))
 
