@@ -16,8 +16,9 @@ itself. Three things are not left to that:
 Symbolic sizes count as large (`ir.symbolic.nominal`).
 
 That is the rule "auto". Two others choose among fewer values, by the same cost. By "all", inputs and results alone are read, and
-everything else is computed again, products too. By "none", what the forward pass computes is not computed again, nor are
-random bits; what costs nothing is (views, casts, broadcasts, a choice of two numbers), and a greatest or least element.
+everything else is computed again, products too, but for what torch draws random bits for. By "none", what the forward pass
+computes is not computed again, nor are random bits; what costs nothing is (views, casts, broadcasts, a choice of two numbers), and
+a greatest or least element.
 """
 
 from __future__ import annotations
@@ -104,6 +105,11 @@ def _needed_for(graph: Graph, wanted: Collection[int]) -> set[int]:
     return found
 
 
+def _draws(node: Node) -> bool:
+    """Tells if torch draws random bits for a node, which would be others the next time."""
+    return bool(dict(node.attrs).get("dropout"))
+
+
 class _Values:
     """What keeping a value costs.
 
@@ -128,7 +134,7 @@ class _Values:
         """Whether the backward pass may compute a value of its operands."""
         node = self.graph.nodes[position]
         if node.op is Op.INPUT or self._recompute == "all":
-            return node.op is not Op.INPUT
+            return node.op is not Op.INPUT and not _draws(node)
         if self._recompute == "none" and position in self._forward:
             return node.op in _COMPARED or self._is_free(node)
         if node.family in _NEVER_AGAIN:
@@ -145,7 +151,10 @@ class _Values:
         size = self._counts[position] * self.dtype(position).itemsize
         if self.is_in_memory(position):
             return size
-        if self._recompute == "all" or self.graph.nodes[position].op in (*_COMPARED, *_REARRANGED):
+        if (self._recompute == "all" and not _draws(self.graph.nodes[position])) or self.graph.nodes[position].op in (
+            *_COMPARED,
+            *_REARRANGED,
+        ):
             return None
         return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
 

@@ -20,7 +20,7 @@ from fusegen.calls.formula import SIGNS, Formula
 from fusegen.calls.numbers import Numbers, Operation, Scalar, arity
 from fusegen.calls.signature import NumberArgument, Signature, TensorArgument
 from fusegen.errors import BundleError
-from fusegen.runtime.library import FUNCTIONS
+from fusegen.runtime.library import FUNCTIONS, Function
 from fusegen.schedule.names import stride_name
 
 
@@ -92,13 +92,25 @@ def _role_problems(call: Call) -> Iterator[str]:
 
 
 def _library_problems(call: Call) -> Iterator[str]:
-    """Functions of torch that there are not, and results of theirs that are there before."""
-    touched = {key for key, _ in call.inputs}
+    """Functions of torch that there are not, or with other arguments, and results of theirs that are there before."""
+    touched, dims = {key for key, _ in call.inputs}, {buffer.key: len(buffer.shape) for buffer in call.buffers}
     for step in call.steps:
         if isinstance(step, LibraryCall):
             yield from _missing("function", [step.function], FUNCTIONS)
-            yield from (f"{step.function} gives the buffer {key}, which is there before" for key in {step.result} & touched)
+            function, made = FUNCTIONS.get(step.function), {result.buffer for result in step.results}
+            yield from (f"{step.function} gives the buffer {key}, which is there before" for key in made & touched)
+            if function is not None and not _is_called_so(function, step):
+                yield f"{step.function} takes other arguments"
+            ordered = [result for result in step.results if sorted(result.order) != list(range(dims.get(result.buffer, 0)))]
+            yield from (f"the dims of {step.function} are put into the order {result.order}" for result in ordered)
         touched |= step.touched.keys()
+
+
+def _is_called_so(function: Function, call: LibraryCall) -> bool:
+    numbers = [result.number for result in call.results]
+    are_results = numbers and all(0 <= number < function.results for number in numbers)
+    counts = (len(call.settings), len(call.sizes)) == (function.settings, function.sizes)
+    return bool(are_results) and counts and len(call.operands) in function.operands
 
 
 def _strides(name: str, argument: object) -> tuple[str, ...]:
@@ -142,7 +154,7 @@ def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
         if isinstance(step, KernelLaunch):
             yield step.grid
             yield from (argument.formula for argument in step.arguments if isinstance(argument, SizeArgument))
-        yield from step.shape if isinstance(step, LibraryCall) else ()
+        yield from step.sizes if isinstance(step, LibraryCall) else ()
         for view in _views(step):
             yield from _view(view)
 

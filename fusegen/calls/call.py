@@ -164,25 +164,42 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True)
+class LibraryResult:
+    """A result of a function of torch.
+
+    Attributes:
+        number: which of its results.
+        buffer: that it becomes.
+        order: the function's dims in the order in which they lie there.
+    """
+
+    number: int
+    buffer: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LibraryCall:
-    """A function of torch, which allocates its result itself.
+    """A function of torch, which allocates its results itself.
 
     Attributes:
         function: its name.
+        settings: its arguments that are literal numbers.
+        sizes: those that are sizes.
         operands: its tensors.
-        result: the buffer that its result becomes.
-        shape: of the result.
+        results: those of its results that are wanted.
     """
 
     function: str
+    settings: tuple[float, ...]
+    sizes: tuple[Formula, ...]
     operands: tuple[StridedOperand, ...]
-    result: int
-    shape: tuple[Formula, ...]
+    results: tuple[LibraryResult, ...]
 
     @property
     def touched(self) -> dict[int, bool]:
         """As of a launch."""
-        return {operand.buffer: False for operand in self.operands} | {self.result: True}
+        return {operand.buffer: False for operand in self.operands} | {result.buffer: True for result in self.results}
 
 
 CallStep: TypeAlias = KernelLaunch | MatrixProduct | LibraryCall
@@ -219,7 +236,7 @@ class Call:
     @property
     def made(self) -> frozenset[int]:
         """Buffers that a library allocates."""
-        return frozenset(step.result for step in self.steps if isinstance(step, LibraryCall))
+        return frozenset(result.buffer for step in self.steps if isinstance(step, LibraryCall) for result in step.results)
 
     @property
     def described(self) -> str:

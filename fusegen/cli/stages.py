@@ -74,7 +74,8 @@ def _step(step: Step, sizes: Mapping[str, int]) -> str:
         return f"torch.matmul: ({shapes[0]}) @ ({shapes[1]}) -> ({shapes[2]})"
     if isinstance(step, LibraryStep):
         operands = ", ".join(f"({' × '.join(str(f(sizes)) for f in operand.shape)})" for operand in step.operands)
-        return f"{step.function}: {operands} -> ({' × '.join(str(f(sizes)) for f in step.shape)})"
+        results = ", ".join(f"({' × '.join(str(f(sizes)) for f in shape)})" for shape in step.shapes)
+        return f"{step.function}: {operands} -> {results}"
     return f"{step.kernel.name}: {_layout(step, sizes)}\n   {_fields(step.kernel.body)}"
 
 

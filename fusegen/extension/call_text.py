@@ -171,17 +171,26 @@ class CallText:
             views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
             return [f"fg::multiply({', '.join(views)});"]
         if isinstance(step, LibraryCall):
-            operands = [self._strided(operand) for operand in step.operands]
-            spec = self._specs[step.result]
-            given = ", ".join([self.formulas(step.shape), DTYPES[spec.dtype], *operands])
-            made = f"fg::{step.function}({given}).view({self.formulas(spec.shape)})"
-            return [f"const at::Tensor {_named(step.result)} = {made};"]
+            return self._library_call(number, step)
         place = sum(isinstance(before, KernelLaunch) for before in self.call.steps[:number])
         if not entries[place].is_cuda:
             return self._host_launch(step, entries[place])
         before = self.call.steps[number - 1] if number else None
         overlaps = f"grid_{place - 1} > 0" if step.overlaps and isinstance(before, KernelLaunch) else "false"
         return self._cuda_launch(step, entries[place], place, overlaps)
+
+    def _library_call(self, number: int, call: LibraryCall) -> list[str]:
+        """The call, and its results as they are wanted in memory, where the function left them otherwise."""
+        wanted = ", ".join(f"{{{result.number}, {DTYPES[self._specs[result.buffer].dtype]}}}" for result in call.results)
+        settings = [f"{{{', '.join(map(repr, call.settings))}}}"] if call.settings else []
+        operands = f"{{{', '.join(self._strided(operand) for operand in call.operands)}}}"
+        given = ", ".join([f"{{{wanted}}}", *settings, *map(self.formula, call.sizes), operands])
+        lines = [f"const std::vector<at::Tensor> made_{number} = fg::{call.function}({given});"]
+        for place, result in enumerate(call.results):
+            spec, order = self._specs[result.buffer], f"{{{', '.join(map(str, result.order))}}}"
+            moved = f"made_{number}[{place}].permute({order}).contiguous().to({DTYPES[spec.dtype]})"
+            lines.append(f"const at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
+        return lines
 
     def _strided(self, operand: StridedOperand) -> str:
         places = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"

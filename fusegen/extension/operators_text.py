@@ -11,7 +11,7 @@ from fusegen.calls.formula import Operator as Sign
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import Entry
-from fusegen.extension.headers import header
+from fusegen.extension.headers import header, runtime_for
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.number_text import literal_of
 from fusegen.extension.program_text import program_lines
@@ -63,7 +63,7 @@ class UnitText:
         return render(
             "binding/operators.cpp.jinja",
             banner=f"operators of torch.ops.{self._library}: {', '.join(str(view['name']) for view in self._views)}",
-            runtime=header("runtime.h"),
+            runtime=runtime_for(self._programs),
             numbers=header("numbers.h"),
             operators_header=header("operators.h"),
             kernels=self._kernels,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusegen.calls.call import Call
 from fusegen.emit.environment import render
 from fusegen.extension.call_text import CallText, Entry, sizes_text
-from fusegen.extension.headers import header
+from fusegen.extension.headers import runtime_for
 from fusegen.extension.spelling import array_of, number_name, quoted, results_schema, results_type, returned, size_name
 from fusegen.source import Source
 
@@ -90,7 +90,7 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
     unit = render(
         "binding/extension.cpp.jinja",
         banner=banner,
-        runtime=header("runtime.h"),
+        runtime=runtime_for([program]),
         kernels=kernels,
         programs=[program],
         library=LIBRARY,

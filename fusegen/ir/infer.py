@@ -224,7 +224,19 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     return index.shape
 
 
-def _scatter_add(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
+    if op is Op.SCATTER_ADD:
+        return _scatter_add(operands, attrs)
+    number = cast(int, attrs["result"])
+    if op is Op.ATTENTION:
+        q, values = operands[0].shape, operands[2].shape
+        shape = ((*q[:3], values[3]), q[:3], (2,))[number]
+    else:
+        shape = operands[3 + number].shape
+    return tuple(shape[d] for d in cast(tuple[int, ...], attrs["order"]))
+
+
+def _scatter_add(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     rows, index = operands
     if len(rows.shape) != 2 or len(index.shape) != 1 or not same(rows.shape[0], index.shape[0]):
         text = f"sums of rows of shape {shape_text(rows.shape)} by indices of shape {shape_text(index.shape)}"
@@ -259,6 +271,6 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.SCAN: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
-    Family.LIBRARY: _scatter_add,
+    Family.LIBRARY: _library,
     Family.WRITE: _put,
 }

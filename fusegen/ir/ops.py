@@ -243,6 +243,15 @@ class Op(Enum):
     # (rows, index): (length, width) sums, of rows (n, width) those of which the index (n,) names the sum.
     SCATTER_ADD = Row("scatter_add", Family.LIBRARY, 2, Result.SAME)
 
+    # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v of (batch, head, position, channel); heads of q may share one of k and v, and
+    # `causal` leaves the keys up to the query's own position. `result` 0 is the values, 1 the logsumexp of each query's scores,
+    # which is any number where no score counts; `order` that of its dims. A share `dropout` of the weights is dropped, by bits that
+    # torch draws; 2 is the state of its generator.
+    ATTENTION = Row("attention", Family.LIBRARY, None, Result.EXPLICIT)
+
+    # (gradient by the values, values, logsumexp, q, k, v[, bias or state]): that by q, k, v or bias, by the same attributes.
+    ATTENTION_BACKWARD = Row("attention_backward", Family.LIBRARY, None, Result.EXPLICIT)
+
     # Compositions over the last dims.
     SOFTMAX = _normalization("softmax")
     SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, and not NaN, where all of a row are minus infinity

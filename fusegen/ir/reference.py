@@ -270,6 +270,42 @@ def _rms_norm(x: Tensor, *affine: Tensor, count: int, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[x.dim() - count :], affine[0] if affine else None, eps)
 
 
+def _attention(
+    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_others: object
+) -> Tensor:
+    if dropout:
+        raise ValueError("the graph has random bits that torch draws")
+    scores = _scores(operands, scale, causal)
+    if result == 1:
+        return scores.logsumexp(-1).permute(order)
+    weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, True), 0.0)
+    return (weights @ _of_each_head(operands[2], operands[0])).permute(order)
+
+
+def _attention_backward(
+    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_others: object
+) -> Tensor:
+    """By torch's autograd of the forward pass."""
+    gradient, _, _, *given = operands
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_() for x in given]
+        values = _attention(given, scale, causal, dropout, 0, (0, 1, 2, 3))
+    return torch.autograd.grad(values, given[result], gradient)[0].permute(order)
+
+
+def _scores(operands: Sequence[Tensor], scale: float, causal: bool) -> Tensor:
+    q, k, *rest = operands
+    scores = q @ _of_each_head(k, q).mT * scale
+    if len(rest) > 1:
+        scores = scores + rest[1]
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf) if causal else scores
+
+
+def _of_each_head(x: Tensor, q: Tensor) -> Tensor:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
 def _prod(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     for dim in dims:
         x = x.prod(dim, keepdim=True)
@@ -428,6 +464,8 @@ RULES: dict[Op, Rule] = {
     Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
     Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),
+    Op.ATTENTION: lambda *operands, **attrs: _attention(operands, **attrs),
+    Op.ATTENTION_BACKWARD: lambda *operands, **attrs: _attention_backward(operands, **attrs),
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),
     Op.SAFE_SOFTMAX: lambda x, dim: torch.softmax(x, dim).masked_fill((x == -torch.inf).all(dim, True), 0.0),
     Op.LOG_SOFTMAX: lambda x, dim: torch.log_softmax(x, dim),

@@ -90,6 +90,10 @@ class Value:
         """A reduction that keeps the dims with extent 1."""
         return self.apply(op, dims=dims, **attrs)
 
+    def unpermuted(self, order: Sequence[int]) -> Value:
+        """The dims back where they were before they were put into an order."""
+        return self.apply(Op.PERMUTE, dims=tuple(order.index(dim) for dim in range(len(order))))
+
     def count(self, dims: tuple[int, ...]) -> Dim:
         """How many elements a reduction combines."""
         return product(self.node.shape[d] for d in dims)

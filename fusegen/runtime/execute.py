@@ -80,11 +80,14 @@ def _write_product(writer: Writer, product: MatrixProduct) -> None:
 
 
 def _write_call(writer: Writer, call: LibraryCall) -> None:
+    """The call, and its results as they are wanted in memory, where the function left them otherwise."""
     operands = [_strided(writer, operand) for operand in call.operands]
-    shape = str(tuple(extent(writer.sizes) for extent in call.shape))
-    function, dtype = writer.value(FUNCTIONS[call.function], call.function), writer.dtype(call.result)
-    result = f"{function}({', '.join([shape, dtype, *operands])}).view({writer.shape(call.result)})"
-    writer.add(f"{writer.tensor(call.result)} = {result}")
+    wanted = "".join(f"({result.number}, {writer.dtype(result.buffer)}), " for result in call.results)
+    given = [f"({wanted})", *map(repr, call.settings), *(str(formula(writer.sizes)) for formula in call.sizes), *operands]
+    writer.add(f"made = {writer.value(FUNCTIONS[call.function].run, call.function)}({', '.join(given)})")
+    for place, result in enumerate(call.results):
+        dims, dtype, shape = result.order, writer.dtype(result.buffer), writer.shape(result.buffer)
+        writer.add(f"{writer.tensor(result.buffer)} = made[{place}].permute({dims}).contiguous().to({dtype}).view({shape})")
 
 
 def _strided(writer: Writer, operand: StridedOperand) -> str:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fusegen.errors import UnsupportedError
+
+Wanted: TypeAlias = Sequence[tuple[int, torch.dtype]]
+"""Results by number, each with the dtype in which it will lie."""
+
+_ATEN: Any = torch.ops.aten
+_ALIGNMENT = 16
 _FAR = 1 << 31  # elements between the first and the last of a matrix from where on cuBLAS reads at wrong addresses
 
 
@@ -40,18 +49,19 @@ def _near(operand: Tensor) -> Tensor:
     return operand if reach < _FAR or operand.is_contiguous() else operand.contiguous()
 
 
-def scatter_add(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor) -> Tensor:
-    """Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
+def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
+    """Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call: (length, width).
 
     Args:
-        shape, dtype: of the sums: (length, width).
+        wanted: the dtype of the only result.
         rows: (n, width).
         index: (n,), int32 or int64, from 0 to below the length.
     """
+    ((_, dtype),), shape = wanted, (length, rows.shape[1])
     total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
     if rows.is_cuda and rows.is_floating_point() and len(rows):
-        return _sums_of_runs(shape, dtype, rows.to(total), index)
-    return rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)
+        return [_sums_of_runs(shape, dtype, rows.to(total), index)]
+    return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
 
 
 def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor) -> Tensor:
@@ -68,5 +78,169 @@ def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index:
     return found.index_copy_(0, place[starts[:count]].long(), sums.to(dtype))[:length]
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"scatter_add": scatter_add}
-"""Functions by name: of the shape and the dtype of their result, and of their tensors."""
+# Attention.
+
+_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3  # what torch calls its own kernels (`torch.nn.attention.SDPBackend`)
+_ROWS = 32  # of which the efficient kernel's logsumexp has a multiple
+
+
+def attention(
+    wanted: Wanted, scale: float, causal: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
+) -> list[Tensor]:
+    """softmax(scale q kᵀ + bias) v and the logsumexp of the scores, in float32 at least: by the kernel that torch would take.
+
+    Args:
+        wanted: the results: 0 for the values (batch, head, query, channel), 1 for the logsumexp (batch, head, query), 2 for the
+            state of torch's generator.
+        causal: whether a query meets the keys up to its own position alone.
+        dropout: the share of the weights that are dropped, by the flash kernel alone.
+        q: (batch, head, query, channel).
+        k, v: the same of keys, with as many heads, or with fewer that the others share.
+        bias: broadcasts to (batch, head, query, key).
+    """
+    is_causal, needs_sums = bool(causal), any(number == 1 for number, _ in wanted)
+    if not q.numel() or not k.numel():
+        found = [torch.zeros_like(q), q.new_zeros(q.shape[:3]), q.new_zeros(2, dtype=torch.int64)]
+        return [found[number] for number, _ in wanted]
+    if dropout and not q.is_cuda:
+        raise UnsupportedError("attention with dropout and gradients in the emulator", mend="try it on a GPU, or without dropout")
+    q, k, v = _regular(q), _regular(k), _regular(v)
+    if not q.is_cuda:
+        found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        return [found[number] for number, _ in wanted]
+    kernel, state = _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale), q
+    if kernel == _CUDNN:
+        values, sums, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, bias, needs_sums, 0.0, is_causal, False, scale=scale)
+    elif kernel == _FLASH:
+        found = _ATEN._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)
+        values, sums, state = found[0], found[1], found[6].view(torch.int64)
+    else:
+        k, v, whole = _of_each_head(k, q), _of_each_head(v, q), _aligned(bias, q, k)
+        values, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, whole, needs_sums, 0.0, is_causal, scale=scale)
+    sums = sums.reshape(*q.shape[:2], -1)[:, :, : q.shape[2]]
+    return [(values, sums, state)[number] for number, _ in wanted]
+
+
+def attention_backward(
+    wanted: Wanted,
+    scale: float,
+    causal: float,
+    dropout: float,
+    gradient: Tensor,
+    values: Tensor,
+    sums: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    last: Tensor | None = None,
+) -> list[Tensor]:
+    """The gradients by q, k, v and bias (0 to 3), as far as they are wanted.
+
+    Args:
+        wanted: which.
+        scale, causal, dropout, q, k, v: as of the forward pass.
+        gradient: by its values.
+        values, sums: its results.
+        last: the bias; where weights are dropped, the state of torch's generator.
+    """
+    bias, state = (None, last) if dropout else (last, None)
+    is_causal, known = bool(causal), {"scale": scale}
+    if not q.numel() or not k.numel():
+        given = [q, k, v, *([] if bias is None else [bias])]
+        return [torch.zeros_like(given[number]) for number, _ in wanted]
+    gradient, values, q, k, v = (_regular(x) for x in (gradient, values, q, k, v))
+    if not q.is_cuda and any(number == 3 for number, _ in wanted):  # which the emulator alone asks of CPUs
+        return _by_autograd(wanted, scale, is_causal, gradient, [q, k, v, *([] if bias is None else [bias])])
+    if not q.is_cuda:
+        function = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+        k, v, few = _of_each_head(k, q), _of_each_head(v, q), k.shape[1]
+        by_q, by_k, by_v = function(gradient, q, k, v, values, sums, 0.0, is_causal, attn_mask=bias, **known)
+        found = [by_q, _of_few(by_k, few), _of_few(by_v, few)]
+        return [found[number] for number, _ in wanted]
+    needs_bias = any(number == 3 for number, _ in wanted)  # which the efficient kernel alone gives
+    kernel = _EFFICIENT if needs_bias else _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale)
+    lengths, none = (q.shape[2], k.shape[2]), sums.new_zeros((), dtype=torch.int64)
+    if kernel == _CUDNN:
+        function, empty = _ATEN._scaled_dot_product_cudnn_attention_backward, (none, none, bias, None, None)
+        found = list(function(gradient, q, k, v, values, sums[..., None], *empty, *lengths, 0.0, is_causal, **known))
+    elif kernel == _FLASH:
+        function, drawn = _ATEN._scaled_dot_product_flash_attention_backward, none if state is None else state.view(torch.uint64)
+        found = list(function(gradient, q, k, v, values, sums, None, None, *lengths, dropout, is_causal, drawn, none, **known))
+    else:
+        few, whole = k.shape[1], _aligned(bias, q, k)
+        k, v = _of_each_head(k, q), _of_each_head(v, q)
+        sums = F.pad(sums, (0, -sums.shape[2] % _ROWS), value=torch.inf)
+        function, masks = _ATEN._scaled_dot_product_efficient_attention_backward, (True, True, True, needs_bias)
+        found = list(function(gradient, q, k, v, whole, values, sums, none, none, 0.0, masks, is_causal, **known))
+        found[1:3] = (_of_few(x, few) for x in found[1:3])
+        found[3] = found[3][..., : k.shape[2]] if needs_bias else None
+    return [found[number] for number, _ in wanted]
+
+
+def _by_autograd(wanted: Wanted, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
+    """The gradients from all scores."""
+    with torch.enable_grad():
+        q, k, v, bias = given = [x.detach().requires_grad_() for x in operands]
+        values, _ = _ATEN._scaled_dot_product_attention_math(
+            q, _of_each_head(k, q), _of_each_head(v, q), bias, 0.0, is_causal, scale=scale
+        )
+    return list(torch.autograd.grad(values, [given[number] for number, _ in wanted], gradient))
+
+
+def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> int:
+    """The number of the kernel that torch takes; where it would keep all scores, that of the one that takes everything."""
+    shared = q.shape[1] != k.shape[1]
+    chosen: int = torch._fused_sdp_choice(q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=shared)
+    return chosen if chosen in (_FLASH, _CUDNN) else _EFFICIENT
+
+
+def _regular(x: Tensor) -> Tensor:
+    """An operand as all kernels read it: contiguous channels, and rows that begin at multiples of 16 bytes."""
+    is_regular = x.stride(-1) == 1 and not x.data_ptr() % _ALIGNMENT
+    return x if is_regular and not any(stride * x.itemsize % _ALIGNMENT for stride in x.stride()[:-1]) else x.contiguous()
+
+
+def _of_each_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values once for each head of queries."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _of_few(gradient: Tensor, heads: int) -> Tensor:
+    """The gradient by heads of which each was repeated."""
+    return gradient if gradient.shape[1] == heads else gradient.view(len(gradient), heads, -1, *gradient.shape[2:]).sum(2)
+
+
+def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """A bias as the efficient kernel reads it: of all scores, with rows that begin at multiples of 16 elements."""
+    if bias is None:
+        return None
+    keys = k.shape[2]
+    if bias.stride(-1) != 1 or any(stride % _ALIGNMENT for stride in bias.stride()[:-1]) or bias.data_ptr() % _ALIGNMENT:
+        bias = F.pad(bias, (0, -keys % _ALIGNMENT))[..., :keys]
+    return bias.expand(*q.shape[:3], keys)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the results that are wanted, with their dtypes, of numbers, of sizes and of tensors.
+
+    Attributes:
+        run: it.
+        settings, sizes: how many numbers and sizes it takes.
+        operands: how many tensors.
+        results: how many it has.
+    """
+
+    run: Callable[..., list[Tensor]]
+    settings: int
+    sizes: int
+    operands: range
+    results: int
+
+
+FUNCTIONS = {
+    "scatter_add": Function(scatter_add, 0, 1, range(2, 3), 1),
+    "attention": Function(attention, 3, 0, range(3, 5), 3),
+    "attention_backward": Function(attention_backward, 3, 0, range(6, 8), 4),
+}
+"""Functions by name."""

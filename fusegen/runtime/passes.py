@@ -12,6 +12,7 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.calls.wiring import Wiring
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
+from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.variances import with_wide_variances
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.graph_kernel import GraphKernel
@@ -83,7 +84,8 @@ def named_passes(
     pass has."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    derivative = derive(with_wide_variances(graph, target), wrt, names.take, recompute)
+    whole = with_library_attention(with_wide_variances(graph, target), target, wrt)
+    derivative = derive(whole, wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
     given = {str(dim) for spec in backward.inputs for dim in spec.shape}
     placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())

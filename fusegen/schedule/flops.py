@@ -124,6 +124,8 @@ def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int
         return 0
     if node.family is Family.CONTRACTION:
         return _matmul(graph, position, sizes)
+    if node.op in (Op.ATTENTION, Op.ATTENTION_BACKWARD):
+        return _attention(graph, position, sizes)
     if node.op is Op.SCATTER_ADD:
         return _elements(graph.operands(position)[0], sizes)
     if node.family is Family.REDUCTION:
@@ -135,6 +137,16 @@ def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int
 def _matmul(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
     depth = formula(graph.operands(position)[0].shape[-1])(sizes)
     return 2 * _elements(graph.nodes[position], sizes) * depth
+
+
+def _attention(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
+    """Two products forward, two and a half times as many backward, all of it with the first result; half of it where causal."""
+    node, forward = graph.nodes[position], graph.nodes[position].op is Op.ATTENTION
+    if node.attr("result"):
+        return 0
+    q, keys = (graph.operands(position)[n].shape for n in ((0, 1) if forward else (3, 4)))
+    products = 4 * prod(formula(dim)(sizes) for dim in (*q, keys[2]))
+    return (products if forward else products * 5 // 2) // (2 if node.attr("causal") else 1)
 
 
 def _without_part(node: Node) -> tuple[tuple[str, object], ...]:

@@ -13,6 +13,7 @@ from fusegen.calls.call import (
     KernelLaunch,
     LaunchArgument,
     LibraryCall,
+    LibraryResult,
     MapArgument,
     MatrixProduct,
     PointerArgument,
@@ -138,21 +139,25 @@ class LibraryProduct:
 
 @dataclass(frozen=True, repr=False)
 class LibraryStep:
-    """A function of torch, which allocates its result.
+    """A function of torch, which allocates its results.
 
     Attributes:
         function: its name.
+        settings: its arguments that are literal numbers.
+        sizes: those that are sizes.
         operands: its tensors.
-        result: the buffer that its result becomes.
-        shape: of the result.
+        results: those of its results that are wanted.
+        shapes: of these, where they lie.
         group: what it computes.
         traffic: bytes moved.
     """
 
     function: str
+    settings: tuple[float, ...]
+    sizes: tuple[Formula, ...]
     operands: tuple[StridedOperand, ...]
-    result: int
-    shape: tuple[Formula, ...]
+    results: tuple[LibraryResult, ...]
+    shapes: tuple[tuple[Formula, ...], ...]
     group: Group
     traffic: Traffic
 
@@ -162,7 +167,7 @@ class LibraryStep:
     @property
     def call(self) -> LibraryCall:
         """What runs it."""
-        return LibraryCall(self.function, self.operands, self.result, self.shape)
+        return LibraryCall(self.function, self.settings, self.sizes, self.operands, self.results)
 
 
 Step: TypeAlias = Launch | LibraryProduct | LibraryStep

@@ -38,7 +38,9 @@ def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
 
 def _step(step: CallStep, sizes: Sizes) -> str:
     if isinstance(step, LibraryCall):
-        return " ".join([step.function, *(_operand(operand, sizes) for operand in step.operands), f"to:{step.result}"])
+        numbers = [*map(repr, step.settings), *(str(formula(sizes)) for formula in step.sizes)]
+        results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
+        return " ".join([step.function, *numbers, *(_operand(operand, sizes) for operand in step.operands), *results])
     if not isinstance(step, KernelLaunch):
         return " ".join(["product", *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
     maps = [_map(spec, sizes) for spec in step.tensor_maps]

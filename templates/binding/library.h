@@ -1,4 +1,7 @@
-// Functions of torch that are steps of calls and allocate their results.
+// Functions of torch that are steps of calls and allocate their results; `fusegen/runtime/library.py` has the same in Python.
+
+// Results by number, each with the dtype in which it will lie.
+using Wanted = std::vector<std::pair<int64_t, at::ScalarType>>;
 
 // The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU.
 inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index) {
@@ -18,10 +21,13 @@ inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, cons
 }
 
 // Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
-inline at::Tensor scatter_add(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index) {
+inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length, const std::vector<at::Tensor>& given) {
+  const at::Tensor &rows = given[0], &index = given[1];
+  const at::ScalarType dtype = wanted[0].second;
+  const std::vector<int64_t> shape = {length, rows.size(1)};
   const bool is_half = rows.is_floating_point() && rows.element_size() < 4;
   const at::ScalarType total = is_half ? at::kFloat : rows.scalar_type();
-  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return sums_of_runs(shape, dtype, rows.to(total), index);
+  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return {sums_of_runs(shape, dtype, rows.to(total), index)};
   at::Tensor sums = at::zeros(shape, rows.options().dtype(total));
-  return sums.index_add_(0, index, rows.to(total)).to(dtype);
+  return {sums.index_add_(0, index, rows.to(total)).to(dtype)};
 }

@@ -151,9 +151,12 @@ def wiring(content: Any) -> Any:
     return variant(content)["passes"]["BuiltPasses"]["wiring"]
 
 
-def called(function: str, result: int) -> Change:
-    """One more step: a function of torch."""
-    step = {"LibraryCall": {"function": function, "operands": [], "result": result, "shape": [1, 1]}}
+def called(function: str, result: int, numbers: int = 0, operands: int = 0) -> Change:
+    """One more step: a function of torch, with so many arguments, of which the result has dims in no order."""
+    operand = {"buffer": 0, "shape": [], "strides": [], "offset": 0}
+    made = {"number": 0, "buffer": result, "order": [1, 1]}
+    given = {"settings": ["0.5"] * numbers, "sizes": [], "operands": [operand] * operands, "results": [made]}
+    step = {"LibraryCall": {"function": function, **given}}
     return lambda content: variant(content)["call"]["steps"].append(step)
 
 
@@ -197,6 +200,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a map that is not there": (put(*LAUNCH, "arguments", -1, value={"MapArgument": {"number": 0}}), "no tensor map 0"),
     "an unknown kind of step": (put("call", "steps", 0, value={"Shell": {}}), "one of KernelLaunch"),
     "another function of torch": (called("save", 2), "there is no function 'save'"),
+    "a call without arguments": (called("attention", 2), "attention takes other arguments"),
+    "dims in no order": (called("attention", 2, numbers=3, operands=3), "are put into the order (1, 1)"),
     "a call that gives an argument": (called("scatter_add", 0), "gives the buffer 0, which is there before"),
     "a field too many": (put(*LAUNCH, value={}), "an object of tensor_maps"),
     "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "no DType"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from fusegen.autodiff.rules.arrangements import ARRANGEMENTS
 from fusegen.autodiff.rules.compositions import COMPOSITIONS
+from fusegen.autodiff.rules.library import LIBRARY
 from fusegen.autodiff.rules.pointwise import POINTWISE
 from fusegen.autodiff.rules.reductions import REDUCTIONS
 from fusegen.autodiff.rules.rule import Rule
 from fusegen.ir.ops import Op
 
-MADE_LATER = frozenset({Op.MOMENTS, Op.NORMALIZER, Op.ONE_PLUS_ERF, Op.EXP_BELOW})
+MADE_LATER = frozenset({Op.MOMENTS, Op.NORMALIZER, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD})
 """Operations that no graph has when it is differentiated: the compiler makes them of others."""
 
-RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS}
+RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS, **LIBRARY}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import StridedView, strided_view
 from fusegen.ir.symbolic import Dim, Stride, literal, product, same, simplify_dim
@@ -43,9 +43,16 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
 
 
 def call_group(graph: Graph, position: int) -> Group:
-    """The group of a value that torch computes in a step of its own, of operands that lie in memory."""
-    inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[position].args}))
-    return Group(GroupKind.CALL, (position,), inputs, Domain(graph.nodes[position].shape))
+    """The group of a value that torch computes in a step of its own, of operands in memory, and of all that the call gives."""
+    node = graph.nodes[position]
+    inputs = tuple(sorted({operand_base(graph, a) for a in node.args}))
+    outputs = tuple(p for p, other in graph if _called(other) == _called(node))
+    return Group(GroupKind.CALL, outputs, inputs, Domain(node.shape))
+
+
+def _called(node: Node) -> tuple[object, ...]:
+    """A node without what tells the results of one call apart."""
+    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in ("result", "order", "dtype"))
 
 
 def products_of(graph: Graph) -> tuple[int, ...]:

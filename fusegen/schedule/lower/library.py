@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from fusegen.calls.call import Role, StridedOperand
+from fusegen.calls.call import LibraryResult, Role, StridedOperand
 from fusegen.ir.formula import formula
+from fusegen.ir.graph import Node
+from fusegen.ir.index_map import identity_axes
 from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
-from fusegen.ir.symbolic import linearize, same
+from fusegen.ir.symbolic import Dim, linearize, same
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.contraction import is_left_to_library
 from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.placement import place
+from fusegen.schedule.lower.memory import formulas
+from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
+
+_SETTINGS = ("scale", "causal", "dropout")
+"""Attributes of nodes that are numbers which torch's functions take, in this order."""
 
 
 def lower_library(context: Context) -> Sequence[Step]:
@@ -30,18 +37,36 @@ def lower_library(context: Context) -> Sequence[Step]:
 
 
 def lower_call(context: Context) -> Sequence[Step]:
-    """A call of torch, and a copy where its result is wanted as another view."""
-    (output,) = context.group.outputs
-    node = context.graph.nodes[output]
-    axes = domain_axes(context.group.domain)
-    stores = context.stores(output, axes.symbols, axes)
+    """A call of torch, and copies where its results are wanted as other views."""
+    nodes = [context.graph.nodes[output] for output in context.group.outputs]
+    placements = [_placed(context, output) for output in context.group.outputs]
+    attrs, views = dict(nodes[0].attrs), (strided_view(context.graph, p) for p in nodes[0].args)
+    step = LibraryStep(
+        function=nodes[0].op.row.name,
+        settings=tuple(float(cast(float, attrs[name])) for name in _SETTINGS if name in attrs),
+        sizes=(formula(cast(Dim, attrs["length"])),) if "length" in attrs else (),
+        operands=tuple(_operand(context.reads[view.base], view) for view in views),
+        results=tuple(_result(node, placement.buffer) for node, placement in zip(nodes, placements, strict=True)),
+        shapes=tuple(formulas(node.shape) for node in nodes),
+        group=context.group,
+        traffic=context.traffic(),
+    )
+    return [step, *(copy for placement in placements for copy in placement.copies)]
+
+
+def _placed(context: Context, output: int) -> Placement:
+    """The place of a result, which is memory that the function makes."""
+    shape = context.graph.nodes[output].shape
+    axes = identity_axes(shape)
+    stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
     is_fresh = all(context.memory.spec(store.buffer).role is not Role.INPUT for store in stores)
-    row_major = linearize(axes.symbols, node.shape)
-    placement = place(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
-    views = (strided_view(context.graph, p) for p in node.args)
-    operands = tuple(_operand(context.reads[view.base], view) for view in views)
-    shape = tuple(map(formula, node.shape))
-    return [LibraryStep(node.op.row.name, operands, placement.buffer, shape, context.group, context.traffic()), *placement.copies]
+    return place(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
+
+
+def _result(node: Node, buffer: int) -> LibraryResult:
+    attrs = dict(node.attrs)
+    order = cast(tuple[int, ...], attrs.get("order", tuple(range(len(node.shape)))))
+    return LibraryResult(cast(int, attrs.get("result", 0)), buffer, order)
 
 
 def _operand(buffer: int, view: StridedView) -> StridedOperand:
