@@ -188,7 +188,7 @@ class CallText:
         lines = [f"const std::vector<at::Tensor> made_{number} = fg::{call.function}({given});"]
         for place, result in enumerate(call.results):
             spec, order = self._specs[result.buffer], f"{{{', '.join(map(str, result.order))}}}"
-            moved = f"made_{number}[{place}].permute({order}).contiguous().to({DTYPES[spec.dtype]})"
+            moved = f"made_{number}[{place}].permute({order}).contiguous()"
             lines.append(f"const at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
         return lines
 

@@ -20,6 +20,7 @@ from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.passes.frames import reframed
 from fusegen.passes.fuse import Group
+from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.split import split_products
 from fusegen.passes.variances import with_wide_variances
@@ -166,7 +167,8 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    primitive = run_passes(with_wide_variances(graph, target))
+    whole = graph if target.wgmma else with_library_attention(graph, target)  # where no kernel of ours computes attention
+    primitive = run_passes(with_wide_variances(whole, target))
     forms = Forms(separate_writes(split_products(reframed(primitive), target)), target, wide=wide)
     form = forms.at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)

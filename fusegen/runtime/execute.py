@@ -6,10 +6,12 @@ Nothing here knows what a call was made of, and nothing compiles.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -31,8 +33,11 @@ from fusegen.calls.call import (
 from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
-from fusegen.runtime.library import FUNCTIONS, multiply
+from fusegen.runtime.library import FAR, FUNCTIONS, multiply
 from fusegen.runtime.straight import Run, Writer
+
+_Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], int]
+"""A buffer, and the shape, the strides and the offset of a view of it."""
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
@@ -75,8 +80,35 @@ def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, i
 
 
 def _write_product(writer: Writer, product: MatrixProduct) -> None:
-    views = [_strided(writer, operand) for operand in (product.a, product.b, product.out)]
-    writer.add(f"{writer.value(multiply, 'multiply')}({', '.join(views)})")
+    """One call of `torch.mm` where it says all, which is known by now; what `multiply` looks at takes as long as some kernels."""
+    places = [_place(writer, operand) for operand in (product.a, product.b, product.out)]
+    dtypes = [writer.spec(operand.buffer).dtype for operand in (product.a, product.out)]
+    is_rounded_once = dtypes[0] is dtypes[1] or writer.device.type == "cuda"
+    rows, columns, results = (_as_matrix(*place[1:3]) for place in places)
+    if rows and columns and results and len(places[1][1]) == 2 and is_rounded_once and all(map(_is_near, places[:2])):
+        matrices = zip(places, (rows, columns, results), strict=True)
+        a, b, out = (writer.view(buffer, *matrix, offset) for (buffer, _, _, offset), matrix in matrices)
+        wider = "" if dtypes[0] is dtypes[1] else f", out_dtype={writer.dtype(product.out.buffer)}"
+        writer.add(f"{writer.value(torch.mm, 'mm')}({a}, {b}, out={out}{wider})")
+    else:
+        views = [writer.view(*place) for place in places]
+        writer.add(f"{writer.value(multiply, 'multiply')}({', '.join(views)})")
+
+
+def _as_matrix(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Leading dims as one, where their strides allow it."""
+    if len(shape) < 2:
+        return None
+    dims = [dim for dim in range(len(shape) - 1) if shape[dim] != 1] or [len(shape) - 2]
+    if any(strides[outer] != shape[inner] * strides[inner] for outer, inner in pairwise(dims)):
+        return None
+    return (math.prod(shape[:-1]), shape[-1]), (strides[dims[-1]], strides[-1])
+
+
+def _is_near(place: _Place) -> bool:
+    """Whether a matrix is one that cuBLAS reads rightly."""
+    _, shape, strides, _ = place
+    return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) < FAR
 
 
 def _write_call(writer: Writer, call: LibraryCall) -> None:
@@ -86,15 +118,18 @@ def _write_call(writer: Writer, call: LibraryCall) -> None:
     given = [f"({wanted})", *map(repr, call.settings), *(str(formula(writer.sizes)) for formula in call.sizes), *operands]
     writer.add(f"made = {writer.value(FUNCTIONS[call.function].run, call.function)}({', '.join(given)})")
     for place, result in enumerate(call.results):
-        dims, dtype, shape = result.order, writer.dtype(result.buffer), writer.shape(result.buffer)
-        writer.add(f"{writer.tensor(result.buffer)} = made[{place}].permute({dims}).contiguous().to({dtype}).view({shape})")
+        in_order = f".permute({result.order})" if result.order != tuple(range(len(result.order))) else ""
+        writer.add(f"{writer.tensor(result.buffer)} = made[{place}]{in_order}.contiguous().view({writer.shape(result.buffer)})")
 
 
 def _strided(writer: Writer, operand: StridedOperand) -> str:
     """A view of a buffer, as an expression."""
-    shape, strides = ([formula(writer.sizes) for formula in formulas] for formulas in (operand.shape, operand.strides))
-    base = writer.tensor(operand.buffer)
-    return f"{base}.as_strided({shape}, {strides}, {base}.storage_offset() + {operand.offset(writer.sizes)})"
+    return writer.view(*_place(writer, operand))
+
+
+def _place(writer: Writer, operand: StridedOperand) -> _Place:
+    shape, strides = (tuple(formula(writer.sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
+    return operand.buffer, shape, strides, operand.offset(writer.sizes)
 
 
 # Backends: how a launch becomes a step.

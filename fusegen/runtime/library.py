@@ -17,7 +17,8 @@ Wanted: TypeAlias = Sequence[tuple[int, torch.dtype]]
 
 _ATEN: Any = torch.ops.aten
 _ALIGNMENT = 16
-_FAR = 1 << 31  # elements between the first and the last of a matrix from where on cuBLAS reads at wrong addresses
+FAR = 1 << 31
+"""Elements between the first and the last of a matrix from where on cuBLAS reads at wrong addresses."""
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -46,7 +47,7 @@ def _batched(operand: Tensor, out: Tensor) -> Tensor:
 def _near(operand: Tensor) -> Tensor:
     """An operand whose elements do not lie too far from each other: a copy of one whose strides leave holes of gigabytes."""
     reach = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.stride(), strict=True))
-    return operand if reach < _FAR or operand.is_contiguous() else operand.contiguous()
+    return operand if reach < FAR or operand.is_contiguous() else operand.contiguous()
 
 
 def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
@@ -159,7 +160,7 @@ def attention_backward(
         return [found[number] for number, _ in wanted]
     needs_bias = any(number == 3 for number, _ in wanted)  # which the efficient kernel alone gives
     kernel = _EFFICIENT if needs_bias else _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale)
-    lengths, none = (q.shape[2], k.shape[2]), sums.new_zeros((), dtype=torch.int64)
+    lengths, none = (q.shape[2], k.shape[2]), sums.new_empty((), dtype=torch.int64)  # which is read with dropout alone
     if kernel == _CUDNN:
         function, empty = _ATEN._scaled_dot_product_cudnn_attention_backward, (none, none, bias, None, None)
         found = list(function(gradient, q, k, v, values, sums[..., None], *empty, *lengths, 0.0, is_causal, **known))

@@ -15,7 +15,17 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 
-from fusegen.calls.call import Call, LaunchArgument, MapArgument, PointerArgument, RandomKey, Role, ScalarArgument, SizeArgument
+from fusegen.calls.call import (
+    Buffer,
+    Call,
+    LaunchArgument,
+    MapArgument,
+    PointerArgument,
+    RandomKey,
+    Role,
+    ScalarArgument,
+    SizeArgument,
+)
 from fusegen.calls.workspace import Slot, arrange
 from fusegen.errors import ArgumentError
 from fusegen.runtime.host_memory import LARGE, in_large_pages
@@ -74,8 +84,31 @@ class Writer:
         name = self._named(key)
         slot = self._slots.get(key)
         if slot is not None and name not in self._parts:
-            self._parts[name] = f"workspace[{slot.offset}:{slot.offset + slot.size}].view({self.dtype(key)}).view({slot.shape})"
+            dtype = self._specs[key].dtype.torch
+            place = f"{slot.shape}, {contiguous(slot.shape)}, {slot.offset // dtype.itemsize}"
+            self._parts[name] = f"{self._typed(dtype)}.as_strided({place})"
         return name
+
+    def view(self, key: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> str:
+        """A view of a buffer, as an expression: as few operations of torch's as it takes, each of which costs microseconds."""
+        dtype, slot = self._specs[key].dtype.torch, self._slots.get(key)
+        if slot is not None:
+            return f"{self._typed(dtype)}.as_strided({shape}, {strides}, {slot.offset // dtype.itemsize + offset})"
+        name, is_own = self._named(key), self._specs[key].role is not Role.INPUT
+        if is_own and not offset and shape == self.shape(key) and strides == contiguous(shape):
+            return name
+        place = f", {name}.storage_offset() + {offset}" if offset else ""
+        return f"{name}.as_strided({shape}, {strides}{place})"
+
+    def _typed(self, dtype: torch.dtype) -> str:
+        """The workspace as elements of a dtype."""
+        name = f"workspace_{str(dtype).removeprefix('torch.')}"
+        self._parts.setdefault(name, f"workspace.view({self.value(dtype, 'dtype')})")
+        return name
+
+    def spec(self, key: int) -> Buffer:
+        """A buffer."""
+        return self._specs[key]
 
     def shape(self, key: int) -> tuple[int, ...]:
         """A buffer's shape."""
@@ -162,8 +195,7 @@ class Writer:
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         """A fresh tensor, as an expression."""
-        strides = tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))  # as torch has them
-        made = f"empty({shape}, {strides}, {self.value(dtype, 'dtype')})"
+        made = f"empty({shape}, {contiguous(shape)}, {self.value(dtype, 'dtype')})"
         is_large = self.device.type == "cpu" and math.prod(shape) * dtype.itemsize >= LARGE
         return f"in_large_pages({made})" if is_large else made
 
@@ -203,6 +235,11 @@ class Writer:
         if written:
             names = ", ".join(self._named(self.call.inputs[place][0]) for place in written)
             yield f"{self.value(count_writes, 'count_writes')}([{names}])"
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, as torch has them."""
+    return tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _seen_by_modes(device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:

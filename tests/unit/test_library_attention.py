@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (Q, K, V),
     ),
     "of one head": (lambda q, k, v: attention(q, k, v), (Q[0, 0], K[0, 0], V[0, 0])),
-    "of packed heads": (packed, (randn(3, 9, 32), randn(96, 32))),
+    "of packed heads": (packed, (randn(3, 9, 32), randn(96, 32) / 6)),
     "of no key": (lambda q, k, v: attention(q, k, v), (Q, K[:, :, :0], V[:, :, :0])),
 }
 

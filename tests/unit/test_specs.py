@@ -51,7 +51,7 @@ def test_lowers(target: str) -> None:
     for name, spec in SPECS.items():
         with case(name):
             low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=target)
-            assert low.sources and low.explain()
+            assert low.program.steps and low.explain()
 
 
 @pytest.mark.parametrize("name", SPECS)
