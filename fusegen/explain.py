@@ -47,12 +47,16 @@ def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
 
 
+_NOTES = {"attention_backward": ": adds in any order, but under torch.use_deterministic_algorithms(True)"}
+"""Words on functions of torch."""
+
+
 def explain_title(step: Step) -> str:
     """The name of a step and its kind; of a matmul by the library, why no kernel computes it."""
     if isinstance(step, LibraryProduct):
         return f"torch.matmul (library){f': {step.reason}' if step.reason else ''}"
     if isinstance(step, LibraryStep):
-        return f"{step.function} (library)"
+        return f"{step.function} (library){_NOTES.get(step.function, '')}"
     return f"{step.kernel.name}: {launch_words(step)}"
 
 

@@ -44,7 +44,9 @@ CASES: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[GroupKin
     (lambda x: (x.sum(0), x.sum(-1)), ((4, 64),), [RC]),
     (backward, ((4, 64), (4, 64), (64,)), [RC]),
     (lambda x: x.softmax(-1).sum(0).exp(), ((4, 64),), [RC, P]),
-    (lambda x: x.softmax(1), ((4, 6, 64),), [R]),
+    (lambda x: x.softmax(1), ((4, 6, 64),), [C, C, P]),
+    (lambda x: x.transpose(1, 2).softmax(1), ((4, 6, 64),), [R]),
+    (lambda x: (x * 2).exp().sum((1, 2)), ((4, 6, 8, 64),), [C]),
     (lambda x: x.softmax(-1).reshape(-1), ((4, 64),), [R]),
     (lambda x: x.softmax(-1).permute(1, 0), ((4, 64),), [R]),
 ]  # fmt: skip

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_repetition
-from fusegen.ir.symbolic import same
+from fusegen.ir.strided import strided_view
+from fusegen.ir.symbolic import nominal, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
 from fusegen.passes.fuse.contraction import call_group, library_group
@@ -150,21 +151,34 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
     shape = graph.nodes[graph.nodes[reduction].args[0]].shape
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
-    leading = dims == tuple(range(len(dims))) and len(dims) < len(shape)
-    if leading and root == reduction:
-        by_column = Domain(shape, tuple(range(len(dims), len(shape))))
+    innermost = _innermost(graph, graph.nodes[reduction].args[0])
+    is_across = innermost is not None and innermost not in dims  # memory: neighbours in it are of different rows
+    if is_across and root == reduction:
+        by_column = Domain(shape, tuple(d for d in range(len(shape)) if d not in dims))
         found = [column_group(graph, (root,), by_column, kept), row_group(graph, (root,), by_row, kept)]
-    elif leading and not _is_over_all(graph, root, by_row):
-        found = []  # a row of a kernel would lie across memory; what becomes of the sums of columns is small
+    elif is_across:
+        found = []
     else:
         found = [row_group(graph, (root,), by_row, kept)]
     return [g for g in found if g is not None]
 
 
-def _is_over_all(graph: Graph, root: int, domain: Domain) -> bool:
-    """Whether a value has an element a point of a domain."""
-    shape = graph.nodes[root].shape
-    return len(shape) == len(domain.shape) and all(map(same, shape, domain.shape))
+def _innermost(graph: Graph, position: int) -> int | None:
+    """The dim along which neighbours lie in memory, of a value that is computed point by point; None where it has one element."""
+    shape = graph.nodes[position].shape
+    while graph.nodes[position].family is Family.POINTWISE:
+        alike = (a for a in graph.nodes[position].args if len(graph.nodes[a].shape) == len(shape) and _are_alike(graph, a, shape))
+        below = next(alike, None)
+        if below is None:
+            break
+        position = below
+    strides = strided_view(graph, position).strides
+    dims = [d for d in range(len(shape)) if not same(shape[d], 1) and not same(strides[d], 0)]
+    return min(dims, key=lambda d: (nominal(strides[d]), -d), default=None)
+
+
+def _are_alike(graph: Graph, position: int, shape: Shape) -> bool:
+    return all(map(same, graph.nodes[position].shape, shape))
 
 
 # Merging.
