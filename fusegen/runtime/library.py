@@ -105,7 +105,7 @@ def attention(
         return [found[number] for number, _ in wanted]
     if dropout and not q.is_cuda:
         raise UnsupportedError("attention with dropout and gradients in the emulator", mend="try it on a GPU, or without dropout")
-    q, k, v = _regular(q), _regular(k), _regular(v)
+    q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)
     if not q.is_cuda:
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
         return [found[number] for number, _ in wanted]
@@ -150,6 +150,7 @@ def attention_backward(
         given = [q, k, v, *([] if bias is None else [bias])]
         return [torch.zeros_like(given[number]) for number, _ in wanted]
     gradient, values, q, k, v = (_regular(x) for x in (gradient, values, q, k, v))
+    bias = _of_each_key(bias, k)
     if not q.is_cuda and any(number == 3 for number, _ in wanted):  # which the emulator alone asks of CPUs
         return _by_autograd(wanted, scale, is_causal, gradient, [q, k, v, *([] if bias is None else [bias])])
     if not q.is_cuda:
@@ -209,6 +210,13 @@ def _of_each_head(x: Tensor, q: Tensor) -> Tensor:
 def _of_few(gradient: Tensor, heads: int) -> Tensor:
     """The gradient by heads of which each was repeated."""
     return gradient if gradient.shape[1] == heads else gradient.view(len(gradient), heads, -1, *gradient.shape[2:]).sum(2)
+
+
+def _of_each_key(bias: Tensor | None, k: Tensor) -> Tensor | None:
+    """A bias with an element for each key, as kernels read it along a row."""
+    if bias is None or bias.shape[-1] == k.shape[2]:
+        return bias
+    return bias.expand(*bias.shape[:-1], k.shape[2]).contiguous()
 
 
 def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

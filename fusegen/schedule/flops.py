@@ -22,6 +22,7 @@ from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody
 from fusegen.schedule.program import Launch, Step
 
 _FREE = (Op.CAST, Op.COPY)
+_ATTENTION = (Op.ATTENTION, Op.ATTENTION_BACKWARD)
 _REDUCTION = {Op.MOMENTS: 4, Op.NORMALIZER: 4}  # x - pivot, its square, two sums; a maximum, x - maximum, exp, a sum
 
 
@@ -47,7 +48,7 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     if isinstance(step, Launch) and isinstance(step.kernel.body, ColumnBody):
         return _of_combination(step.kernel.body, sizes)
     wanted = _wanted(graph, step, sizes)
-    matmuls = [p for p in wanted if graph.nodes[p].family is Family.CONTRACTION]
+    matmuls = [p for p in wanted if graph.nodes[p].family is Family.CONTRACTION or graph.nodes[p].op in _ATTENTION]
     if step.group.kind is GroupKind.ATTENTION:
         return _of_attention(step, graph, matmuls, sizes)
     count = sum(_of_node(graph, position, wanted[position], sizes) for position in _distinct(graph, wanted))
@@ -124,7 +125,7 @@ def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int
         return 0
     if node.family is Family.CONTRACTION:
         return _matmul(graph, position, sizes)
-    if node.op in (Op.ATTENTION, Op.ATTENTION_BACKWARD):
+    if node.op in _ATTENTION:
         return _attention(graph, position, sizes)
     if node.op is Op.SCATTER_ADD:
         return _elements(graph.operands(position)[0], sizes)

@@ -43,6 +43,12 @@ inline at::Tensor of_few(const at::Tensor& gradient, int64_t heads) {
   return gradient.size(1) == heads ? gradient : gradient.unflatten(1, {heads, gradient.size(1) / heads}).sum(2);
 }
 
+// A bias with an element for each key, as kernels read it along a row.
+inline Bias of_each_key(const Bias& bias, const at::Tensor& k) {
+  if (!bias || bias->size(-1) == k.size(2)) return bias;
+  return bias->expand({bias->size(0), bias->size(1), bias->size(2), k.size(2)}).contiguous();
+}
+
 // A bias as the efficient kernel reads it: of all scores, with rows that begin at multiples of 16 elements.
 inline Bias aligned(const Bias& bias, const at::Tensor& q, const at::Tensor& k) {
   if (!bias) return bias;
@@ -61,7 +67,7 @@ inline std::vector<at::Tensor> attention(const Wanted& wanted, const std::vector
   const double scale = numbers[0], dropout = numbers[2];
   const bool causal = numbers[1] != 0;
   const at::Tensor q = regular(given[0]), k = regular(given[1]), v = regular(given[2]);
-  const Bias bias = given.size() > 3 ? Bias(given[3]) : std::nullopt;
+  const Bias bias = of_each_key(given.size() > 3 ? Bias(given[3]) : std::nullopt, k);
   const bool needs_sums = std::any_of(wanted.begin(), wanted.end(), [](const auto& one) { return one.first == 1; });
   at::Tensor values, sums, state;
   if (is_empty(q, k)) {
@@ -94,7 +100,7 @@ inline std::vector<at::Tensor> attention_backward(const Wanted& wanted, const st
   const bool causal = numbers[1] != 0;
   const at::Tensor gradient = regular(given[0]), values = regular(given[1]), &sums = given[2];
   const at::Tensor q = regular(given[3]), k = regular(given[4]), v = regular(given[5]);
-  const Bias bias = given.size() > 6 && !dropout ? Bias(given[6]) : std::nullopt;
+  const Bias bias = of_each_key(given.size() > 6 && !dropout ? Bias(given[6]) : std::nullopt, k);
   const bool needs_bias = std::any_of(wanted.begin(), wanted.end(), [](const auto& one) { return one.first == 3; });
   const int64_t queries = q.size(2), keys = k.size(2), few = k.size(1);
   const at::Tensor none = at::zeros({}, q.options().dtype(at::kLong));
