@@ -66,6 +66,7 @@ def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence
     _check_sizes(signature, sizes)
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         if isinstance(argument, TensorArgument):
+            _check_computed(name, argument, value, sizes)
             sizes |= {stride_name(name, dim): stride for dim, stride in enumerate(value.stride())}
             _match_layout(name, argument, value, sizes)
     _check_relations(signature, sizes)
@@ -112,7 +113,14 @@ def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[s
     for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
         if wanted.operator is Operator.SIZE:
             _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
-        elif wanted({}) != extent:
+        elif not wanted.sizes and wanted({}) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+
+
+def _check_computed(name: str, argument: TensorArgument, value: Tensor, sizes: Mapping[str, int]) -> None:
+    """Refuses a tensor of which a dim is not what other sizes make it: a saved result whose dims were merged, say."""
+    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if wanted(sizes) != extent:
             raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
 
 

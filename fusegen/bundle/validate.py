@@ -70,10 +70,8 @@ def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator
     yield from _missing("size", (name for name, _ in (*signature.multiples, *signature.bounds)), sizes)
     yield from (f"{name} cannot be a multiple of {value}" for name, value in signature.multiples if value < 1)
     for argument in signature.arguments:
-        if isinstance(argument, TensorArgument):
-            yield from (f"{dim} is neither a size nor a literal" for dim in argument.shape if dim.operands)
-            if argument.alignment < 1:
-                yield f"no address is a multiple of {argument.alignment}"
+        if isinstance(argument, TensorArgument) and argument.alignment < 1:
+            yield f"no address is a multiple of {argument.alignment}"
 
 
 def _role_problems(call: Call) -> Iterator[str]:
@@ -93,24 +91,22 @@ def _role_problems(call: Call) -> Iterator[str]:
 
 def _library_problems(call: Call) -> Iterator[str]:
     """Functions of torch that there are not, or with other arguments, and results of theirs that are there before."""
-    touched, dims = {key for key, _ in call.inputs}, {buffer.key: len(buffer.shape) for buffer in call.buffers}
+    touched = {key for key, _ in call.inputs}
     for step in call.steps:
         if isinstance(step, LibraryCall):
             yield from _missing("function", [step.function], FUNCTIONS)
             function, made = FUNCTIONS.get(step.function), {result.buffer for result in step.results}
             yield from (f"{step.function} gives the buffer {key}, which is there before" for key in made & touched)
             if function is not None and not _is_called_so(function, step):
-                yield f"{step.function} takes other arguments"
-            ordered = [result for result in step.results if sorted(result.order) != list(range(dims.get(result.buffer, 0)))]
-            yield from (f"the dims of {step.function} are put into the order {result.order}" for result in ordered)
+                yield f"{step.function} takes other arguments, or gives other results"
         touched |= step.touched.keys()
 
 
 def _is_called_so(function: Function, call: LibraryCall) -> bool:
-    numbers = [result.number for result in call.results]
-    are_results = numbers and all(0 <= number < function.results for number in numbers)
     counts = (len(call.settings), len(call.sizes)) == (function.settings, function.sizes)
-    return bool(are_results) and counts and len(call.operands) in function.operands
+    dims = dict(enumerate(function.results))
+    are_results = all(sorted(result.order) == list(range(dims.get(result.number, 0))) for result in call.results)
+    return counts and len(call.operands) in function.operands and are_results and bool(call.results)
 
 
 def _strides(name: str, argument: object) -> tuple[str, ...]:

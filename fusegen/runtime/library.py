@@ -237,19 +237,19 @@ class Function:
         run: it.
         settings, sizes: how many numbers and sizes it takes.
         operands: how many tensors.
-        results: how many it has.
+        results: dims of each of its results.
     """
 
     run: Callable[..., list[Tensor]]
     settings: int
     sizes: int
     operands: range
-    results: int
+    results: tuple[int, ...]
 
 
 FUNCTIONS = {
-    "scatter_add": Function(scatter_add, 0, 1, range(2, 3), 1),
-    "attention": Function(attention, 3, 0, range(3, 5), 3),
-    "attention_backward": Function(attention_backward, 3, 0, range(6, 8), 4),
+    "scatter_add": Function(scatter_add, 0, 1, range(2, 3), (2,)),
+    "attention": Function(attention, 3, 0, range(3, 5), (4, 3, 1)),
+    "attention_backward": Function(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
 }
 """Functions by name."""

@@ -47,6 +47,10 @@ def embedded(ids: Tensor, table: Tensor) -> Tensor:
     return F.layer_norm(F.embedding(ids, table), table.shape[-1:])
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
 def nested(x: Tensor) -> dict[str, Any]:
     return {"both": [Pair(x.amin(-1), x.amax(-1)), (x * 2,)], "sum": x.sum()}
 
@@ -66,6 +70,11 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[Any, ...]]] = {
     "product": (product, (randn(8, 64), randn(32, 64), randn(32)), (randn(17, 64), randn(32, 64), randn(32))),
     "several": (several, (randn(9, 6), randn(6, 5)), (randn(40, 6), randn(6, 5))),
     "embedded": (embedded, (ints(4, 9, low=0, high=7), randn(7, 24)), (ints(3, 9, low=0, high=11), randn(11, 24))),
+    "attended": (
+        attended,
+        (randn(2, 4, 9, 8), randn(2, 4, 13, 8), randn(2, 4, 13, 8)),
+        (randn(3, 2, 7, 8), randn(3, 2, 13, 8), randn(3, 2, 13, 8)),
+    ),
     "nested": (nested, (randn(5, 40),), (randn(3, 40),)),
     "numbers": (numbers, (randn(5, 8), 0.5, 3), (randn(2, 8), 0.75, 11)),
     "sized": (sized, (randn(2, 8), randn(9, 8)), (randn(3, 8), randn(14, 8))),

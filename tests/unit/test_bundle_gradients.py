@@ -60,7 +60,7 @@ def gradients(function: Any, arguments: tuple[Any, ...]) -> list[Tensor | None]:
     return [*(r.detach() for r in results), *(a.grad for a in given if isinstance(a, Tensor) and a.requires_grad)]
 
 
-@pytest.mark.parametrize("name", ["pointwise", "row", "product", "several", "embedded", "numbers"])
+@pytest.mark.parametrize("name", ["pointwise", "row", "product", "several", "embedded", "attended", "numbers"])
 def test_gradients_are_a_kernel_s(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
     loaded = built(tmp_path / "kernels", function, made)

@@ -193,7 +193,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "two buffers of one number": (
         lambda content: variant(content)["call"]["buffers"].append(variant(content)["call"]["buffers"][0]), "one number"),
     "an alignment of nothing": (put("signature", "arguments", 0, "TensorArgument", "alignment", value=0), "a multiple of 0"),
-    "a dim that is computed": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=["+", 1, 2]), "neither a size"),
+    "a dim that is made of no size": (
+        put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=["+", 1, "nowhere"]), "there is no size"),
     "a name that no system has": (put("code", 0, "file", value="\ud800"), "no name of a file"),
     "a scalar that is not there": (
         put(*LAUNCH, "arguments", -1, value={"ScalarArgument": {"name": "q", "is_float": True}}), "no scalar 'q'"),
@@ -201,7 +202,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "an unknown kind of step": (put("call", "steps", 0, value={"Shell": {}}), "one of KernelLaunch"),
     "another function of torch": (called("save", 2), "there is no function 'save'"),
     "a call without arguments": (called("attention", 2), "attention takes other arguments"),
-    "dims in no order": (called("attention", 2, numbers=3, operands=3), "are put into the order (1, 1)"),
+    "dims in no order": (called("attention", 2, numbers=3, operands=3), "attention takes other arguments, or gives other results"),
     "a call that gives an argument": (called("scatter_add", 0), "gives the buffer 0, which is there before"),
     "a field too many": (put(*LAUNCH, value={}), "an object of tensor_maps"),
     "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "no DType"),

@@ -152,7 +152,8 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
     innermost = _innermost(graph, graph.nodes[reduction].args[0])
-    is_across = innermost is not None and innermost not in dims  # memory: neighbours in it are of different rows
+    is_row = any(not same(shape[d], 1) for d in dims)
+    is_across = is_row and innermost is not None and innermost not in dims  # memory: neighbours in it are of different rows
     if is_across and root == reduction:
         by_column = Domain(shape, tuple(d for d in range(len(shape)) if d not in dims))
         found = [column_group(graph, (root,), by_column, kept), row_group(graph, (root,), by_row, kept)]
@@ -164,17 +165,22 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Gro
 
 
 def _innermost(graph: Graph, position: int) -> int | None:
-    """The dim along which neighbours lie in memory, of a value that is computed point by point; None where it has one element."""
+    """The dim along which neighbours lie in memory, of a value that is computed point by point: in the first operand of its shape
+    that repeats nothing, else in row-major order; None where it has one element."""
     shape = graph.nodes[position].shape
-    while graph.nodes[position].family is Family.POINTWISE:
-        alike = (a for a in graph.nodes[position].args if len(graph.nodes[a].shape) == len(shape) and _are_alike(graph, a, shape))
-        below = next(alike, None)
-        if below is None:
-            break
-        position = below
-    strides = strided_view(graph, position).strides
-    dims = [d for d in range(len(shape)) if not same(shape[d], 1) and not same(strides[d], 0)]
-    return min(dims, key=lambda d: (nominal(strides[d]), -d), default=None)
+    dims = [d for d in range(len(shape)) if not same(shape[d], 1)]
+    stack, seen = [position], set[int]()
+    while stack:
+        node = graph.nodes[last := stack.pop()]
+        alike = [a for a in node.args if len(graph.nodes[a].shape) == len(shape) and _are_alike(graph, a, shape)]
+        if node.family is Family.POINTWISE and alike:
+            stack += [a for a in reversed(alike) if a not in seen]
+            seen.update(alike)
+            continue
+        strides = strided_view(graph, last).strides
+        if dims and not any(same(strides[d], 0) for d in dims):
+            return -min((nominal(strides[d]), -d) for d in dims)[1]
+    return max(dims, default=None)
 
 
 def _are_alike(graph: Graph, position: int, shape: Shape) -> bool:
