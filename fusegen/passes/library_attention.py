@@ -228,7 +228,9 @@ def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: 
         return not is_learned and not found.dropout
     if found.dropout and not _is_dropped_by_flash(graph, found):
         return False
-    fits = channels % _CHANNELS == 0 and channels <= _MOST_CHANNELS and q.dtype is not DType.FLOAT64
+    if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # of which matmuls are more accurate
+        return False
+    fits = channels % _CHANNELS == 0 and channels <= _MOST_CHANNELS
     return fits and (not is_learned or _is_of_all_scores(graph, found))
 
 

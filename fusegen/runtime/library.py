@@ -199,7 +199,9 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal:
 def _regular(x: Tensor) -> Tensor:
     """An operand as all kernels read it: contiguous channels, and rows that begin at multiples of 16 bytes."""
     is_regular = x.stride(-1) == 1 and not x.data_ptr() % _ALIGNMENT
-    return x if is_regular and not any(stride * x.itemsize % _ALIGNMENT for stride in x.stride()[:-1]) else x.contiguous()
+    if is_regular and not any(stride * x.itemsize % _ALIGNMENT for stride in x.stride()[:-1]):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _of_each_head(x: Tensor, q: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ inline int64_t kernel_for(const at::Tensor& q, const at::Tensor& k, const at::Te
 inline at::Tensor regular(const at::Tensor& x) {
   bool is_regular = x.stride(-1) == 1 && reinterpret_cast<uintptr_t>(x.data_ptr()) % kMultiple == 0;
   for (int64_t dim = 0; dim < 3; ++dim) is_regular = is_regular && x.stride(dim) * x.element_size() % kMultiple == 0;
-  return is_regular ? x : x.contiguous();
+  return is_regular ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
 // Keys or values once for each head of queries.

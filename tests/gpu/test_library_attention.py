@@ -44,6 +44,24 @@ def test_a_bias_of_all_scores_has_a_gradient(heads: int) -> None:
         torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_operands_may_lie_anywhere(dtype: torch.dtype) -> None:
+    def moved(count: int) -> Tensor:
+        return torch.randn(2 * 4 * count * 32 + 1, device="cuda", dtype=dtype)[1:].view(2, 4, count, 32)
+
+    q, k, v, bias = moved(50), moved(70), moved(70).mT.contiguous().mT, torch.randn(50, 71, device="cuda", dtype=dtype)[:, 1:]
+
+    def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return attention(q, k, v, bias.detach())
+
+    given = [x.requires_grad_() for x in (q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    found, exact = fg.kernel(biased)(*given, bias), biased(*wide, bias.double())
+    pairs = zip(torch.autograd.grad(found.sin().sum(), given), torch.autograd.grad(exact.sin().sum(), wide), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.double(), other, rtol=5e-2, atol=5e-2 if dtype is torch.bfloat16 else 1e-4)
+
+
 @pytest.fixture
 def dropped() -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v: the result of attention with the unit matrix as values is its weights."""
