@@ -118,7 +118,8 @@ def attention(
     else:
         k, v, whole = _of_each_head(k, q), _of_each_head(v, q), _aligned(bias, q, k)
         values, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, whole, needs_sums, 0.0, is_causal, scale=scale)
-    sums = sums.reshape(*q.shape[:2], -1)[:, :, : q.shape[2]]
+    if needs_sums:
+        sums = sums.reshape(*q.shape[:2], -1)[:, :, : q.shape[2]]
     return [(values, sums, state)[number] for number, _ in wanted]
 
 
