@@ -219,6 +219,8 @@ def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: 
     channels = literal(q.shape[-1])
     if rank < 2 or not leading or channels is None or not same(values.shape[-1], channels):
         return False
+    if found.scale <= 0:  # torch's kernels subtract the greatest product, and scale the difference
+        return False
     if {q.dtype, keys.dtype, values.dtype} != {q.dtype} or not q.dtype.is_float or _is_widened(graph, found):
         return False
     if found.bias is not None and graph.nodes[found.bias].dtype is not q.dtype:

@@ -80,6 +80,7 @@ KEPT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a soft cap": (lambda q, k, v: torch.softmax(5 * torch.tanh(q @ k.mT / 5), -1) @ v, (Q, K, V)),
     "rows that may be NaN": (lambda q, k, v, m: torch.softmax((q @ k.mT).masked_fill(~m, -torch.inf), -1) @ v, (Q, K, V, SHOWN)),
     "values of another width": (lambda q, k, v: attention(q, k, v), (Q, K, V[..., :4])),
+    "a negative scale": (lambda q, k, v: attention(q, k, v, scale=-30.0), (Q, K, V)),
     "dropout of a seed": (lambda q, k, v: fg.dropout(torch.softmax(q @ k.mT, -1), 0.5, seed=3) @ v, (Q, K, V)),
     "a bias with a gradient": (lambda q, k, v, b: attention(q, k, v, b), (Q, K, V, randn(9, 13))),
     "later keys alone": (lambda q, k, v: attention(q, k, v, torch.arange(13) >= torch.arange(9)[:, None]), (Q, K, V)),
