@@ -34,7 +34,14 @@ LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD)
 OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
 OF_STATISTICS = {Op.EXP_BELOW}  # which `test_statistics` does
-MADE = (Op.MOMENTS, Op.NORMALIZER, Op.ONE_PLUS_ERF, Op.EXP_BELOW)  # by the compiler alone, of operations that are traced
+MADE = (
+    Op.MOMENTS,
+    Op.NORMALIZER,
+    Op.ONE_PLUS_ERF,
+    Op.EXP_BELOW,
+    Op.ATTENTION,
+    Op.ATTENTION_BACKWARD,
+)  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 
 
