@@ -12,6 +12,7 @@ from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.rule import Gradients, refused
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
+from fusegen.ir.dependence import dependent
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides
@@ -106,7 +107,7 @@ class _Joint:
         self.results = graph.outputs
         self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
-        self._active = _dependent(graph, {self._inputs[name] for name in wrt})
+        self._active = dependent(graph, {self._inputs[name] for name in wrt})
         self._gradients: dict[int, Value] = {}
         self.given: list[str] = []
         for result in (r for r in self.results if graph.nodes[r].dtype.is_float):
@@ -154,15 +155,6 @@ def _derived(y: Value, dy: Value) -> Gradients:
     return (*rule(y, dy), *by_numbers)
 
 
-def _dependent(graph: Graph, origins: Collection[int]) -> set[int]:
-    """Floats that depend on some nodes through floats alone."""
-    found = set(origins)
-    for position, node in graph:
-        if node.dtype.is_float and not node.weak and node.op is not Op.DETACH and not found.isdisjoint(node.args):
-            found.add(position)
-    return found
-
-
 def differentiated_inputs(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
     """Selects the inputs that have gradients: a result depends on them through floats alone."""
     found = {p for p in graph.outputs if graph.nodes[p].dtype.is_float}
@@ -177,7 +169,7 @@ def differentiated_inputs(graph: Graph, wanted: Collection[str]) -> tuple[str, .
 def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
     """Tells for each result if it has a derivative by one of some inputs."""
     origins = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
-    active = _dependent(graph, origins)
+    active = dependent(graph, origins)
     return tuple(position in active for position in graph.outputs)
 
 

@@ -151,10 +151,8 @@ class _Values:
         size = self._counts[position] * self.dtype(position).itemsize
         if self.is_in_memory(position):
             return size
-        if (self._recompute == "all" and not _draws(self.graph.nodes[position])) or self.graph.nodes[position].op in (
-            *_COMPARED,
-            *_REARRANGED,
-        ):
+        node = self.graph.nodes[position]
+        if (self._recompute == "all" and not _draws(node)) or node.op in (*_COMPARED, *_REARRANGED):
             return None
         return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
 

@@ -113,14 +113,14 @@ def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[s
     for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
         if wanted.operator is Operator.SIZE:
             _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
-        elif not wanted.sizes and wanted({}) != extent:
+        elif not wanted.operands and wanted({}) != extent:
             raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
 
 
 def _check_computed(name: str, argument: TensorArgument, value: Tensor, sizes: Mapping[str, int]) -> None:
-    """Refuses a tensor of which a dim is not what other sizes make it: a saved result whose dims were merged, say."""
+    """Refuses a tensor with a dim that differs from what other sizes make it: of a saved result whose dims were merged, say."""
     for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
-        if wanted(sizes) != extent:
+        if wanted.operands and wanted(sizes) != extent:
             raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
 
 

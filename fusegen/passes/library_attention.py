@@ -7,21 +7,23 @@ its scores: a scaled product, plus a bias, with later keys hidden from earlier q
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from fusegen.dtypes import DType
+from fusegen.ir.dependence import dependent
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
+from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
 _HEADS_LAST = (0, 2, 1, 3)
 _CHANNELS, _MOST_CHANNELS = 8, 256  # of a head, on GPUs: multiples of the first up to the second
-_MOST_DROPPED = 128  # of which all GPUs' flash kernels drop weights
+_MOST_DROPPED = 128  # channels of a head, with dropout: all GPUs' flash kernels take them
 _MASKS = (Op.WHERE, Op.ADD)
 
 
@@ -66,30 +68,18 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
         wrt: inputs by which it will be differentiated.
     """
     wanted = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
-    differentiated = _made_of(graph, wanted)
+    differentiated = dependent(graph, wanted)
     found = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
     if not found:
         return graph
-    builder = GraphBuilder(graph.name).like(graph)
-    builder.derived = graph.derived
-    moved: list[int] = []
-    for position, node in graph:
-        if position in found:
-            moved.append(_Maker(graph, target, builder, moved, position).made(found[position]))
-        else:
-            moved.append(builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position]))
-    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+
+    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        return _Maker(graph, target, builder, moved, position).made(found[position]) if position in found else None
+
+    return rebuilt(graph, replaced)
 
 
-def _made_of(graph: Graph, positions: Collection[int]) -> set[int]:
-    found = set(positions)
-    for position, node in graph:
-        if node.dtype.is_float and node.op is not Op.DETACH and not found.isdisjoint(node.args):
-            found.add(position)
-    return found
-
-
-# What is recognised.
+# Recognition.
 
 
 def _attention(graph: Graph, product_: int, target: Target, differentiated: Collection[int]) -> _Attention | None:
@@ -125,7 +115,7 @@ def _undropped(graph: Graph, weights: int) -> tuple[int, float]:
 
 
 def _is_alone(graph: Graph, position: int) -> bool:
-    """Whether nothing else needs a value, which would have to be computed anyway."""
+    """True if nothing else needs a value, which would have to be computed anyway."""
     return len(set(graph.users[position])) == 1 and position not in graph.outputs
 
 
@@ -144,7 +134,7 @@ def _scored(graph: Graph, scores: int, values: int) -> _Attention | None:
 
 
 def _is_score(graph: Graph, scores: int, number: int) -> bool:
-    """Whether an operand of a mask or of a sum is of the shape of all scores."""
+    """True if an operand of a mask or of a sum is of the shape of all scores."""
     node = graph.nodes[scores]
     shape = graph.nodes[node.args[number]].shape
     return (node.op is Op.ADD or number > 0) and len(shape) == len(node.shape) and all(map(same, shape, node.shape))
@@ -179,7 +169,7 @@ def _masked(graph: Graph, scores: int, number: int, below: _Attention) -> _Atten
 
 
 def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
-    """Whether a condition is that of a key at or before its query; where it hides, of one behind it."""
+    """True if a condition is that of a key at or before its query; where it hides, of one behind it."""
     node = graph.nodes[_without_views(graph, condition)]
     if node.op not in (Op.LE, Op.GE, Op.LT, Op.GT) or (node.op in (Op.LE, Op.GE)) is hides:
         return False
@@ -188,7 +178,7 @@ def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
 
 
 def _counts_along(graph: Graph, position: int, dim: int) -> bool:
-    """Whether a value is 0, 1, … along a dim, and alike along all others."""
+    """True if a value is 0, 1, … along a dim, and alike along all others."""
     shape = graph.nodes[position].shape
     is_count = graph.nodes[_without_views(graph, position)].op is Op.IOTA
     others = [extent for number, extent in enumerate(shape, -len(shape)) if number != dim]
@@ -208,11 +198,11 @@ def _without_cast(graph: Graph, position: int) -> int:
     return position
 
 
-# Who computes it.
+# Capabilities.
 
 
 def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: Collection[int]) -> bool:
-    """Whether torch's kernels take an attention on a target, and give the gradients that are wanted."""
+    """True if torch's kernels take an attention on a target, and give the gradients that are wanted."""
     q, keys, values = (graph.nodes[p] for p in (found.q, found.keys, found.values))
     rank = len(q.shape)
     leading = all(len(n.shape) == rank and all(map(same, n.shape[:-2], q.shape[:-2])) for n in (keys, values))
@@ -230,33 +220,33 @@ def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: 
         return not is_learned and not found.dropout
     if found.dropout and not _is_dropped_by_flash(graph, found):
         return False
-    if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # of which matmuls are more accurate
+    if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # matmuls are more accurate in it
         return False
     fits = channels % _CHANNELS == 0 and channels <= _MOST_CHANNELS
     return fits and (not is_learned or _is_of_all_scores(graph, found))
 
 
 def _is_dropped_by_flash(graph: Graph, found: _Attention) -> bool:
-    """Whether the flash kernel takes an attention, whose random bits can be drawn again on the GPU."""
+    """True if the flash kernel takes an attention, whose random bits can be drawn again on the GPU."""
     q, keys = graph.nodes[found.q], graph.nodes[found.keys]
     is_square = not found.is_causal or same(q.shape[-2], keys.shape[-1])
     return not found.masks and is_square and q.dtype.is_half and (literal(q.shape[-1]) or _MOST_CHANNELS) <= _MOST_DROPPED
 
 
 def _is_widened(graph: Graph, found: _Attention) -> bool:
-    """Whether operands are of 16 bits as they lie in memory, which kernels of ours read so."""
+    """True if operands are of 16 bits as they lie in memory, which kernels of ours read so."""
     given = (graph.nodes[p] for p in (found.q, found.keys, found.values))
     return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in given)
 
 
 def _is_of_all_scores(graph: Graph, found: _Attention) -> bool:
-    """Whether a bias has an element of its own for each score, so that its gradient is no larger than itself."""
+    """True if a bias has an element of its own for each score, so that its gradient is no larger than itself."""
     assert found.bias is not None
     shape = (*graph.nodes[found.q].shape[:-1], graph.nodes[found.keys].shape[-1])
     return same(product(graph.nodes[_without_views(graph, found.bias)].shape), product(shape))
 
 
-# What it becomes.
+# Replacement.
 
 
 @dataclass(frozen=True)
@@ -274,7 +264,7 @@ class _Maker:
     graph: Graph
     target: Target
     builder: GraphBuilder
-    moved: list[int]
+    moved: Sequence[int]
     position: int
 
     def made(self, found: _Attention) -> int:

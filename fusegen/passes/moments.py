@@ -7,13 +7,14 @@ comes first is the greatest by far, a sum of squares about it loses a few of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, product
 from fusegen.passes.algebra import Value
+from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
 _LONG = 32768
@@ -40,17 +41,14 @@ def with_moments(graph: Graph, target: Target) -> Graph:
     parts = {} if target.backend is Backend.CPU else dict(_parts(graph))
     if not parts:
         return graph
-    builder = GraphBuilder(graph.name).like(graph)
-    builder.derived = graph.derived
-    moved: list[int] = []
-    for position, node in graph:
-        if (part := parts.get(position)) is not None:
-            rows = Value(builder, moved[part.rows], graph.locations[position])
-            moved.append(rows.reduce(Op.MOMENTS, part.dims, part=part.name).position)
-        else:
-            rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
-            moved.append(builder.put(rebuilt, graph.locations[position]))
-    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+
+    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        if (part := parts.get(position)) is None:
+            return None
+        rows = Value(builder, moved[part.rows], graph.locations[position])
+        return rows.reduce(Op.MOMENTS, part.dims, part=part.name).position
+
+    return rebuilt(graph, replaced)
 
 
 def _parts(graph: Graph) -> Iterator[tuple[int, _Part]]:

@@ -5,12 +5,13 @@ GPUs keep 32 bits, as torch does there.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
+from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
 _SPREADS = (Op.VAR, Op.STD)
@@ -21,17 +22,15 @@ def with_wide_variances(graph: Graph, target: Target) -> Graph:
     spread = {_rows(node) for _, node in graph if node.op in _SPREADS and graph.nodes[node.args[0]].dtype is DType.FLOAT32}
     if not spread or target.backend is not Backend.CPU:
         return graph
-    builder = GraphBuilder(graph.name).like(graph)
-    builder.derived = graph.derived
-    moved: list[int] = []
-    for position, node in graph:
-        rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
-        if node.op in (*_SPREADS, Op.MEAN) and _rows(node) in spread:
-            wide = Value(builder, rebuilt.args[0], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)
-            moved.append(wide.apply(node.op, **dict(node.attrs)).apply(Op.CAST, dtype=node.dtype).position)
-        else:
-            moved.append(builder.put(rebuilt, graph.locations[position]))
-    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+
+    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        node = graph.nodes[position]
+        if node.op not in (*_SPREADS, Op.MEAN) or _rows(node) not in spread:
+            return None
+        wide = Value(builder, moved[node.args[0]], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)
+        return wide.apply(node.op, **dict(node.attrs)).apply(Op.CAST, dtype=node.dtype).position
+
+    return rebuilt(graph, replaced)
 
 
 def _rows(node: Node) -> tuple[int, object]:

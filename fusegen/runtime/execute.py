@@ -106,7 +106,7 @@ def _as_matrix(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int,
 
 
 def _is_near(place: _Place) -> bool:
-    """Whether a matrix is one that cuBLAS reads rightly."""
+    """True if cuBLAS reads a matrix rightly."""
     _, shape, strides, _ = place
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) < FAR
 

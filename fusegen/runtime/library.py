@@ -81,8 +81,8 @@ def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index:
 
 # Attention.
 
-_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3  # what torch calls its own kernels (`torch.nn.attention.SDPBackend`)
-_ROWS = 32  # of which the efficient kernel's logsumexp has a multiple
+_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3  # numbers of `torch.nn.attention.SDPBackend`
+_ROWS = 32  # the efficient kernel's logsumexp has a multiple of so many
 
 
 def attention(
@@ -101,8 +101,8 @@ def attention(
     """
     is_causal, needs_sums = bool(causal), any(number == 1 for number, _ in wanted)
     if not q.numel() or not k.numel():
-        found = [torch.zeros_like(q), q.new_zeros(q.shape[:3]), q.new_zeros(2, dtype=torch.int64)]
-        return [found[number] for number, _ in wanted]
+        shapes = q.shape, q.shape[:3], (2,)
+        return [q.new_zeros(shapes[number], dtype=dtype) for number, dtype in wanted]
     if dropout and not q.is_cuda:
         raise UnsupportedError("attention with dropout and gradients in the emulator", mend="try it on a GPU, or without dropout")
     q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)

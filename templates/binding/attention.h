@@ -72,7 +72,7 @@ inline std::vector<at::Tensor> attention(const Wanted& wanted, const std::vector
   at::Tensor values, sums, state;
   if (is_empty(q, k)) {
     values = at::zeros_like(q);
-    sums = at::zeros({q.size(0), q.size(1), q.size(2)}, q.options());
+    sums = at::zeros({q.size(0), q.size(1), q.size(2)}, q.options().dtype(c10::promoteTypes(q.scalar_type(), at::kFloat)));
     state = at::zeros({2}, q.options().dtype(at::kLong));
   } else if (!q.is_cuda()) {
     std::tie(values, sums) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, bias, scale);

@@ -111,3 +111,14 @@ def test_memory_is_far_below_that_of_the_scores() -> None:
     result = kernel(q, k, v)
     torch.autograd.grad(result, (q, k, v), torch.randn_like(result))
     assert torch.cuda.max_memory_allocated() - before < 8 * 8192 * 8192 // 4
+
+
+def test_an_extension_gives_the_same_values_and_gradients(dropped: tuple[Tensor, Tensor, Tensor]) -> None:
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, dropout_p=0.5)
+
+    found = []
+    for compiler in ("extension", "nvrtc"):
+        torch.manual_seed(5)
+        found.append(trained(fg.kernel(attended, compiler=compiler), *dropped))
+    torch.testing.assert_close(*found)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import UnsupportedError
 from tests.unit.eager import randn
 from tests.unit.test_scatter import trained
 
@@ -90,15 +91,42 @@ KEPT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_gradients_of_what_torch_does_not_compute(name: str) -> None:
     function, arguments = KEPT[name]
-    results = fg.kernel(function)(*arguments)
-    wanted = results if isinstance(results, tuple) else (results,)
     given = [a.double().requires_grad_() if a.is_floating_point() else a for a in arguments]
-    found = fg.kernel(function)(*given)
-    found = found if isinstance(found, tuple) else (found,)
-    assert len(found) == len(wanted)
-    if "dropout" not in name:
-        exact = function(*given)
-        exact = exact if isinstance(exact, tuple) else (exact,)
-        floats = [a for a in given if a.requires_grad]
-        one, other = (torch.autograd.grad([y.sin().sum() for y in ys], floats) for ys in (found, exact))
-        torch.testing.assert_close(one, other)
+    floats = [a for a in given if a.requires_grad]
+    found, exact = (torch.utils._pytree.tree_leaves(f(*given)) for f in (fg.kernel(function), function))
+    one, other = (torch.autograd.grad([y.sin().sum() for y in ys], floats) for ys in (found, exact))
+    torch.testing.assert_close([*found, *one], [*exact, *other])
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_bias_of_all_scores_has_a_gradient_in_the_emulator() -> None:
+    def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return attention(q, k, v, bias)
+
+    given = [x.requires_grad_() for x in (Q.clone(), K.clone(), V.clone(), randn(2, 4, 9, 13))]
+    found, exact = (f(*given) for f in (fg.kernel(biased), biased))
+    one, other = (torch.autograd.grad(y.sin().sum(), given) for y in (found, exact))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_emulator_trains_no_dropout_of_attention() -> None:
+    q, k, v = (x.bfloat16().requires_grad_() for x in (Q, K, V))
+    with pytest.raises(UnsupportedError, match="dropout and gradients in the emulator"):
+        fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.5))(q, k, v)
+
+
+def test_dropped_weights_are_not_computed_again() -> None:
+    q, k, v = (x.bfloat16() for x in (Q, K, V))
+    kernel = fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.5).sin(), recompute="all")
+    steps = [repr(step) for step in kernel.backward.lower(q, k, v, target="sm_80").program.steps]
+    assert "<attention_backward of the library>" in steps
+    assert "<attention of the library>" not in steps
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["padded", "of few heads of keys"])
+def test_an_extension_gives_the_same_bits(name: str) -> None:
+    function, arguments = CASES[name]
+    ours, theirs = (trained(fg.kernel(function, compiler=compiler), *arguments) for compiler in ("extension", "nvrtc"))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

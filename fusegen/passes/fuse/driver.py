@@ -172,19 +172,21 @@ def _innermost(graph: Graph, position: int) -> int | None:
     stack, seen = [position], set[int]()
     while stack:
         node = graph.nodes[last := stack.pop()]
-        alike = [a for a in node.args if len(graph.nodes[a].shape) == len(shape) and _are_alike(graph, a, shape)]
+        alike = [a for a in node.args if _has_shape(graph, a, shape)]
         if node.family is Family.POINTWISE and alike:
             stack += [a for a in reversed(alike) if a not in seen]
             seen.update(alike)
             continue
         strides = strided_view(graph, last).strides
         if dims and not any(same(strides[d], 0) for d in dims):
-            return -min((nominal(strides[d]), -d) for d in dims)[1]
+            by_stride = {d: nominal(strides[d]) for d in reversed(dims)}  # the last of equal ones
+            return min(by_stride, key=by_stride.__getitem__)
     return max(dims, default=None)
 
 
-def _are_alike(graph: Graph, position: int, shape: Shape) -> bool:
-    return all(map(same, graph.nodes[position].shape, shape))
+def _has_shape(graph: Graph, position: int, shape: Shape) -> bool:
+    own = graph.nodes[position].shape
+    return len(own) == len(shape) and all(map(same, own, shape))
 
 
 # Merging.
