@@ -64,13 +64,14 @@ class _Products:
     refusals: dict[int, str] = field(default_factory=dict)
 
 
-def decide(graph: Graph, target: Target, apart: Kept = frozenset()) -> Decision:
+def decide(graph: Graph, target: Target, apart: Kept = frozenset(), once: Kept = frozenset()) -> Decision:
     """Which values lie in memory besides the results and the operands of products.
 
     Args:
         graph: in primitives, after the passes.
         target: says which skeletons can be used.
         apart: writes that no other kernel can make.
+        once: values that one kernel computes for all.
     """
     own = held(graph, apart)
     products = products_of(graph)
@@ -81,8 +82,8 @@ def decide(graph: Graph, target: Target, apart: Kept = frozenset()) -> Decision:
         if product not in taken.inside:
             _take_epilogue(graph, product, target, taken)
     calls = [position for position, node in graph if node.family is Family.LIBRARY]
-    stored = _stored(graph, products, calls, taken) | _partials(graph, _ends(products, taken))
-    shared = shared_values(graph, stored, taken.ends.union(products, calls), taken.streamed)
+    stored = _stored(graph, products, calls, taken) | _partials(graph, _ends(products, taken)) | once
+    shared = once | shared_values(graph, stored, taken.ends.union(products, calls), taken.streamed)
     beside = _beside(graph, target, products, taken, stored | shared)
     return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals, own)
 

@@ -7,11 +7,12 @@ merged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_repetition
 from fusegen.ir.strided import strided_view
@@ -44,8 +45,12 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         UnsupportedError: values are computed at too many places, or again by too many kernels.
     """
     apart: Kept = frozenset()
+    once: Kept = frozenset()
     while True:
-        groups = _groups(graph, target, apart)
+        groups = _groups(graph, target, apart, once)
+        if again := _summed_again(graph, groups) - once:
+            once |= again
+            continue
         ordered, stuck = _in_order(graph, groups)
         hindering = hindered(graph, groups) or first_of(graph, stuck, apart)
         if not stuck and not hindering:
@@ -57,15 +62,26 @@ def fuse(graph: Graph, target: Target) -> tuple[Group, ...]:
         apart |= hindering
 
 
-def _groups(graph: Graph, target: Target, apart: Kept) -> list[Group]:
+def _summed_again(graph: Graph, groups: Sequence[Group]) -> Kept:
+    """Sums that several groups compute: each adds in an order of its own, and what they get is not one number."""
+    times = Counter(position for group in groups for position in computed(graph, group))
+    return frozenset(p for p, count in times.items() if count > 1 and _depends_on_order(graph.nodes[p]))
+
+
+def _depends_on_order(node: Node) -> bool:
+    return node.dtype.is_float and (node.op in (Op.SUM, Op.PROD) or node.family is Family.SCAN)
+
+
+def _groups(graph: Graph, target: Target, apart: Kept, once: Kept) -> list[Group]:
     """The groups of a graph in no order.
 
     Args:
         apart: writes that no other kernel can make.
+        once: values that one kernel computes for all.
     """
     groups: list[Group] = []
     count = 0
-    decision, times = decide(graph, target, apart), Times.of(graph)
+    decision, times = decide(graph, target, apart, once), Times.of(graph)
     wanted = set(decision.stored.union(strip_views(graph, o) for o in graph.outputs))
     done: set[int] = set()
     while pending := wanted - done:
