@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Program, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.roofline import roofline
 from fusegen.schedule.words import launch_words, plan_words
@@ -55,6 +55,8 @@ def explain_title(step: Step) -> str:
     """The name of a step and its kind; of a matmul by the library, why no kernel computes it."""
     if isinstance(step, LibraryProduct):
         return f"torch.matmul (library){f': {step.reason}' if step.reason else ''}"
+    if isinstance(step, LoopStep):
+        return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):
         return f"{step.function} (library){_NOTES.get(step.function, '')}"
     return f"{step.kernel.name}: {launch_words(step)}"
@@ -102,12 +104,26 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     """The layout of a launch, its traffic, its work, and why it is made like this."""
     traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
+    if isinstance(step, LoopStep):
+        return [traffic, work, *_blocks(step, sizes)]
     if not isinstance(step, Launch):
         return [traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     layout += ", overlaps with the end of the one before" if step.overlaps else ""
     return [layout, traffic, work, *([step.group.reason] if step.group.reason else [])]
+
+
+def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
+    """How many blocks there are, and the steps of each."""
+    first, *others = step.call.blocks(sizes)
+    rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
+    count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
+    lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
+    for number, inner in enumerate(step.body.steps, 1):
+        lines.append(f"  {number}. {explain_title(inner)}")
+        lines += [f"     {line}" for line in _blocks(inner, first)] if isinstance(inner, LoopStep) else []
+    return lines
 
 
 def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:

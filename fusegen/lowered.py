@@ -41,8 +41,8 @@ class Lowered:
         self.program: Program = compiled.program
         self.sources: tuple[Source, ...] = compiled.sources
         self.sizes = dict(sizes)
-        self.choices: Mapping[int, Choice] = compiled.forms.choices(sizes)
-        self._forms, self._saved = compiled.forms, saved
+        self.choices: Mapping[int, Choice] = compiled.alternatives.of(sizes).choices(sizes)
+        self._forms, self._saved = compiled.alternatives.of(sizes), saved
         self.asm = Assembly(self.sources, self.target)
 
     def explain(self) -> str:

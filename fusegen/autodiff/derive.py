@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.autodiff.keep import Kept, Recompute, kept
+from fusegen.autodiff.keep import Kept, Recompute, kept, large_values
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
@@ -15,7 +15,7 @@ from fusegen.errors import GradientError
 from fusegen.ir.dependence import dependent
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import contiguous_strides
+from fusegen.ir.strided import row_major
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
@@ -63,7 +63,8 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names, recompute: Recompute 
         UnsupportedError: an operation has no rule.
     """
     key = names("random_key") if draws(graph) else None
-    joint = _Joint(apply(_UNRULED, graph if key is None else with_key(graph, key)), wrt, names)
+    whole = apply(_UNRULED, graph if key is None else with_key(graph, key))
+    joint = _Joint(whole, wrt, names, _unit(whole) if recompute == "auto" else None)
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
     both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
@@ -93,8 +94,29 @@ _UNRULED = Pass("expand-what-has-no-derivative", _expand_unruled)
 _ALL = Pass("expand-compositions", expand)
 
 
+_UNIT = {DType.FLOAT16: 8192.0}
+"""The gradient by a loss that gradients are computed for before it is known: in 16 bits, one that keeps small ones apart from 0."""
+
+
+def _unit(graph: Graph) -> float | None:
+    """The gradient by a loss of logits, for which gradients are computed beside it: they are its multiples. None of other results,
+    and where the logits can lie in memory.
+
+    The logits are there in blocks of rows alone, and only once.
+    """
+    floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
+    if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):
+        return None
+    primitive = apply(_ALL, graph)
+    dtypes = {primitive.nodes[p].dtype for p in large_values(primitive, primitive.outputs)}
+    return max(_UNIT.get(dtype, 1.0) for dtype in dtypes) if dtypes else None
+
+
 class _Joint:
     """A graph, and in the same builder its backward pass, so that they share what both compute.
+
+    Args:
+        unit: the gradient by the only result, for which gradients are computed before it is known; None where it is given first.
 
     Attributes:
         builder: holds both.
@@ -102,18 +124,23 @@ class _Joint:
         given: names of the gradients by them.
     """
 
-    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names) -> None:
+    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names, unit: float | None) -> None:
         self.builder = GraphBuilder(graph.name).like(graph)
         self.results = graph.outputs
         self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
         self._active = dependent(graph, {self._inputs[name] for name in wrt})
         self._gradients: dict[int, Value] = {}
+        self._factor: Value | None = None
         self.given: list[str] = []
         for result in (r for r in self.results if graph.nodes[r].dtype.is_float):
             self.given.append(names("grad"))
-            spec = _spec(self.given[-1], graph.nodes[result], graph.nodes[result].dtype)
-            self._add(result, Value(self.builder, self.builder.input(spec), None))
+            spec = row_major(self.given[-1], graph.nodes[result].shape, graph.nodes[result].dtype)
+            given = Value(self.builder, self.builder.input(spec), None)
+            if unit is not None:
+                self._factor = fitted(given, (), spec.dtype.compute) * (1.0 / unit)
+                given = fitted(Value(self.builder, self.builder.constant(unit, dtype=spec.dtype), None), spec.shape, spec.dtype)
+            self._add(result, given)
         if not self._active.intersection(self._gradients):
             what = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
             raise GradientError(what, mend="return a float that is computed of a float argument, without detach()")
@@ -133,10 +160,17 @@ class _Joint:
         """The gradient by an input; zeros where no result depends on it."""
         position = self._inputs[name]
         if position in self._gradients:
-            return self._gradients[position].position
+            return self._scaled(self._gradients[position]).position
         node = self.builder.nodes[position]
         zero = self.builder.constant(0.0, dtype=node.dtype)
         return self.builder.add(Op.EXPAND, [zero], shape=node.shape)
+
+    def _scaled(self, gradient: Value) -> Value:
+        """A gradient times what the gradient by the loss is."""
+        if self._factor is None:
+            return gradient
+        shape, dtype = gradient.node.shape, gradient.dtype
+        return fitted(fitted(gradient, shape, dtype.compute) * self._factor, shape, dtype)
 
     def _add(self, position: int, gradient: Value) -> None:
         node = self.builder.nodes[position]
@@ -173,12 +207,6 @@ def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ..
     return tuple(position in active for position in graph.outputs)
 
 
-def _spec(name: str, node: Node, dtype: DType) -> InputSpec:
-    """An input that holds a node's elements in row-major order."""
-    strides = contiguous_strides(node.shape)
-    return InputSpec(name, dtype, node.shape, tuple(0 if same(d, 1) else s for d, s in zip(node.shape, strides, strict=True)))
-
-
 # The two passes.
 
 
@@ -209,7 +237,7 @@ def _backward(both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int]
     for value in keeping:
         node = both.nodes[value.position]
         is_input = node.op is Op.INPUT
-        inputs.append(both.input_spec(str(node.attr("name"))) if is_input else _spec(names("saved"), node, value.dtype))
+        inputs.append(both.input_spec(str(node.attr("name"))) if is_input else row_major(names("saved"), node.shape, value.dtype))
     part = _Part(both, [*inputs, *gradients], {k.position: spec.name for k, spec in zip(keeping, inputs, strict=True)})
     return part.builder.build([part.cast(p, both.nodes[p].dtype) for p in wanted])
 

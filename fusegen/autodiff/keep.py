@@ -10,6 +10,9 @@ itself. Three things are not left to that:
   elements that they are made of.
 - A statistic is kept as wide as it is computed, since everything that is made of it has its error. One that the forward pass
   rounds, as a result in 16 bits, does not serve.
+- A value that is larger than all that it is made of, and than all that is made of it, as scores of attention and logits are
+  (`passes.blocks`), is never read. Its product is computed again, unless the backward pass can go by what the forward pass makes of
+  it: of a loss, by gradients that are its multiples (`derive`), kept as wide as they are computed.
 - A greatest or least element is always computed again: it is compared with what it is the greatest of, and a rounded one may miss
   that.
 
@@ -32,6 +35,8 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
+from fusegen.passes.blocks.region import regions
+from fusegen.passes.rebuilt import part_of
 
 Recompute: TypeAlias = Literal["auto", "all", "none"]
 """By which rule a backward pass computes values of the forward pass again."""
@@ -80,11 +85,32 @@ def kept(
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
     made = _made_of(graph, {p for p, node in graph if node.op in leaves}) - backward
     needed = {a for p in _needed_for(graph, wanted) & backward for a in graph.nodes[p].args}.union(wanted) & made
-    values = _Values(graph, frozenset(results), recompute)
-    origins = {p for p in made if not values.is_computed_again(p)}
-    args = {p: [a for a in graph.nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
-    found = cheapest_cut(args, {p: values.cost(p) for p in made}, origins, needed)
+    large = large_values(graph, results) if recompute == "auto" else frozenset()
+    values = _Values(graph, frozenset(results), recompute, large)
+    found = _cut(values, made, needed)
+    if not large.isdisjoint(found):
+        values = _Values(graph, frozenset(results), recompute, large, is_large_again=True)
+        found = _cut(values, made, needed)
     return tuple(Kept(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
+
+
+def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
+    """Values that never lie in memory whole, in blocks of rows alone.
+
+    Args:
+        graph: in primitives.
+        results: of a part of it, which has loops of its own.
+    """
+    part, before = part_of(graph, tuple(results))
+    in_part = (before[p] for region in regions(part) for p in region.large(part))
+    return frozenset(in_part).union(p for region in regions(graph) for p in region.large(graph))
+
+
+def _cut(values: _Values, made: Collection[int], needed: Collection[int]) -> frozenset[int]:
+    nodes = values.graph.nodes
+    origins = {p for p in made if not values.is_computed_again(p)}
+    args = {p: [a for a in nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
+    return cheapest_cut(args, {p: values.cost(p) for p in made}, origins, needed)
 
 
 def _made_of(graph: Graph, positions: Collection[int]) -> set[int]:
@@ -117,10 +143,14 @@ class _Values:
         graph: of both passes.
         results: of the forward pass.
         recompute: the rule.
+        large: values that are never kept.
+        is_large_again: whether products among them are computed again.
     """
 
-    def __init__(self, graph: Graph, results: frozenset[int], recompute: Recompute) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, is_large_again: bool = False
+    ) -> None:
+        self.graph, self._large, self._is_large_again = graph, large, is_large_again
         self._recompute = recompute
         self.results = results
         self._forward = _needed_for(graph, results)
@@ -138,7 +168,9 @@ class _Values:
         if self._recompute == "none" and position in self._forward:
             return node.op in _COMPARED or self._is_free(node)
         if node.family in _NEVER_AGAIN:
-            return False
+            return self._is_large_again and position in self._large
+        if self._is_large_again and not self._large.isdisjoint(node.args):
+            return True  # in the block that has its operand
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
 
     def _is_free(self, node: Node) -> bool:
@@ -152,7 +184,7 @@ class _Values:
         if self.is_in_memory(position):
             return size
         node = self.graph.nodes[position]
-        if (self._recompute == "all" and not _draws(node)) or node.op in (*_COMPARED, *_REARRANGED):
+        if (self._recompute == "all" and not _draws(node)) or node.op in (*_COMPARED, *_REARRANGED) or position in self._large:
             return None
         return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
 
@@ -164,8 +196,9 @@ class _Values:
 
     def dtype(self, position: int) -> DType:
         """In which type a value is kept."""
-        dtype = self.graph.nodes[position].dtype
-        return dtype.compute if dtype.is_float and self._is_statistic(position) else dtype
+        node = self.graph.nodes[position]
+        is_early = node.op is Op.MATMUL and position not in self._forward
+        return node.dtype.compute if node.dtype.is_float and (is_early or self._is_statistic(position)) else node.dtype
 
     def _is_statistic(self, position: int) -> bool:
         return _STATISTIC * self._counts[position] <= self._largest[position]

@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,13 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     values = kernel._dispatcher.arguments(arguments, {})
     variant, _ = kernel._dispatcher.variants.of(values, machine.target, device)
     sizes = kernel._dispatcher.variants.sizes(variant, values, ())
-    (group,) = variant.forms.products
-    plans = candidates(shape_of(variant.forms.graph, group, variant.forms.expected(sizes)), machine.target)
+    whole = variant.alternatives.whole
+    (group,) = whole.products
+    plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
     choices = [*(Choice(plan) for plan in plans), Choice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
-        forms = Forms(variant.forms.graph, machine.target, wide=False, choose=_always(choice))
-        chosen = replace(variant, forms=forms).at(sizes)
+        forms = Forms(whole.graph, machine.target, wide=False, choose=_always(choice))
+        chosen = variant.in_form(forms.at(sizes))
         yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
 
 

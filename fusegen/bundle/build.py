@@ -137,7 +137,8 @@ def _built(traced: _Traced, passes: BuiltPasses | None, place: str, number: int)
     """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
     wanted, variant = traced.wanted, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
-    for count, (rows, form) in enumerate(variant.forms.all(dict(variant.request.sizes.hints)), number):
+    hints = dict(variant.request.sizes.hints)
+    for count, (rows, form) in enumerate(variant.alternatives.general(hints).all(hints), number):
         limited = replace(signature, rows=limits(rows))
         program, files = built_program(wanted.target, traced.names, limited, variant.in_form(form), f"{place}-{count}")
         machine, structure = machine_of(wanted.target), structure_of(variant.structure)

@@ -111,7 +111,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
         built_program(
             kernel.target, kernel.names, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}"
         )
-        for number, (rows, form) in enumerate(compiled.forms.all(sizes))
+        for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
     ]
 
 

@@ -123,7 +123,7 @@ class Traced:
             sizes, numbers: that they take; by default those of the function.
         """
         found = []
-        for rows, form in compiled.forms.all(self._hints):
+        for rows, form in compiled.alternatives.general(self._hints).all(self._hints):
             made = compiled.in_form(form)
             assumed = Assumed(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),

@@ -9,7 +9,9 @@ from fusegen.calls.call import (
     CallStep,
     KernelLaunch,
     LibraryCall,
+    Loop,
     MapArgument,
+    MatrixProduct,
     Role,
     ScalarArgument,
     SizeArgument,
@@ -51,12 +53,8 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     yield from (f"the tensor {name!r} has other strides than dims" for name in tensors if not _is_whole(arguments[name]))
     yield from (f"there is no tensor {name!r}" for _, name in call.inputs if name not in tensors)
     yield from _signature_problems(signature, sizes)
-    yield from _role_problems(call)
-    yield from _library_problems(call)
-    yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
-    yield from _missing("size", (s for f in _formulas(signature, call) for s in f.sizes), sizes)
-    yield from _missing("tensor map", _maps_of(call), range(max((len(launch.tensor_maps) for launch in call.launches), default=0)))
-    yield from _missing("scalar", _scalars_of(call), {name for name, _ in call.scalars.results})
+    yield from _missing("size", (s for f in _signature_formulas(signature) for s in f.sizes), sizes)
+    yield from _call_problems(call, sizes, {name for name, _ in call.scalars.results})
     yield from (
         f"no relation is written {relation.sign!r}"
         for relation in (*signature.relations, *signature.rows)
@@ -64,6 +62,37 @@ def _problems(parameters: Sequence[str], signature: Signature, call: Call) -> It
     )
     for program in (call.scalars, signature.conditions):
         yield from _program_problems(program, numbers, sizes)
+
+
+def _call_problems(call: Call, sizes: frozenset[str], scalars: set[str]) -> Iterator[str]:
+    yield from _role_problems(call)
+    yield from _library_problems(call)
+    yield from _missing("buffer", _buffers_of(call), {buffer.key for buffer in call.buffers})
+    yield from _missing("size", (s for f in _formulas(call) for s in f.sizes), sizes)
+    launches = [step for step in call.steps if isinstance(step, KernelLaunch)]
+    for launch in launches:
+        named = (argument.number for argument in launch.arguments if isinstance(argument, MapArgument))
+        yield from _missing("tensor map", named, range(len(launch.tensor_maps)))
+    named_scalars = (a.name for launch in launches for a in launch.arguments if isinstance(a, ScalarArgument))
+    yield from _missing("scalar", named_scalars, scalars)
+    for step in call.steps:
+        if isinstance(step, Loop):
+            yield from _loop_problems(call, step)
+            yield from _call_problems(step.body, sizes | {step.start, step.rows}, scalars)
+
+
+def _loop_problems(call: Call, loop: Loop) -> Iterator[str]:
+    """Buffers that are not what the body takes, and results that it does not write to."""
+    of_call, of_body = ({buffer.key: buffer for buffer in each.buffers} for each in (call, loop.body))
+    taken = [of_body[key] for key, _ in loop.body.inputs if key in of_body]
+    given = [of_call[key] for key in loop.operands if key in of_call]
+    if [(b.dtype, b.shape) for b in taken] != [(b.dtype, b.shape) for b in given]:
+        yield "a loop is given other buffers than it takes"
+    if loop.body.results or {loop.operands[place] for place in loop.body.written if place < len(loop.operands)} != set(
+        loop.results
+    ):
+        yield "a loop writes to other buffers than its results"
+    yield from _missing("result of a loop", loop.sums, loop.results)
 
 
 def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator[str]:
@@ -128,21 +157,14 @@ def _buffers_of(call: Call) -> Iterator[int]:
         yield from step.touched
 
 
-def _scalars_of(call: Call) -> Iterator[str]:
-    for launch in call.launches:
-        yield from (argument.name for argument in launch.arguments if isinstance(argument, ScalarArgument))
-
-
-def _maps_of(call: Call) -> Iterator[int]:
-    for launch in call.launches:
-        yield from (argument.number for argument in launch.arguments if isinstance(argument, MapArgument))
-
-
-def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
+def _signature_formulas(signature: Signature) -> Iterator[Formula]:
     for argument in signature.arguments:
         yield from (*argument.shape, *argument.strides) if isinstance(argument, TensorArgument) else ()
     for relation in (*signature.relations, *signature.rows):
         yield from (relation.left, relation.right)
+
+
+def _formulas(call: Call) -> Iterator[Formula]:
     yield from call.counts
     for buffer in call.buffers:
         yield from buffer.shape
@@ -151,6 +173,8 @@ def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
             yield step.grid
             yield from (argument.formula for argument in step.arguments if isinstance(argument, SizeArgument))
         yield from step.sizes if isinstance(step, LibraryCall) else ()
+        yield from (step.extent, step.row_bytes, step.sum_bytes) if isinstance(step, Loop) else ()
+        yield from (step.adds,) if isinstance(step, MatrixProduct) else ()
         for view in _views(step):
             yield from _view(view)
 
@@ -158,6 +182,8 @@ def _formulas(signature: Signature, call: Call) -> Iterator[Formula]:
 def _views(step: CallStep) -> tuple[TensorMapSpec | StridedOperand, ...]:
     if isinstance(step, KernelLaunch):
         return step.tensor_maps
+    if isinstance(step, Loop):
+        return ()
     return step.operands if isinstance(step, LibraryCall) else (step.a, step.b, step.out)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from fusegen.calls.blocks import rows_of_block
 from fusegen.calls.formula import Formula
 from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
@@ -151,11 +152,16 @@ class StridedOperand:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A matrix product by torch (cuBLAS on a GPU): out = a @ b."""
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b.
+
+    Attributes:
+        adds: not 0 where it is added to what is there, all of which are matrices.
+    """
 
     a: StridedOperand
     b: StridedOperand
     out: StridedOperand
+    adds: Formula
 
     @property
     def touched(self) -> dict[int, bool]:
@@ -202,7 +208,48 @@ class LibraryCall:
         return {operand.buffer: False for operand in self.operands} | {result.buffer: True for result in self.results}
 
 
-CallStep: TypeAlias = KernelLaunch | MatrixProduct | LibraryCall
+@dataclass(frozen=True)
+class Loop:
+    """A call for each block of rows: of as many as its workspace has room for.
+
+    Attributes:
+        body: the call, of the loop's operands, whole, and behind them its results, to which it writes.
+        start, rows: the sizes by which it knows the block: the first row, and how many there are.
+        extent: rows of all blocks.
+        operands: the buffers that are the body's inputs, in order.
+        sums: those of them that blocks add to, and which start from zeros.
+        results: those to which it writes.
+        row_bytes: of the body's own values, for each row.
+        sum_bytes: of all that blocks add to.
+    """
+
+    body: Call
+    start: str
+    rows: str
+    extent: Formula
+    operands: tuple[int, ...]
+    sums: tuple[int, ...]
+    results: tuple[int, ...]
+    row_bytes: Formula
+    sum_bytes: Formula
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {operand: operand in self.results for operand in self.operands}
+
+    def blocks(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
+        """The sizes of each block's call.
+
+        Args:
+            sizes: values of all other sizes.
+        """
+        extent = self.extent(sizes)
+        rows = rows_of_block(extent, self.row_bytes(sizes), self.sum_bytes(sizes))
+        return tuple({**sizes, self.start: start, self.rows: min(rows, extent - start)} for start in range(0, extent, rows))
+
+
+CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
 
 
 @dataclass(frozen=True)
@@ -241,7 +288,7 @@ class Call:
     @property
     def described(self) -> str:
         """The number of its steps by kind, in words."""
-        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"))
+        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
         counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
         *others, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
         return f"{', '.join(others)} and {last}" if others else last
@@ -253,9 +300,17 @@ class Call:
             sizes: values of all sizes.
         """
         elements = (math.prod(extent(sizes) for extent in buffer.shape) for buffer in self.buffers)
-        return max((*elements, *(count(sizes) for count in self.counts)), default=0)
+        looped = (step.body.largest(step.blocks(sizes)[0]) for step in self.steps if isinstance(step, Loop))
+        return max((*elements, *looped, *(count(sizes) for count in self.counts)), default=0)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        """The kernel launches."""
-        return tuple(step for step in self.steps if isinstance(step, KernelLaunch))
+        """The kernel launches, those of loops among them."""
+        return tuple(launch for step in self.steps for launch in launches_of(step))
+
+
+def launches_of(step: CallStep) -> tuple[KernelLaunch, ...]:
+    """The kernel launches of a step; of a loop, those of its body."""
+    if isinstance(step, Loop):
+        return step.body.launches
+    return (step,) if isinstance(step, KernelLaunch) else ()

@@ -12,7 +12,7 @@ from fusegen.cli.costs import Saving, saving
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.lowered import Lowered
-from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
+from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.schedule.roofline import roofline
 
 
@@ -87,6 +87,8 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     figures = (read, written, work.flops.count, work.intensity, work.flops.uncounted, work.ridge, bound)
     if isinstance(step, LibraryProduct):
         return StepFact(None, "library product", None, None, 0, *figures, step.reason)
+    if isinstance(step, LoopStep):
+        return StepFact(step.body.graph.name, step.group.kind.value, None, None, 0, *figures, step.body.call.described)
     if isinstance(step, LibraryStep):
         return StepFact(None, step.group.kind.value, None, None, 0, *figures, step.function)
     kind, reason = step.group.kind.value, step.group.reason

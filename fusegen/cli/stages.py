@@ -11,7 +11,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import Group
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.units import human_bytes
 
 LANGUAGES = {"cuda": "cuda", "cpp": "cpp", "ptx": "ptx", "sass": "sass"}
@@ -76,6 +76,10 @@ def _step(step: Step, sizes: Mapping[str, int]) -> str:
         operands = ", ".join(f"({' × '.join(str(f(sizes)) for f in operand.shape)})" for operand in step.operands)
         results = ", ".join(f"({' × '.join(str(f(sizes)) for f in shape)})" for shape in step.shapes)
         return f"{step.function}: {operands} -> {results}"
+    if isinstance(step, LoopStep):
+        first, *_ = blocks = step.call.blocks(sizes)
+        lines = [f"{len(blocks)} times, here for the first block:", *(_step(inner, first) for inner in step.body.steps)]
+        return f"{step.body.graph.name}: " + "\n   ".join("\n".join(lines).splitlines())
     return f"{step.kernel.name}: {_layout(step, sizes)}\n   {_fields(step.kernel.body)}"
 
 

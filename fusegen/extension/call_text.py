@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fusegen.calls.blocks import EVEN, ROOM
 from fusegen.calls.call import (
     Call,
     KernelLaunch,
     LaunchArgument,
     LibraryCall,
+    Loop,
     MapArgument,
     MatrixProduct,
     PointerArgument,
@@ -19,8 +21,9 @@ from fusegen.calls.call import (
     SizeArgument,
     StridedOperand,
     TensorMapSpec,
+    launches_of,
 )
-from fusegen.calls.formula import Formula
+from fusegen.calls.formula import Formula, formula_of
 from fusegen.dtypes import DType
 from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
 
@@ -48,6 +51,7 @@ class CallText:
         call: what is done.
         entries: the kernels of its launches.
         number: names the variable of a run-time number.
+        is_inside: whether another call makes it, so that what it writes to has been seen to.
 
     Attributes:
         lines: the statements; `results` names the tensors that they end with.
@@ -55,8 +59,11 @@ class CallText:
         numbers: the run-time numbers that they read, with whether each is a float.
     """
 
-    def __init__(self, call: Call, entries: Sequence[Entry], number: Callable[[str], str] = number_name) -> None:
+    def __init__(
+        self, call: Call, entries: Sequence[Entry], number: Callable[[str], str] = number_name, *, is_inside: bool = False
+    ) -> None:
         self.call, self._named_number = call, number
+        self._written = () if is_inside else call.written
         self.sizes: dict[str, None] = {}
         self.numbers: dict[str, bool] = {}
         self._specs = {spec.key: spec for spec in call.buffers}
@@ -119,12 +126,11 @@ class CallText:
     # Before the steps.
 
     def _checks(self) -> list[str]:
-        written = self.call.written
-        if not written:
+        if not self._written:
             return []
         names = ", ".join(quoted(name) for _, name in self.call.inputs)
         tensors = ", ".join(_named(key) for key, _ in self.call.inputs)
-        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in written]
+        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in self._written]
 
     def _memory(self) -> list[str]:
         outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
@@ -161,7 +167,7 @@ class CallText:
         return [*self._parts.values(), *self._addresses.values()]
 
     def _counted(self) -> list[str]:
-        return [f"fg::count_write({_named(self.call.inputs[place][0])});" for place in self.call.written]
+        return [f"fg::count_write({_named(self.call.inputs[place][0])});" for place in self._written]
 
     # Steps.
 
@@ -169,10 +175,14 @@ class CallText:
         step = self.call.steps[number]
         if isinstance(step, MatrixProduct):
             views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
-            return [f"fg::multiply({', '.join(views)});"]
+            if step.adds == formula_of(0):
+                return [f"fg::multiply({', '.join(views)});"]
+            return [f"({self.formula(step.adds)} ? fg::multiply_into : fg::multiply)({', '.join(views)});"]
         if isinstance(step, LibraryCall):
             return self._library_call(number, step)
-        place = sum(isinstance(before, KernelLaunch) for before in self.call.steps[:number])
+        place = sum(len(launches_of(before)) for before in self.call.steps[:number])
+        if isinstance(step, Loop):
+            return self._loop(step, entries[place : place + len(step.body.launches)])
         if not entries[place].is_cuda:
             return self._host_launch(step, entries[place])
         before = self.call.steps[number - 1] if number else None
@@ -191,6 +201,30 @@ class CallText:
             moved = f"made_{number}[{place}].permute({order}).contiguous()"
             lines.append(f"const at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
         return lines
+
+    def _loop(self, loop: Loop, entries: Sequence[Entry]) -> list[str]:
+        """A function of the buffers that are the body's inputs, called for each block."""
+        body = CallText(loop.body, entries, self._named_number, is_inside=True)
+        self.sizes |= {size: None for size in body.sizes if size not in (loop.start, loop.rows)}
+        for name, is_float in body.numbers.items():
+            self._number(name, is_float=is_float)
+        given = ", ".join(self.tensor(key) for key in loop.operands)
+        taken = ", ".join(f"const at::Tensor& {_named(key)}" for key, _ in loop.body.inputs)
+        start, rows = size_name(loop.start), size_name(loop.rows)
+        of_bytes = f"{self.formula(loop.row_bytes)}, {self.formula(loop.sum_bytes)}"
+        return [
+            *(f"{self.tensor(key)}.zero_();" for key in loop.sums),
+            "{",
+            f"  const int64_t extent = {self.formula(loop.extent)};",
+            f"  const int64_t most = fg::rows_of_block(extent, {of_bytes}, {ROOM}, {EVEN});",
+            f"  for (int64_t {start} = 0; {start} < extent; {start} += most) {{",
+            f"    [[maybe_unused]] const int64_t {rows} = std::min(most, extent - {start});",
+            f"    [&]({taken}) {{",
+            *(f"      {line}" for line in body.lines),
+            f"    }}({given});",
+            "  }",
+            "}",
+        ]
 
     def _strided(self, operand: StridedOperand) -> str:
         places = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"

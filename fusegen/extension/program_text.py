@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Call
+from fusegen.calls.blocks import EVEN, ROOM
+from fusegen.calls.call import Call, Loop
 from fusegen.calls.formula import Formula, Operator, Relation, formula_of, remainder, size
 from fusegen.calls.numbers import Numbers
 from fusegen.calls.signature import TensorArgument
@@ -190,11 +191,21 @@ class _Guards:
         return spans + self._narrow_counts()
 
     def _narrow_counts(self) -> list[str]:
-        lines = []
-        for buffer in self._call.buffers:
-            if buffer.shape:
-                lines.append(_unless(f"{' * '.join(map(spelled, buffer.shape))} < int64_t({_WIDE})"))
-        return [*lines, *(_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in self._call.counts)]
+        return _narrow_counts(self._call)
+
+
+def _narrow_counts(call: Call) -> list[str]:
+    """Likewise, where 31 bits cannot hold an index of the call, or of what its loops do with their first blocks."""
+    lines = [_unless(f"{' * '.join(map(spelled, b.shape))} < int64_t({_WIDE})") for b in call.buffers if b.shape]
+    lines += [_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in call.counts]
+    for loop in call.steps:
+        if isinstance(loop, Loop):
+            given = ", ".join([*map(spelled, (loop.extent, loop.row_bytes, loop.sum_bytes)), str(ROOM), str(EVEN)])
+            block = {loop.start: "0", loop.rows: f"fg::rows_of_block({given})"}
+            sizes = [f"[[maybe_unused]] const int64_t {size_name(name)} = {value};" for name, value in block.items()]
+            inside = [*sizes, *_narrow_counts(loop.body)]
+            lines += ["{", *(f"  {line}" for line in inside), "}"]
+    return lines
 
 
 def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:

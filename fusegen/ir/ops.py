@@ -252,6 +252,9 @@ class Op(Enum):
     # (gradient by the values, values, logsumexp, q, k, v[, bias or state]): that by q, k, v or bias, by the same attributes.
     ATTENTION_BACKWARD = Row("attention_backward", Family.LIBRARY, None, Result.EXPLICIT)
 
+    # (operands): a result of a loop over blocks of rows (`ir.blocks`), which the attribute `blocks` describes.
+    BLOCKS = Row("blocks", Family.LIBRARY, None, Result.EXPLICIT)
+
     # Compositions over the last dims.
     SOFTMAX = _normalization("softmax")
     SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, and not NaN, where all of a row are minus infinity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.ir import scalar_program
+from fusegen.ir.blocks import Blocks
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
@@ -137,6 +138,8 @@ class Interpreter:
             return self._random(node, args)
         if node.family is Family.LEAF:
             return self._leaf(node)
+        if node.op is Op.BLOCKS:
+            return self._looped(node, args)
         if node.weak and node.op in NUMBERS:
             return torch.tensor(NUMBERS[node.op](*(a.item() for a in args)), dtype=_wide(node.dtype))
         count = len(node.tensors)
@@ -153,6 +156,18 @@ class Interpreter:
         if node.family is Family.POINTWISE and not node.dtype.is_float:
             value = value.to(node.dtype.torch)  # integers wrap
         return value.to(_wide(node.dtype))
+
+    def _looped(self, node: Node, args: Sequence[Tensor]) -> Tensor:
+        """A result of a loop, with a row in each block."""
+        blocks = cast(Blocks, node.attr("blocks"))
+        named = {spec.name: value for spec, value in zip(blocks.operands, args, strict=True)}
+        for spec in blocks.results:
+            named[spec.name] = torch.zeros(self._concrete(spec.shape), dtype=_wide(spec.dtype))
+        for start in range(self._concrete(blocks.extent)):
+            sizes = {**self.sizes, **blocks.first(1), blocks.start.name: start}
+            left = evaluate(blocks.body, named, self.scalars, sizes=sizes, key=self.key, device=self.device)
+            named |= dict(zip((spec.name for spec in blocks.results), left, strict=True))
+        return named[blocks.results[int(str(node.attr("result")))].name]
 
     def _compared(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
         """Operands of a comparison: a number takes part in the precision of the tensor that it is compared with."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, InputSpec, Shape
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
@@ -30,6 +31,11 @@ _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Row-major strides."""
     return tuple(simplify_dim(product(shape[d + 1 :])) for d in range(len(shape)))
+
+
+def row_major(name: str, shape: Shape, dtype: DType) -> InputSpec:
+    """An input as torch lays out a fresh tensor."""
+    return _in_row_major_order(InputSpec(name, dtype, shape, ()))
 
 
 def in_row_major_order(graph: Graph) -> Graph:

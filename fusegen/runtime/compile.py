@@ -18,14 +18,13 @@ from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
-from fusegen.passes.frames import reframed
 from fusegen.passes.fuse import Group
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.pipeline import run_passes
-from fusegen.passes.split import split_products
+from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.variances import with_wide_variances
-from fusegen.passes.versions import separate_writes
-from fusegen.runtime.forms import Form, Forms
+from fusegen.runtime.alternatives import Alternatives, prepared
+from fusegen.runtime.forms import Form
 from fusegen.runtime.signature import Sizes
 from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
@@ -82,7 +81,7 @@ class Compiled:
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
-        forms: the last four for other sizes.
+        alternatives: the last four for other sizes.
     """
 
     traced: Graph
@@ -91,11 +90,11 @@ class Compiled:
     groups: tuple[Group, ...]
     program: Program
     sources: tuple[Source, ...]
-    forms: Forms
+    alternatives: Alternatives
 
     def at(self, sizes: Mapping[str, int]) -> Self:
         """The same as it is laid out for some sizes."""
-        form = self.forms.at(sizes)
+        form = self.alternatives.of(sizes).at(sizes)
         return self if form.program is self.program else self.in_form(form)
 
     def in_form(self, form: Form) -> Self:
@@ -167,11 +166,12 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    whole = graph if target.wgmma else with_library_attention(graph, target)  # where no kernel of ours computes attention
+    rows = with_views_below_products(graph)
+    whole = rows if target.wgmma else with_library_attention(rows, target)  # where no kernel of ours computes attention
     primitive = run_passes(with_wide_variances(whole, target))
-    forms = Forms(separate_writes(split_products(reframed(primitive), target)), target, wide=wide)
-    form = forms.at(sizes)
-    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, forms)
+    alternatives = Alternatives(prepared(primitive, target), target, wide=wide)
+    form = alternatives.of(sizes).at(sizes)
+    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:

@@ -6,12 +6,10 @@ Nothing here knows what a call was made of, and nothing compiles.
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -23,21 +21,18 @@ from fusegen.calls.call import (
     KernelLaunch,
     LaunchArgument,
     LibraryCall,
+    Loop,
     MapArgument,
-    MatrixProduct,
     ScalarArgument,
     SizeArgument,
-    StridedOperand,
     TensorMapSpec,
 )
 from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
-from fusegen.runtime.library import FAR, FUNCTIONS, multiply
+from fusegen.runtime.library import FUNCTIONS
+from fusegen.runtime.products import place_of, write_product
 from fusegen.runtime.straight import Run, Writer
-
-_Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], int]
-"""A buffer, and the shape, the strides and the offset of a view of it."""
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
@@ -49,6 +44,8 @@ def bound_call(
     device: torch.device,
     backend: Backend,
     kernels: Sequence[Any],
+    *,
+    is_inside: bool = False,
 ) -> Run:
     """A call with all of its formulas evaluated: a function of its tensors, one an input in the order of the call's inputs, and its
     scalars by name, which gives what the user's function returns.
@@ -60,15 +57,18 @@ def bound_call(
         device: where.
         backend: makes steps of launches.
         kernels: loaded, one a launch.
+        is_inside: whether another call makes it, on memory of its own.
     """
-    writer, loaded = Writer(call, sizes, device), iter(kernels)
+    writer, loaded = Writer(call, sizes, device, is_inside=is_inside), iter(kernels)
     for before, step in zip((None, *call.steps), call.steps, strict=False):
         if isinstance(step, KernelLaunch):
             backend.write_launch(writer, _behind(before, step, sizes), next(loaded))
         elif isinstance(step, LibraryCall):
             _write_call(writer, step)
+        elif isinstance(step, Loop):
+            _write_loop(writer, step, backend, [next(loaded) for _ in step.body.launches])
         else:
-            _write_product(writer, step)
+            write_product(writer, step)
     return writer.function(put_together)
 
 
@@ -79,57 +79,24 @@ def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, i
     return launch if follows or not launch.overlaps else replace(launch, overlaps=False)
 
 
-def _write_product(writer: Writer, product: MatrixProduct) -> None:
-    """One call of `torch.mm` where it says all, which is known by now; what `multiply` looks at takes as long as some kernels."""
-    places = [_place(writer, operand) for operand in (product.a, product.b, product.out)]
-    dtypes = [writer.spec(operand.buffer).dtype for operand in (product.a, product.out)]
-    is_rounded_once = dtypes[0] is dtypes[1] or writer.device.type == "cuda"
-    rows, columns, results = (_as_matrix(*place[1:3]) for place in places)
-    if rows and columns and results and len(places[1][1]) == 2 and is_rounded_once and all(map(_is_near, places[:2])):
-        matrices = zip(places, (rows, columns, results), strict=True)
-        a, b, out = (writer.view(buffer, *matrix, offset) for (buffer, _, _, offset), matrix in matrices)
-        wider = "" if dtypes[0] is dtypes[1] else f", out_dtype={writer.dtype(product.out.buffer)}"
-        writer.add(f"{writer.value(torch.mm, 'mm')}({a}, {b}, out={out}{wider})")
-    else:
-        views = [writer.view(*place) for place in places]
-        writer.add(f"{writer.value(multiply, 'multiply')}({', '.join(views)})")
-
-
-def _as_matrix(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Leading dims as one, where their strides allow it."""
-    if len(shape) < 2:
-        return None
-    dims = [dim for dim in range(len(shape) - 1) if shape[dim] != 1] or [len(shape) - 2]
-    if any(strides[outer] != shape[inner] * strides[inner] for outer, inner in pairwise(dims)):
-        return None
-    return (math.prod(shape[:-1]), shape[-1]), (strides[dims[-1]], strides[-1])
-
-
-def _is_near(place: _Place) -> bool:
-    """True if cuBLAS reads a matrix rightly."""
-    _, shape, strides, _ = place
-    return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) < FAR
+def _write_loop(writer: Writer, loop: Loop, backend: Backend, kernels: Sequence[Any]) -> None:
+    """A call of the body for each block, and zeros before them where blocks add up."""
+    writer.add(*(f"{writer.tensor(key)}.zero_()" for key in loop.sums))
+    tensors = ", ".join(map(writer.tensor, loop.operands))
+    for sizes in loop.blocks(writer.sizes):
+        body = bound_call(loop.body, None, sizes, writer.device, backend, kernels, is_inside=True)
+        writer.add(f"{writer.value(body, 'block')}(({tensors},), scalars)")
 
 
 def _write_call(writer: Writer, call: LibraryCall) -> None:
     """The call, and its results as they are wanted in memory, where the function left them otherwise."""
-    operands = [_strided(writer, operand) for operand in call.operands]
+    operands = [place_of(writer, operand).text(writer) for operand in call.operands]
     wanted = "".join(f"({result.number}, {writer.dtype(result.buffer)}), " for result in call.results)
     given = [f"({wanted})", *map(repr, call.settings), *(str(formula(writer.sizes)) for formula in call.sizes), *operands]
     writer.add(f"made = {writer.value(FUNCTIONS[call.function].run, call.function)}({', '.join(given)})")
     for place, result in enumerate(call.results):
         in_order = f".permute({result.order})" if result.order != tuple(range(len(result.order))) else ""
         writer.add(f"{writer.tensor(result.buffer)} = made[{place}]{in_order}.contiguous().view({writer.shape(result.buffer)})")
-
-
-def _strided(writer: Writer, operand: StridedOperand) -> str:
-    """A view of a buffer, as an expression."""
-    return writer.view(*_place(writer, operand))
-
-
-def _place(writer: Writer, operand: StridedOperand) -> _Place:
-    shape, strides = (tuple(formula(writer.sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
-    return operand.buffer, shape, strides, operand.offset(writer.sizes)
 
 
 # Backends: how a launch becomes a step.

@@ -22,7 +22,7 @@ from fusegen.passes.partials import reduced_by_tiles
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
-from fusegen.schedule.lower import Pins, lower
+from fusegen.schedule.lower import Bodies, Pins, lower
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred
@@ -35,6 +35,7 @@ Split: TypeAlias = frozenset[tuple[int, ...]]
 _NO_PINS: Pins = {}
 _NONE: Split = frozenset()
 Rows: TypeAlias = Mapping[Dim, range]
+BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
 Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
 
 
@@ -97,7 +98,7 @@ class Form:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The text of each launch, which takes longer than all that comes before."""
-        return tuple(emit(launch, self.program.target) for launch in self.program.launches)
+        return tuple(emit(launch, self.program.target) for launch in self.program.all_launches)
 
 
 class Forms:
@@ -108,16 +109,20 @@ class Forms:
         target: the machine.
         wide: whether indices need 64 bits.
         choose: says who computes a launch of products, and by which plan.
+        bodies: the programs of loops for some sizes.
     """
 
-    def __init__(self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose, bodies: BodiesAt = lambda _: {}
+    ) -> None:
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
-        self._made: dict[tuple[Key, Split, frozenset[tuple[tuple[int, ...], LanePlan]]], Form] = {}
-        self._first: dict[tuple[tuple[int, ...], Split], Form] = {}  # with the first plan of each launch
+        self._made: dict[tuple[object, ...], Form] = {}
+        self._first: dict[tuple[object, ...], Form] = {}  # with the first plan of each launch
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
+        self._bodies = bodies
 
     def at(self, sizes: Mapping[str, int]) -> Form:
         """The form for some sizes: its launches have the plans that are expected to be fastest."""
@@ -133,19 +138,20 @@ class Forms:
 
     def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
         """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
-        fused = self._with_first_plans(classes, _NONE).program.launches
+        bodies = self._bodies(sizes)
+        fused = self._with_first_plans(classes, _NONE, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
         plans: dict[tuple[int, ...], LanePlan] = {}
-        for launch in self._with_first_plans(classes, split).program.launches:
+        for launch in self._with_first_plans(classes, split, bodies).program.launches:
             wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
             if wanted is not None and wanted != launch.plan:
                 plans[launch.group.outputs] = wanted
-        return self._form(classes, split, plans)
+        return self._form(classes, split, bodies, plans)
 
-    def _with_first_plans(self, classes: tuple[int, ...], split: Split) -> Form:
-        key = classes, split
+    def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Form:
+        key = classes, split, tuple(id(program) for program, _ in bodies.values())
         if key not in self._first:
-            self._first[key] = self._form(*key)
+            self._first[key] = self._form(classes, split, bodies)
         return self._first[key]
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
@@ -241,18 +247,18 @@ class Forms:
             self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
         return self._chosen[key]
 
-    def _form(self, classes: tuple[int, ...], split: Split, pins: Pins = _NO_PINS) -> Form:
+    def _form(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Form:
         decision = self._decision(self._expected(classes))
-        key = decision.key, split, frozenset(pins.items())
+        key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._made:
-            self._made[key] = self._lowered(decision, split, pins)
+            self._made[key] = self._lowered(decision, split, bodies, pins)
         return self._made[key]
 
-    def _lowered(self, decision: _Decision, split: Split, pins: Pins) -> Form:
+    def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Form:
         graph, fused = decision.fused.graph, decision.fused.groups
         parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
         groups = tuple(itertools.chain.from_iterable(parts))
-        return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins))
+        return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies))
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -39,6 +39,22 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(_batched(a, out), _batched(b, out), out_dtype=out.dtype, out=out.view(-1, *out.shape[-2:]))
 
 
+def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out += a @ b, which is not rounded on the way.
+
+    Args:
+        a, b: (m, k) and (k, n), of one dtype.
+        out: (m, n), of their dtype or of float32.
+    """
+    a, b = _near(a), _near(b)
+    if out.dtype is a.dtype:
+        torch.addmm(out, a, b, out=out)
+    elif out.is_cuda:
+        _ATEN.addmm.dtype_out(out, a, b, out.dtype, out=out)
+    else:
+        torch.addmm(out, a.to(out.dtype), b.to(out.dtype), out=out)
+
+
 def _batched(operand: Tensor, out: Tensor) -> Tensor:
     """An operand with one leading dim, as many as the result has."""
     return operand.expand(*out.shape[:-2], *operand.shape[-2:]).reshape(-1, *operand.shape[-2:])

@@ -50,13 +50,15 @@ class Writer:
         call: what the function does.
         sizes: values of all sizes and strides, by name.
         device: where.
+        is_inside: whether another call makes it, so that what it writes to has been seen to.
     """
 
-    def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device) -> None:
+    def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False) -> None:
         self.call, self.sizes, self.device = call, sizes, device
         self._specs = {spec.key: spec for spec in call.buffers}
         slots, self._workspace_bytes = arrange(call, sizes)
         self._made = call.made
+        self._written = () if is_inside else call.written
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
@@ -176,7 +178,7 @@ class Writer:
 
     def _inputs(self) -> Iterator[str]:
         names = [self._named(key) for key, _ in self.call.inputs]
-        written = self.call.written
+        written = self._written
         if written:
             check, known = self.value(check_apart, "check_apart"), self.value([name for _, name in self.call.inputs], "names")
             yield f"{check}({known}, tensors, {written})"
@@ -231,7 +233,7 @@ class Writer:
         return f"{full}(fill_value={number})"
 
     def _writes(self) -> Iterator[str]:
-        written = self.call.written
+        written = self._written
         if written:
             names = ", ".join(self._named(self.call.inputs[place][0]) for place in written)
             yield f"{self.value(count_writes, 'count_writes')}([{names}])"

@@ -116,7 +116,7 @@ def untuned() -> Iterator[None]:
 def in_measured_form(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
     """What is compiled, with the plans that were measured for such sizes on such a device."""
     pins = {} if _IGNORED.get() else dict(_pins(compiled.program, sizes, device))
-    return compiled.in_form(compiled.forms.pinned(sizes, pins)) if pins else compiled
+    return compiled.in_form(compiled.alternatives.of(sizes).pinned(sizes, pins)) if pins else compiled
 
 
 def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> Iterator[tuple[tuple[int, ...], LanePlan]]:

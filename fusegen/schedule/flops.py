@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.fuse.groups import GroupKind, computed
 from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody
-from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.program import Launch, LoopStep, Step
 
 _FREE = (Op.CAST, Op.COPY)
 _ATTENTION = (Op.ATTENTION, Op.ATTENTION_BACKWARD)
@@ -47,12 +47,22 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     """The operations of a step at some sizes."""
     if isinstance(step, Launch) and isinstance(step.kernel.body, ColumnBody):
         return _of_combination(step.kernel.body, sizes)
+    if isinstance(step, LoopStep):
+        return _of_loop(step, sizes)
     wanted = _wanted(graph, step, sizes)
     matmuls = [p for p in wanted if graph.nodes[p].family is Family.CONTRACTION or graph.nodes[p].op in _ATTENTION]
     if step.group.kind is GroupKind.ATTENTION:
         return _of_attention(step, graph, matmuls, sizes)
     count = sum(_of_node(graph, position, wanted[position], sizes) for position in _distinct(graph, wanted))
     return Flops(count, _dtype(step, graph, wanted, matmuls), bool(matmuls), tuple(_uncounted(graph, step, wanted)))
+
+
+def _of_loop(loop: LoopStep, sizes: Mapping[str, int]) -> Flops:
+    """Those of all blocks, which are counted as of one type: that of the products."""
+    parts = [step_flops(step, loop.body.graph, block) for block in loop.call.blocks(sizes) for step in loop.body.steps]
+    main = max(parts, key=lambda part: (part.is_matmul, part.count))
+    uncounted = dict.fromkeys(work for part in parts for work in part.uncounted)
+    return Flops(sum(part.count for part in parts), main.dtype, main.is_matmul, tuple(uncounted))
 
 
 def _of_combination(body: ColumnBody, sizes: Mapping[str, int]) -> Flops:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, cast
+
+import sympy
 
 from fusegen.calls.call import (
     Buffer,
     Call,
+    CallStep,
     KernelLaunch,
     LaunchArgument,
     LibraryCall,
     LibraryResult,
+    Loop,
     MapArgument,
     MatrixProduct,
     PointerArgument,
@@ -26,11 +30,12 @@ from fusegen.calls.call import (
 )
 from fusegen.calls.formula import Formula, formula_of, size
 from fusegen.calls.numbers import Numbers
+from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
-from fusegen.ir.symbolic import Dim, product
+from fusegen.ir.symbolic import Dim, product, simplify_dim
 from fusegen.passes.fuse import Group
 from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
 from fusegen.schedule.kernel import Kernel
@@ -119,7 +124,7 @@ class Launch:
 
 @dataclass(frozen=True, repr=False)
 class LibraryProduct:
-    """A matrix product by torch (cuBLAS on a GPU): out = a @ b."""
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there."""
 
     a: StridedOperand
     b: StridedOperand
@@ -127,6 +132,7 @@ class LibraryProduct:
     group: Group
     traffic: Traffic
     reason: str = ""
+    adds: bool = False
 
     def __repr__(self) -> str:
         return f"<torch.matmul of the library{f': {self.reason}' if self.reason else ''}>"
@@ -134,7 +140,7 @@ class LibraryProduct:
     @property
     def call(self) -> MatrixProduct:
         """What runs it."""
-        return MatrixProduct(self.a, self.b, self.out)
+        return MatrixProduct(self.a, self.b, self.out, formula_of(int(self.adds)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +176,44 @@ class LibraryStep:
         return LibraryCall(self.function, self.settings, self.sizes, self.operands, self.results)
 
 
-Step: TypeAlias = Launch | LibraryProduct | LibraryStep
+@dataclass(frozen=True, repr=False)
+class LoopStep:
+    """A loop over blocks of rows.
+
+    Attributes:
+        blocks: what it does.
+        body: the program of a block.
+        row_bytes: of the values that it keeps for itself, for each row, if no loop inside of it makes them fewer.
+        operands: buffers that are the body's inputs, in order: operands, and behind them results.
+        group: what it computes.
+        traffic: bytes moved.
+    """
+
+    blocks: Blocks
+    body: Program
+    row_bytes: Formula
+    operands: tuple[int, ...]
+    group: Group
+    traffic: Traffic
+
+    def __repr__(self) -> str:
+        return f"<loop over rows of {self.body!r}>"
+
+    @property
+    def call(self) -> Loop:
+        """What runs it."""
+        results = self.operands[len(self.blocks.operands) :]
+        sums = tuple(result for result, is_sum in zip(results, self.blocks.sums, strict=True) if is_sum)
+        extent = formula(self.blocks.extent)
+        start, rows = self.blocks.start.name, self.blocks.rows.name
+        given = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
+        added = {given[result]: result for result in sums if _is_added_by_products(self.body.call, given[result])}
+        body = replace(self.body.call, steps=tuple(_adding_from(step, size(start), added) for step in self.body.call.steps))
+        zeros = tuple(result for result in sums if result not in added.values())
+        return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
+
+
+Step: TypeAlias = "Launch | LibraryProduct | LibraryStep | LoopStep"
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,8 +246,16 @@ class Program:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The kernel launches."""
+        """The kernel launches, but for those of loops."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def all_launches(self) -> tuple[Launch, ...]:
+        """The kernel launches, those of loops among them, in order."""
+        found: list[Launch] = []
+        for step in self.steps:
+            found += step.body.all_launches if isinstance(step, LoopStep) else [step] if isinstance(step, Launch) else []
+        return tuple(found)
 
     @cached_property
     def call(self) -> Call:
@@ -233,6 +284,29 @@ class Program:
         if key.op is Op.SIZE:
             return SizeArgument(formula(cast(Dim, key.attr("size"))))
         return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
+
+
+def _is_added_by_products(body: Call, key: int) -> bool:
+    """Whether one product adds to a result of a loop, and nothing else touches it: the first block need not add, but writes."""
+    touching = [step for step in body.steps if key in step.touched]
+    return len(touching) == 1 and isinstance(touching[0], MatrixProduct)
+
+
+def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:
+    return replace(step, adds=start) if isinstance(step, MatrixProduct) and step.out.buffer in added else step
+
+
+def row_bytes(body: Program, blocks: Blocks) -> Formula:
+    """The bytes of all values that the body of a loop keeps for itself, for each row of a block."""
+    nodes = ((body.graph.nodes[b.node], b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
+    total = sympy.expand(sum((product(node.shape) * dtype.itemsize for node, dtype in nodes), sympy.Integer(0)))
+    return formula(simplify_dim(total.coeff(blocks.rows)))
+
+
+def sum_bytes(blocks: Blocks) -> Formula:
+    """The bytes of all that the blocks of a loop add to."""
+    sums = (spec for spec, is_sum in zip(blocks.results, blocks.sums, strict=True) if is_sum)
+    return formula(simplify_dim(sum((product(spec.shape) * spec.dtype.itemsize for spec in sums), sympy.Integer(0))))
 
 
 def _counts(body: Body) -> tuple[Formula, ...]:

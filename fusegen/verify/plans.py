@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, Program, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 
 
 def plan_words(program: Program) -> tuple[str, ...]:
@@ -16,6 +16,8 @@ def plan_words(program: Program) -> tuple[str, ...]:
 def _step(step: Step) -> str:
     if isinstance(step, LibraryProduct):
         return "library product"
+    if isinstance(step, LoopStep):
+        return f"{step.group.kind.value}: {', '.join(plan_words(step.body))}"
     if isinstance(step, LibraryStep):
         return f"{step.group.kind.value}: {step.function}"
     return f"{step.group.kind.value}: {' '.join(_fields(step))}"

@@ -10,6 +10,7 @@ from fusegen.calls.call import (
     KernelLaunch,
     LaunchArgument,
     LibraryCall,
+    Loop,
     MapArgument,
     PointerArgument,
     SizeArgument,
@@ -41,8 +42,12 @@ def _step(step: CallStep, sizes: Sizes) -> str:
         numbers = [*map(repr, step.settings), *(str(formula(sizes)) for formula in step.sizes)]
         results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
         return " ".join([step.function, *numbers, *(_operand(operand, sizes) for operand in step.operands), *results])
+    if isinstance(step, Loop):
+        each = (" | ".join(call_words(step.body, block)) for block in step.blocks(sizes))
+        return f"loop on {step.operands}, sums {step.sums}: {' || '.join(each)}"
     if not isinstance(step, KernelLaunch):
-        return " ".join(["product", *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
+        name = "added product" if step.adds(sizes) else "product"
+        return " ".join([name, *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
     maps = [_map(spec, sizes) for spec in step.tensor_maps]
     arguments = [_argument(argument, sizes) for argument in step.arguments]
     clusters = f" in clusters of {step.cluster}" if step.cluster > 1 else ""

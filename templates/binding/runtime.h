@@ -20,6 +20,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
@@ -122,6 +123,19 @@ inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
   } else {
     at::Tensor planes = out.view({-1, out.size(-2), out.size(-1)});
     at::bmm_out(planes, batched(a, out), batched(b, out), out.scalar_type());
+  }
+}
+
+// out += a @ b of matrices, likewise.
+inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
+  a = near(a);
+  b = near(b);
+  if (out.scalar_type() == a.scalar_type()) {
+    at::addmm_out(out, out, a, b);
+  } else if (out.is_cuda()) {
+    at::addmm_out(out, out, a, b, out.scalar_type());
+  } else {
+    at::addmm_out(out, out, a.to(out.scalar_type()), b.to(out.scalar_type()));
   }
 }
 

@@ -68,8 +68,8 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
-    forms = Forms(variant.forms.graph, target, wide=variant.request.wide, choose=ours)
-    variant = replace(variant, forms=forms).at(sizes)
+    forms = Forms(variant.alternatives.whole.graph, target, wide=variant.request.wide, choose=ours)
+    variant = variant.in_form(forms.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.names, device)
 

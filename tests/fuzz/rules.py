@@ -41,6 +41,7 @@ MADE = (
     Op.EXP_BELOW,
     Op.ATTENTION,
     Op.ATTENTION_BACKWARD,
+    Op.BLOCKS,
 )  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import StridedView, strided_view
@@ -18,6 +19,7 @@ from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
 _LIBRARY = "library"  # the attribute of a product that the library computes by choice
 _TMA_ALIGNMENT = 16  # bytes; of addresses and of strides of outer dims
+_OF_RESULTS = ("result", "order", "dtype", "shape")  # attributes that tell the results of one call apart
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,47 @@ def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
     return Group(GroupKind.LIBRARY, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
 
+def accumulation(graph: Graph, put: int) -> int | None:
+    """The product of two matrices that a write adds to all of a tensor of float32 or more; None of another write.
+
+    A library adds it as it writes.
+    """
+    place, value = graph.nodes[put].args
+    chain = [value]  # from the written copy down to the product, none of which anything else reads
+    while (node := graph.nodes[chain[-1]]).op in (Op.COPY, Op.CAST, Op.ADD):
+        others = [a for a in node.args if a != place]
+        if len(others) != 1 or (node.op is Op.ADD) is (len(node.args) == len(others)):
+            return None
+        chain.append(others[0])
+    added = sum(graph.nodes[p].op is Op.ADD for p in chain)
+    is_own = graph.nodes[place].op is Op.INPUT and all(len(graph.users[p]) == 1 for p in chain)
+    is_wide = graph.nodes[place].dtype in (DType.FLOAT32, DType.FLOAT64)
+    are_matrices = node.op is Op.MATMUL and all(len(operand.shape) == 2 for operand in graph.operands(chain[-1]))
+    return chain[-1] if added == 1 and is_own and is_wide and are_matrices else None
+
+
+def accumulation_group(graph: Graph, position: int) -> Group | None:
+    """The group of what a write stores that adds a product to what is there."""
+    for put in graph.puts:
+        if graph.nodes[put].args[1] == position and (matmul := accumulation(graph, put)) is not None:
+            group = library_group(graph, matmul, "adds to what is there")
+            inputs = tuple(sorted({*group.inputs, graph.nodes[put].args[0]}))
+            return replace(group, outputs=(position,), inputs=inputs)
+    return None
+
+
 def call_group(graph: Graph, position: int) -> Group:
-    """The group of a value that torch computes in a step of its own, of operands in memory, and of all that the call gives."""
+    """The group of a value that torch, or a loop, computes of operands in memory, and of all else that the same step gives."""
     node = graph.nodes[position]
     inputs = tuple(sorted({operand_base(graph, a) for a in node.args}))
     outputs = tuple(p for p, other in graph if _called(other) == _called(node))
-    return Group(GroupKind.CALL, outputs, inputs, Domain(node.shape))
+    kind = GroupKind.LOOP if node.op is Op.BLOCKS else GroupKind.CALL
+    return Group(kind, outputs, inputs, Domain(node.shape))
 
 
 def _called(node: Node) -> tuple[object, ...]:
     """A node without what tells the results of one call apart."""
-    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in ("result", "order", "dtype"))
+    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _OF_RESULTS)
 
 
 def products_of(graph: Graph) -> tuple[int, ...]:

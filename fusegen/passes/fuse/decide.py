@@ -9,7 +9,7 @@ from typing import TypeAlias
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.fuse.attention import attention_group, attention_operands, is_served, unserved
-from fusegen.passes.fuse.contraction import operand_base, products_of
+from fusegen.passes.fuse.contraction import accumulation, operand_base, products_of
 from fusegen.passes.fuse.epilogue import ending, extended, too_wide
 from fusegen.passes.fuse.groups import Group, is_as_large, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.keep import ends_of, shared_values
@@ -78,6 +78,10 @@ def decide(graph: Graph, target: Target, apart: Kept = frozenset(), once: Kept =
     taken = _Products(ends=set(own))
     for product in products:
         _take_attention(graph, product, target, taken)
+    for put in graph.puts:
+        if (added := accumulation(graph, put)) is not None:
+            taken.ends.add(graph.nodes[put].args[1])
+            taken.inside.add(added)
     for product in products:
         if product not in taken.inside:
             _take_epilogue(graph, product, target, taken)
@@ -86,6 +90,14 @@ def decide(graph: Graph, target: Target, apart: Kept = frozenset(), once: Kept =
     shared = once | shared_values(graph, stored, taken.ends.union(products, calls), taken.streamed)
     beside = _beside(graph, target, products, taken, stored | shared)
     return Decision(frozenset(taken.ends), beside, stored | shared, shared.union(taken.ends), taken.refusals, own)
+
+
+def products_of_attention(graph: Graph, target: Target) -> frozenset[int]:
+    """The products that attention kernels compute, without storing the scores."""
+    taken = _Products()
+    for product in products_of(graph):
+        _take_attention(graph, product, target, taken)
+    return frozenset(taken.inside)
 
 
 def _take_attention(graph: Graph, product: int, target: Target, taken: _Products) -> None:

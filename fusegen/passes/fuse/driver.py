@@ -19,7 +19,7 @@ from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import nominal, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
-from fusegen.passes.fuse.contraction import call_group, library_group
+from fusegen.passes.fuse.contraction import accumulation_group, call_group, library_group
 from fusegen.passes.fuse.decide import Decision, Kept, decide
 from fusegen.passes.fuse.epilogue import ending, extended, limited
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, computed, is_stored_elsewhere, strip_views
@@ -112,7 +112,11 @@ def _read(graph: Graph, groups: list[Group]) -> list[Group]:
 def _grow(graph: Graph, root: int, target: Target, decision: Decision) -> Group:
     kept = decision.kept
     if root in decision.ends:
-        special = attention_group(graph, root, target, kept) or _products_group(graph, root, target, decision)
+        special = (
+            accumulation_group(graph, root)
+            or attention_group(graph, root, target, kept)
+            or _products_group(graph, root, target, decision)
+        )
         if special is not None:
             return special
     if graph.nodes[root].family is Family.CONTRACTION:

@@ -26,6 +26,7 @@ class GroupKind(Enum):
     ATTENTION = "attention"
     LIBRARY = "library product"
     CALL = "library call"
+    LOOP = "loop over blocks of rows"
 
 
 @dataclass(frozen=True)

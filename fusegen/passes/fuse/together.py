@@ -33,7 +33,7 @@ def together(graph: Graph, groups: Sequence[Group], target: Target) -> list[Grou
 
 def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:
     """The group as a launch on tensor cores; None where they do not serve it."""
-    if group.kind is GroupKind.LIBRARY:
+    if group.kind is GroupKind.LIBRARY and group.outputs == group.anchors:
         return plain_group(graph, group.outputs[0], target)
     return group if group.kind is GroupKind.CONTRACTION else None
 

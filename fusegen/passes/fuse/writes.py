@@ -16,6 +16,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
 from fusegen.ir.versions import address, are_apart, base, gathers, owner
 from fusegen.passes.fuse.cone import Cone, computed_index, domain_axes, walk
+from fusegen.passes.fuse.contraction import accumulation
 from fusegen.passes.fuse.groups import Group, GroupKind, strip_views
 from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, Times
 
@@ -78,6 +79,8 @@ def hindered(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
 
 def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
     memory = owner(graph, put)
+    if accumulation(graph, put) in group.anchors:
+        return False
     if group.kind not in _STORES or (gathers(graph, put) and group.kind is not GroupKind.POINTWISE):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]

@@ -11,6 +11,7 @@ import sympy
 from fusegen.calls.call import Role
 from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
+from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position
@@ -24,7 +25,7 @@ from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan, LanePlan
-from fusegen.schedule.program import Traffic
+from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import Read
 from fusegen.target import Target
 
@@ -33,6 +34,9 @@ Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
 
 Pins: TypeAlias = Mapping[tuple[int, ...], LanePlan]
 """Plans that were asked for, by the outputs of the group."""
+
+Bodies: TypeAlias = Mapping[Blocks, tuple[Program, Formula]]
+"""Of loops, what they do with a block, and the bytes that this takes for each row."""
 
 P = TypeVar("P", bound=LanePlan)
 
@@ -50,6 +54,7 @@ class Context:
         reads: for each node that the kernel reads from memory, the buffer.
         written: a buffer that holds the kernel's value already.
         pins: plans that were asked for.
+        bodies: programs of loops.
         candidates: the plans that the kernel could have, once one was chosen.
         names: identifiers that are taken in the kernel's text.
     """
@@ -65,6 +70,7 @@ class Context:
     reads: Mapping[int, int]
     written: int | None = None
     pins: Pins = field(default_factory=dict)
+    bodies: Bodies = field(default_factory=dict)
     candidates: tuple[LanePlan, ...] = field(init=False, default=())
     names: Namer = field(init=False)
 

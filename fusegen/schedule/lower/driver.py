@@ -8,9 +8,9 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.schedule.lower.attention import lower_attention
-from fusegen.schedule.lower.context import Context, Pins, Plans
+from fusegen.schedule.lower.context import Bodies, Context, Pins, Plans
 from fusegen.schedule.lower.contraction import lower_contraction
-from fusegen.schedule.lower.library import lower_call, lower_library
+from fusegen.schedule.lower.library import lower_blocks, lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
 from fusegen.schedule.lower.pointwise import lower_pointwise
@@ -31,11 +31,19 @@ _KINDS: dict[GroupKind, Callable[[Context], Sequence[Step]]] = {
     GroupKind.ATTENTION: lower_attention,
     GroupKind.LIBRARY: lower_library,
     GroupKind.CALL: lower_call,
+    GroupKind.LOOP: lower_blocks,
 }
 
 
 def lower(
-    graph: Graph, groups: tuple[Group, ...], target: Target, plans: Plans, *, wide: bool = False, pins: Pins | None = None
+    graph: Graph,
+    groups: tuple[Group, ...],
+    target: Target,
+    plans: Plans,
+    *,
+    wide: bool = False,
+    pins: Pins | None = None,
+    bodies: Bodies | None = None,
 ) -> Program:
     """The program of a graph.
 
@@ -46,13 +54,16 @@ def lower(
         plans: of launches of products.
         wide: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: plans that were asked for, of other launches.
+        bodies: programs of loops.
     """
     memory = Memory(graph, groups)
     fast = approximating(graph, groups, memory)
     steps: list[Step] = []
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
-        context = Context(graph, group, memory, target, wide, group in fast, name, plans, memory.reads, pins=pins or {})
+        context = Context(
+            graph, group, memory, target, wide, group in fast, name, plans, memory.reads, None, pins or {}, bodies or {}
+        )
         found = _KINDS[group.kind](context)
         _check_shared(found, target)
         steps += found

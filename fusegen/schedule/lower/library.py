@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from fusegen.calls.call import LibraryResult, Role, StridedOperand
+from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Node
+from fusegen.ir.graph import InputSpec, Node
 from fusegen.ir.index_map import identity_axes
 from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
 from fusegen.ir.symbolic import Dim, linearize, same
@@ -17,7 +18,7 @@ from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import formulas
 from fusegen.schedule.lower.placement import Placement, place
-from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
+from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 
 _SETTINGS = ("scale", "causal", "dropout")
 """Attributes of nodes that are numbers which torch's functions take, in this order."""
@@ -26,14 +27,29 @@ _SETTINGS = ("scale", "causal", "dropout")
 def lower_library(context: Context) -> Sequence[Step]:
     """The library's product, and a copy where its result is wanted as another view."""
     (product,) = context.group.anchors
+    if context.group.outputs != (product,):
+        return [_accumulating(context, product)]
     shape = context.graph.nodes[product].shape
     axes = domain_axes(context.group.domain)
     placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, linearize(axes.symbols, shape)))
-    views = [strided_view(context.graph, p) for p in context.graph.nodes[product].args]
-    a, b = (_operand(context.reads[view.base], view) for view in views)
+    a, b = _factors(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, contiguous_strides(shape), 0))
     step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product))
     return [step, *placement.copies]
+
+
+def _accumulating(context: Context, product: int) -> LibraryProduct:
+    """The product that is added to an input."""
+    (value,) = context.group.outputs
+    (place,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
+    out = _operand(context.reads[place], strided_view(context.graph, place))
+    a, b = _factors(context, product)
+    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True)
+
+
+def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
+    left, right = (strided_view(context.graph, p) for p in context.graph.nodes[product].args)
+    return _operand(context.reads[left.base], left), _operand(context.reads[right.base], right)
 
 
 def lower_call(context: Context) -> Sequence[Step]:
@@ -52,6 +68,23 @@ def lower_call(context: Context) -> Sequence[Step]:
         traffic=context.traffic(),
     )
     return [step, *(copy for placement in placements for copy in placement.copies)]
+
+
+def lower_blocks(context: Context) -> Sequence[Step]:
+    """A loop, and copies where its results are wanted as other views."""
+    nodes = [context.graph.nodes[output] for output in context.group.outputs]
+    by_number = {cast(int, node.attr("result")): output for node, output in zip(nodes, context.group.outputs, strict=True)}
+    blocks = cast(Blocks, nodes[0].attr("blocks"))
+    placements = {number: _placed(context, output) for number, output in by_number.items()}
+    given = tuple(context.reads[a] for a in nodes[0].args)
+    made = tuple(_made(context, placements.get(number), spec) for number, spec in enumerate(blocks.results))
+    step = LoopStep(blocks, *context.bodies[blocks], (*given, *made), context.group, context.traffic())
+    return [step, *(copy for placement in placements.values() for copy in placement.copies)]
+
+
+def _made(context: Context, placement: Placement | None, spec: InputSpec) -> int:
+    """The buffer of a result; one of its own where nobody reads it."""
+    return placement.buffer if placement is not None else context.memory.add(spec.name, spec.dtype, formulas(spec.shape))
 
 
 def _placed(context: Context, output: int) -> Placement:

@@ -22,7 +22,7 @@ from fusegen.passes.fuse.keep import ends_of
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec
 
-_PRODUCTS = (GroupKind.LIBRARY, GroupKind.CALL, GroupKind.CONTRACTION, GroupKind.ATTENTION)
+_PRODUCTS = (GroupKind.LIBRARY, GroupKind.CALL, GroupKind.LOOP, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-// flash_attention_alibi_1: row reduction, 3 phases, rows read again in each phase, emitted by fusegen for sm_80.
-// Grid q_dim0 * q_dim2 * 16, block 1024, 1024 bytes of shared memory: a row is too long for a block to keep, or may be.
-// Reads q_dim0 * q_dim2 * q_dim2 * 64 + 64 bytes, writes q_dim0 * q_dim2 * q_dim2 * 32.
+// flash_attention_alibi_rows_0_rows_0_1: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_80.
+// Grid block_rows_0 * block_rows_1 * q_dim2, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads block_rows_0 * block_rows_1 * q_dim2 * q_dim2 * 4 + 64 bytes, writes block_rows_0 * block_rows_1 * q_dim2 * q_dim2 * 2.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,28 +78,32 @@ template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
+  static_assert(width == 2 || width == 4, "no other accesses were expected");
+  if constexpr (width < 4) {
+#pragma unroll
+    for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
+  }
+  if constexpr (width == 4) {
     const u32* from = reinterpret_cast<const u32*>(base + i);
     u32 words[bytes / 4];
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    for (i32 w = 0; w < bytes / 4; ++w) asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[w]) : "l"(from + w));
     memcpy(dst, words, bytes);
   }
 }
 
-// Of N consecutive elements, which start an aligned access, those from `begin` to `end`; the others are of no use. They are brought
-// along where the memory holds all N, of which it has `there`.
-template <int N, typename T>
-__device__ __forceinline__ void load_part(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end, i64 there) {
-  if (there >= N) {
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
     load_vec(dst, base, i);
   } else {
 #pragma unroll
-    for (i32 v = 0; v < N; ++v) {
-      if (v >= begin && v < end) dst[v] = load(base, i + v);
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
     }
   }
 }
@@ -190,27 +194,32 @@ template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);
   constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
+  static_assert(width == 2 || width == 4, "no other accesses were expected");
+  if constexpr (width < 4) {
+#pragma unroll
+    for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
+  }
+  if constexpr (width == 4) {
     u32* to = reinterpret_cast<u32*>(base + i);
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+    for (i32 w = 0; w < bytes / 4; ++w) asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
   }
 }
 
-// Of N consecutive elements, which start an aligned access, those from `begin` to `end`.
-template <int N, typename T>
-__device__ __forceinline__ void store_part(T* base, i64 i, const T (&src)[N], i64 begin, i64 end) {
-  if (begin <= 0 && end >= N) {
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
+  if constexpr (W == N) {
     store_vec(base, i, src);
   } else {
 #pragma unroll
-    for (i32 v = 0; v < N; ++v) {
-      if (v >= begin && v < end) store(base, i + v, src[v]);
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
+      store_vec(base, i + k, part);
     }
   }
 }
@@ -267,21 +276,21 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float flash_attention_alibi_1_0(i64 coordinate_2, float slopes, i64 coordinate, float value_7) {
+__device__ __forceinline__ void flash_attention_alibi_rows_0_rows_0_1_0(i64 coordinate_2, float slopes, i64 coordinate, float value_7, float& largest_part, float& where_value) {
     const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
-    return coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u);        // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    const float where_1 = coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u);  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    largest_part = where_1;
+    where_value = where_1;
 }
 
-__device__ __forceinline__ float flash_attention_alibi_1_1(i64 coordinate_2, float slopes, float largest, i64 coordinate, float value_7) {
-    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
-    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - largest;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
-    return fast_exp(sub_1);
+__device__ __forceinline__ void flash_attention_alibi_rows_0_rows_0_1_1(float where_value, float largest, float& total_part, float& exp_value) {
+    const float exp_1 = fast_exp(where_value - largest);                              // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
+    total_part = exp_1;
+    exp_value = exp_1;
 }
 
-__device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, float slopes, float largest, float total, i64 coordinate, float value_7) {
-    const float add_1 = value_7 * 0.08838834764831845f + slopes * static_cast<float>(wrap_sub(coordinate, coordinate_2));  // line 8: scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (…
-    const float sub_1 = (coordinate <= coordinate_2 ? add_1 : -bit_cast<float>(0x7f800000u)) - largest;  // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
-    return round_bf16(fast_divide(fast_exp(sub_1), total));
+__device__ __forceinline__ float flash_attention_alibi_rows_0_rows_0_1_2(float exp_value, float total) {
+    return round_bf16(fast_divide(exp_value, total));                                 // line 9: return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -290,9 +299,10 @@ __device__ __forceinline__ float flash_attention_alibi_1_2(i64 coordinate_2, flo
 using Index = i32;
 
 constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 1024;  // that share a row
-constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
 constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
 
 // Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
 template <typename Scratch>
@@ -330,43 +340,42 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf16* value_22_ptr, i64 q_dim0, i64 q_dim2) {
-    const Index row_count = q_dim0 * q_dim2 * 16;
+extern "C" __global__ void __launch_bounds__(128, 8)
+fg_flash_attention_alibi_rows_0_rows_0_1(const float* value_7_ptr, const float* slopes_ptr, bf16* value_26_ptr, i64 block_rows_0, i64 block_rows_1, i64 block_start_1, i64 q_dim2) {
     const Index column_count = q_dim2;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
     const Index i2_outer = row / q_dim2;
     const Index i2 = row - i2_outer * q_dim2;
-    const Index i0 = i2_outer / 16;
-    const Index i1 = i2_outer - i0 * 16;
-    const i32 leading = static_cast<i32>((i0 * q_dim2 * q_dim2 * 16 + i1 * q_dim2 * q_dim2 + i2 * q_dim2) % LANES);  // lanes that lie before the row
+    const Index i0 = i2_outer / block_rows_1;
+    const Index i1 = i2_outer - i0 * block_rows_1;
 
-    // Phase 1 of 3: reduces each row to largest.
-    const float slopes = widen(load(slopes_ptr, i1));
+    // Phase 1 of 3: reduces each row to largest; keeps where_value.
+    const float slopes = widen(load(slopes_ptr, block_start_1 + i1));
+    float value_7_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        load_lanes<1>(value_7_raw[c], value_7_ptr, block_rows_1 * i0 * q_dim2 * q_dim2 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2);
+    }
+    float where_value_kept[CHUNKS][LANES];
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
-#pragma unroll 4
-    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
-        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
-        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
-        float value_7_raw[LANES];
-        load_part<8>(value_7_raw, value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2, begin, end, there);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
         float value_7[LANES];
-        widen_vec(value_7_raw, value_7);
+        widen_vec(value_7_raw[c], value_7);
         float largest_part[LANES];
+        float where_value[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = flash_attention_alibi_1_0(i2, slopes, column + v, value_7[v]);
+            flash_attention_alibi_rows_0_rows_0_1_0(i2, slopes, column + v, value_7[v], largest_part[v], where_value[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            where_value_kept[c][v] = where_value[v];
         }
-        if (begin > 0 || end < LANES) {  // the first and the last group of a row
-#pragma unroll
-            for (i32 v = 0; v < LANES; ++v) {
-                if (v < begin || v >= end) largest_part[v] = amax_f32_identity();
-            }
-        }
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -378,30 +387,23 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 3: reduces each row to total.
+    // Phase 2 of 3: reduces each row to total; keeps exp_value.
+    float exp_value_kept[CHUNKS][LANES];
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
-#pragma unroll 4
-    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
-        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
-        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
-        float value_7_raw[LANES];
-        load_part<8>(value_7_raw, value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2, begin, end, there);
-        float value_7[LANES];
-        widen_vec(value_7_raw, value_7);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&where_value)[LANES] = where_value_kept[c];
         float total_part[LANES];
+        float exp_value[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = flash_attention_alibi_1_1(i2, slopes, largest, column + v, value_7[v]);
+            flash_attention_alibi_rows_0_rows_0_1_1(where_value[v], largest, total_part[v], exp_value[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            exp_value_kept[c][v] = exp_value[v];
         }
-        if (begin > 0 || end < LANES) {  // the first and the last group of a row
-#pragma unroll
-            for (i32 v = 0; v < LANES; ++v) {
-                if (v < begin || v >= end) total_part[v] = sum_f32_identity();
-            }
-        }
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -409,26 +411,23 @@ fg_flash_attention_alibi_1(const float* value_7_ptr, const float* slopes_ptr, bf
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(512));
+    row_sum_f32_leave(total, shared_array<float>(64));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(512));
+    total = row_sum_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 3: writes value_22.
-#pragma unroll 4
-    for (Index column = thread * LANES - leading; column < column_count; column += THREADS * LANES) {
-        const Index begin = -column, end = column_count - column;  // of the row, among the lanes
-        const Index there = (row_count - row) * column_count - column;  // elements that lie in memory
-        float value_7_raw[LANES];
-        load_part<8>(value_7_raw, value_7_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2, begin, end, there);
-        float value_7[LANES];
-        widen_vec(value_7_raw, value_7);
+    // Phase 3 of 3: writes value_26.
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&exp_value)[LANES] = exp_value_kept[c];
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = flash_attention_alibi_1_2(i2, slopes, largest, total, column + v, value_7[v]);
+            result_0[v] = flash_attention_alibi_rows_0_rows_0_1_2(exp_value[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_part<8>(value_22_ptr, i0 * q_dim2 * q_dim2 * 16 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2, result_0_raw, begin, end);
+        store_lanes<1>(value_26_ptr, block_rows_1 * i0 * q_dim2 * q_dim2 + column + i1 * q_dim2 * q_dim2 + i2 * q_dim2, result_0_raw);
     }
 }

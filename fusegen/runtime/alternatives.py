@@ -1,0 +1,125 @@
+"""The graphs that compute one thing: which a call runs is known when its sizes are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+from fusegen.calls.blocks import ROOM, rows_of_block
+from fusegen.calls.call import Role
+from fusegen.calls.formula import Formula
+from fusegen.ir.blocks import Blocks
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import literal
+from fusegen.passes.blocks import InBlocks, in_blocks
+from fusegen.passes.frames import reframed
+from fusegen.passes.fuse.decide import products_of_attention
+from fusegen.passes.split import split_products
+from fusegen.passes.versions import separate_writes
+from fusegen.runtime.forms import Forms
+from fusegen.schedule.lower import Bodies
+from fusegen.schedule.program import Program, row_bytes, sum_bytes
+from fusegen.target import Target
+
+Sizes: TypeAlias = Mapping[str, int]
+
+_WHOLE = 64 << 20  # bytes up to which a value may lie in memory whole, though a loop could compute it in blocks
+_TRIED = 1024  # rows of a block for which a loop is laid out before it is known how many there is room for
+_DIVISORS = (16, 8, 4, 2)
+
+
+def prepared(graph: Graph, target: Target) -> Graph:
+    """A graph in primitives, ready for fusion."""
+    return separate_writes(split_products(reframed(graph), target))
+
+
+class Alternatives:
+    """A graph, and the same with loops in place of values that are too large to lie in memory whole; each also for sizes of which a
+    bound and a divisor are known.
+
+    Args:
+        graph: in primitives, ready for fusion.
+        target: the machine.
+        wide: whether indices need 64 bits.
+        depth: how many loops it is the body of.
+
+    Attributes:
+        whole: the forms of the graph as it is, for all sizes.
+    """
+
+    def __init__(self, graph: Graph, target: Target, *, wide: bool, depth: int = 0) -> None:
+        self._target, self._wide, self._depth = target, wide, depth
+        self._lengths = _lengths(graph)
+        self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
+        self._known: dict[tuple[Graph, bool], Forms] = {}
+        self._bodies: dict[Blocks, Alternatives] = {}
+        self._graph = graph
+        self.whole = self._forms(graph, is_general=True)
+
+    def of(self, sizes: Sizes) -> Forms:
+        """The forms for some sizes, and for others with the same bounds and divisors."""
+        return self._chosen(sizes, is_general=False)
+
+    def general(self, sizes: Sizes) -> Forms:
+        """Forms for all sizes; whether they have loops goes by some."""
+        return self._chosen(sizes, is_general=True)
+
+    def _chosen(self, sizes: Sizes, *, is_general: bool) -> Forms:
+        whole = self._of_graph(self._graph, sizes, is_general=is_general)
+        if self._looped is None or not self._is_stored(self._looped, whole.at(sizes).program, sizes):
+            return whole
+        return self._of_graph(self._looped.graph, sizes, is_general=is_general)
+
+    def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
+        """Whether a program keeps a value, of those that loops would compute in blocks, that is too large."""
+        large, most = {formula(largest)(sizes) for largest in looped.largest}, ROOM if self._depth else _WHOLE
+        values = ((math.prod(f(sizes) for f in b.shape), b.dtype) for b in program.buffers if b.role is Role.TEMPORARY)
+        return any(count in large and count * dtype.itemsize > most for count, dtype in values)
+
+    def _of_graph(self, graph: Graph, sizes: Sizes, *, is_general: bool) -> Forms:
+        return self._forms(graph if is_general else _bounded(graph, self._lengths, sizes), is_general=is_general)
+
+    def _forms(self, graph: Graph, *, is_general: bool) -> Forms:
+        key = graph, is_general
+        if key not in self._known:
+            loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
+
+            def bodies(sizes: Sizes) -> Bodies:
+                return {blocks: self._program(blocks, sizes, is_general=is_general) for blocks in loops}
+
+            self._known[key] = Forms(graph, self._target, wide=self._wide, bodies=bodies)
+        return self._known[key]
+
+    def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:
+        """What a loop does with a block, laid out for the first one at some sizes, and the bytes of a row."""
+        if blocks not in self._bodies:
+            body = prepared(blocks.body, self._target)
+            self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1)
+        loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
+        tried = loop.whole.at({**sizes, **blocks.first(min(extent, _TRIED))})
+        taken = row_bytes(tried.program, blocks)
+        first = {**sizes, **blocks.first(rows_of_block(extent, taken(sizes), sum_bytes(blocks)(sizes)))}
+        forms = loop.general(first) if is_general else loop.of(first)
+        return forms.at(first).program, taken
+
+
+def _lengths(graph: Graph) -> tuple[str, ...]:
+    """Sizes along which rows are reduced, that are known at the call only."""
+    reduced = ((node, graph.nodes[node.args[0]].shape) for node in graph.nodes if node.family is Family.REDUCTION)
+    extents = (shape[dim] for node, shape in reduced for dim in cast(tuple[int, ...], node.attr("dims")))
+    return tuple(sorted({str(extent) for extent in extents if literal(extent) is None and str(extent).isidentifier()}))
+
+
+def _bounded(graph: Graph, lengths: tuple[str, ...], sizes: Sizes) -> Graph:
+    """A graph of which it is known that some sizes are not above the next power of two, and what divides them."""
+    bounds, multiples = dict(graph.bounds), dict(graph.multiples)
+    for name in lengths:
+        size = sizes[name]
+        bounds[name] = min(bounds.get(name, 1 << 62), 1 << (size - 1).bit_length())
+        multiples[name] = math.lcm(multiples.get(name, 1), next((d for d in _DIVISORS if size % d == 0), 1))
+    known = {name: divisor for name, divisor in multiples.items() if divisor > 1}
+    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(known.items()))

@@ -1,0 +1,146 @@
+"""Values that are too large to lie in memory whole: scores of attention and logits, in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.calls import blocks
+from fusegen.calls.call import Role
+from fusegen.extension import call_text
+from fusegen.runtime import alternatives
+from tests.unit.bundles import built
+from tests.unit.eager import randn
+from tests.unit.test_scatter import trained
+
+Q, K, V = randn(2, 3, 21, 8), randn(2, 3, 37, 8), randn(2, 3, 37, 8)
+H, W = randn(45, 8), randn(64, 8)
+T = torch.randint(0, 64, (45,), generator=torch.Generator().manual_seed(0))
+T[7] = -100
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for a few rows of the cases."""
+    monkeypatch.setattr(alternatives, "_WHOLE", 0)
+    for module in (blocks, call_text, alternatives):
+        monkeypatch.setattr(module, "ROOM", 16 << 10)
+        monkeypatch.setattr(module, "EVEN", 4, raising=False)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(5 * torch.tanh(q @ k.mT / 5), -1) @ v
+
+
+def of_a_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    queries, keys = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    return torch.softmax((q @ k.mT).masked_fill((queries - keys).abs() > 4, -torch.inf), -1) @ v
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    scores = torch.cat([q @ k.mT, sink[:, None, None].expand(2, 3, 21, 1)], -1)
+    return torch.softmax(scores, -1)[..., :-1] @ v
+
+
+def softcapped_loss(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    logits = 30 * torch.tanh(F.linear(h, w) / 30)
+    return F.cross_entropy(logits, t) + 1e-4 * logits.logsumexp(-1).square().mean()
+
+
+def of_tokens(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(h.view(5, 9, 8), w).view(-1, 64), t)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "a soft cap": (capped, (Q, K, V)),
+    "a soft cap, one head": (capped, (Q[0, 0], K[0, 0], V[0, 0])),
+    "a window": (of_a_window, (Q, K, V)),
+    "a sink": (with_a_sink, (Q, K, V, randn(3))),
+    "a bias of heads": (lambda q, k, v, b: torch.softmax(q @ k.mT + b, -1) @ v, (Q, K, V, randn(3, 1, 37))),
+    "a bias of queries": (lambda q, k, v, b: torch.softmax(q @ k.mT + b, -1) @ v, (Q, K, V, randn(21, 1))),
+    "dropout of a seed": (lambda q, k, v: fg.dropout(torch.softmax(q @ k.mT, -1), 0.5, seed=3) @ v, (Q, K, V)),
+    "shared keys": (lambda q, k, v: capped(q.view(2, 3, 1, 21, 8), k[:, :, None], v[:, :, None]), (Q, K, V)),
+    "a loss": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t), (H, W, T)),
+    "a sum of losses": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t, reduction="sum") / 100, (H, W, T)),
+    "losses": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t, reduction="none"), (H, W, T)),
+    "smooth labels": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t, label_smoothing=0.1), (H, W, T)),
+    "weighed classes": (lambda h, w, t, c: F.cross_entropy(F.linear(h, w), t, weight=c.detach()), (H, W, T, randn(64).abs())),
+    "a bias of classes": (lambda h, w, t, b: F.cross_entropy(F.linear(h, w, b), t), (H, W, T, randn(64))),
+    "a cap and a z-loss": (softcapped_loss, (H, W, T)),
+    "tokens": (of_tokens, (H, W, T)),
+    "halves": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t), (H.bfloat16(), W.bfloat16(), T)),
+}
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_torch(name: str) -> None:
+    function, arguments = CASES[name]
+    kernel = fg.kernel(function)
+    exact = trained(kernel.function, *(a.double() if a.is_floating_point() else a for a in arguments))
+    found = trained(kernel, *arguments)
+    bounds = {"rtol": 2e-2, "atol": 2e-2} if name == "halves" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close([f.double() for f in found], exact, **bounds)
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", CASES)
+def test_no_pass_has_memory_for_all(name: str) -> None:
+    function, arguments = CASES[name]
+    passes = fg.vjp(fg.kernel(function), *arguments)
+    whole = 2 * 3 * 21 * 37 if arguments[0].dim() == 4 else 21 * 37 if arguments[0].shape[0] == 21 else 45 * 64
+    for low in (passes.forward.lower(), passes.backward.lower()):
+        memory = (b for b in low.program.call.buffers if b.role is not Role.RANDOM)
+        assert max(math.prod(extent(low.sizes) for extent in b.shape) for b in memory) < whole
+
+
+def test_gradients_of_a_loss_come_from_the_forward_pass() -> None:
+    """Logits are computed once: in blocks of what there is room for, with gradients beside the loss."""
+    h, w, t = (
+        torch.empty(4096, 512, device="meta"),
+        torch.empty(32000, 512, device="meta"),
+        torch.empty(4096, dtype=torch.long, device="meta"),
+    )
+    passes = fg.vjp(fg.kernel(CASES["a loss"][0]), h, w, t, wrt=("h", "w"), target="sm_90a")
+    forward, backward = passes.forward.lower().explain(), passes.backward.lower().explain()
+    assert "blocks of up to" in forward and forward.count("torch.matmul") + forward.count("product with") == 3
+    assert "matmul" not in backward and "loop" not in backward
+
+
+def test_a_small_gradient_of_halves_is_not_lost() -> None:
+    """A scale of the loss comes late, as a GradScaler's does: before it, gradients are as wide as they are computed."""
+    h, w, t = H.half() / 64, W.half(), T
+    found, exact = (
+        trained_by(f, a, 1e-3)
+        for f, a in ((fg.kernel(CASES["a loss"][0]), (h, w, t)), (CASES["a loss"][0], (h.double(), w.double(), t)))
+    )
+    torch.testing.assert_close([f.double() for f in found], exact, rtol=2e-3, atol=1e-7)
+
+
+def trained_by(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], scale: float) -> list[Tensor]:
+    given = [a.clone().requires_grad_(a.is_floating_point()) for a in arguments]
+    (function(*given) * scale).backward()
+    return [a.grad for a in given if a.grad is not None]
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_folder_trains_in_blocks(tmp_path: Path) -> None:
+    function, arguments = CASES["a soft cap"]
+    kernel = built(tmp_path / "kernels", capped, arguments)
+    torch.testing.assert_close(trained(kernel, *arguments), trained(fg.kernel(function), *arguments), rtol=0, atol=0)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", ["a soft cap", "a cap and a z-loss"])
+def test_an_extension_gives_the_same_bits(name: str) -> None:
+    function, arguments = CASES[name]
+    one, other = (fg.kernel(function, compiler=compiler) for compiler in ("extension", "nvrtc"))
+    torch.testing.assert_close(trained(one, *arguments), trained(other, *arguments), rtol=0, atol=0)
