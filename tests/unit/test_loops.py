@@ -101,6 +101,22 @@ def test_no_pass_has_memory_for_all(name: str) -> None:
         assert max(math.prod(extent(low.sizes) for extent in b.shape) for b in memory) < whole
 
 
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_cache_is_read_before_or_after_it_is_written(is_before: bool) -> None:
+    def attend(q: Tensor, k: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+        before = capped(q, cache, cache) if is_before else None
+        cache[:, :, at] = k
+        return capped(q, cache, cache) if before is None else before
+
+    memory = randn(2, 3, 37, 20)
+    ours, theirs = (memory.clone()[..., 5:13] for _ in range(2))
+    at = torch.tensor([3, 30, 7])
+    found = fg.kernel(attend, mutates=("cache",))(Q, K[:, :, :3], ours, at)
+    torch.testing.assert_close(found, attend(Q, K[:, :, :3], theirs, at))
+    assert torch.equal(ours, theirs)
+
+
 def test_gradients_of_a_loss_come_from_the_forward_pass() -> None:
     """Logits are computed once: in blocks of what there is room for, with gradients beside the loss."""
     h, w, t = (

@@ -10,6 +10,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import row_major
 from fusegen.ir.symbolic import nominal, product
+from fusegen.ir.versions import owner
 from fusegen.passes.blocks.region import Region, operand_dim, summed_dim
 
 _BROADCAST = 8  # how many times more elements
@@ -140,7 +141,7 @@ class _Body:
 
     def _is_computed_again(self, position: int) -> bool:
         node = self.graph.nodes[position]
-        if node.op is Op.INPUT:
+        if node.op in (Op.INPUT, Op.PUT):
             return False
         if node.weak or node.family in (Family.LEAF, Family.VIEW):
             return True
@@ -158,8 +159,7 @@ class _Body:
     def _operand(self, position: int) -> int:
         node = self.graph.nodes[position]
         self.operands.append(position)
-        is_input = node.op is Op.INPUT
-        spec = (
-            self.graph.input_spec(str(node.attr("name"))) if is_input else row_major(f"operand_{position}", node.shape, node.dtype)
-        )
-        return self.builder.input(spec)
+        if node.op not in (Op.INPUT, Op.PUT):
+            return self.builder.input(row_major(f"operand_{position}", node.shape, node.dtype))
+        spec = self.graph.input_spec(str(self.graph.nodes[owner(self.graph, position)].attr("name")))
+        return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=f"operand_{position}"))

@@ -164,17 +164,14 @@ class _Growing:
     def _take_operands(self, position: int) -> None:
         """Operands that have to be computed here as well: they depend on what is, or are as large and no less work."""
         for slot, a in enumerate(self.graph.nodes[position].args):
+            dim = self._wanted(position, slot)
             if a in self.dims:
-                self._require(position, slot, a)
+                if dim != self.dims[a]:
+                    raise Impossible
             elif a in self._heavy or self._is_of_large(a) or not self.graph.ancestors[a].isdisjoint(self.dims):
-                dim = self._wanted(position, slot)
                 if dim is None:
                     raise Impossible
                 self._add(a, dim)
-
-    def _require(self, position: int, slot: int, operand: int) -> None:
-        if self._wanted(position, slot) != self.dims[operand]:
-            raise Impossible
 
     def _wanted(self, position: int, slot: int) -> int | None:
         if position in self.sums:
