@@ -64,7 +64,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names, recompute: Recompute 
     """
     key = names("random_key") if draws(graph) else None
     whole = apply(_UNRULED, graph if key is None else with_key(graph, key))
-    joint = _Joint(whole, wrt, names, _unit(whole) if recompute == "auto" else None)
+    joint = _Joint(whole, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(whole))
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
     both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
@@ -94,29 +94,25 @@ _UNRULED = Pass("expand-what-has-no-derivative", _expand_unruled)
 _ALL = Pass("expand-compositions", expand)
 
 
-_UNIT = {DType.FLOAT16: 8192.0}
-"""The gradient by a loss that gradients are computed for before it is known: in 16 bits, one that keeps small ones apart from 0."""
+def _is_loss_of_logits(graph: Graph) -> bool:
+    """Tells if the only result is a loss of values that never lie in memory whole: all gradients are multiples of the gradient by
+    it, and are computed for a gradient of 1 while those values are there.
 
-
-def _unit(graph: Graph) -> float | None:
-    """The gradient by a loss of logits, for which gradients are computed beside it: they are its multiples. None of other results,
-    and where the logits can lie in memory.
-
-    The logits are there in blocks of rows alone, and only once.
+    Not in float16, in which the gradient that comes later, from a GradScaler, keeps small ones from 0.
     """
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
     if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):
-        return None
+        return False
     primitive = apply(_ALL, graph)
     dtypes = {primitive.nodes[p].dtype for p in large_values(primitive, primitive.outputs)}
-    return max(_UNIT.get(dtype, 1.0) for dtype in dtypes) if dtypes else None
+    return bool(dtypes) and DType.FLOAT16 not in dtypes
 
 
 class _Joint:
     """A graph, and in the same builder its backward pass, so that they share what both compute.
 
     Args:
-        unit: the gradient by the only result, for which gradients are computed before it is known; None where it is given first.
+        is_early: whether gradients are computed before the gradient by the only result is known, and multiplied by it in the end.
 
     Attributes:
         builder: holds both.
@@ -124,7 +120,7 @@ class _Joint:
         given: names of the gradients by them.
     """
 
-    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names, unit: float | None) -> None:
+    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names, *, is_early: bool) -> None:
         self.builder = GraphBuilder(graph.name).like(graph)
         self.results = graph.outputs
         self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
@@ -137,9 +133,9 @@ class _Joint:
             self.given.append(names("grad"))
             spec = row_major(self.given[-1], graph.nodes[result].shape, graph.nodes[result].dtype)
             given = Value(self.builder, self.builder.input(spec), None)
-            if unit is not None:
-                self._factor = fitted(given, (), spec.dtype.compute) * (1.0 / unit)
-                given = fitted(Value(self.builder, self.builder.constant(unit, dtype=spec.dtype), None), spec.shape, spec.dtype)
+            if is_early:
+                self._factor = fitted(given, (), spec.dtype.compute)
+                given = fitted(Value(self.builder, self.builder.constant(1.0, dtype=spec.dtype), None), spec.shape, spec.dtype)
             self._add(result, given)
         if not self._active.intersection(self._gradients):
             what = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"

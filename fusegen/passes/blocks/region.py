@@ -11,7 +11,7 @@ from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, nominal, product, same
 
-_WIDER = 4  # how many times more columns than it sums over a product has whose values are better never stored whole
+_WIDER = 2  # how many times more columns than it sums over a product has whose values are better never stored whole
 _NEAR = 2  # how many times fewer elements a value may have, and count as one of as many
 
 
