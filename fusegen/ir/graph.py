@@ -170,6 +170,11 @@ class Graph:
         return tuple(result)
 
     @cached_property
+    def memory(self) -> dict[int, object]:
+        """Where values lie, of which buffer they are views, as far as `ir.strided` has found it: fusion asks again and again."""
+        return {}
+
+    @cached_property
     def puts(self) -> tuple[int, ...]:
         """All writes, in order."""
         return tuple(p for p, node in self if node.op is Op.PUT) if self.writes else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import sympy
 
@@ -59,9 +60,11 @@ def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
 def strided_view(graph: Graph, position: int) -> StridedView:
     """The node as a strided view of another one's buffer: of the furthest below it, through views, for which strides can say it; of
     its own at worst."""
-    shape = graph.nodes[position].shape
-    axes = identity_axes(shape)
-    return next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
+    if position not in graph.memory:
+        shape = graph.nodes[position].shape
+        axes = identity_axes(shape)
+        graph.memory[position] = next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
+    return cast(StridedView, graph.memory[position])
 
 
 def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import cast
 
-from fusegen.ir.graph import Graph, Node
+from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, nominal, product, same
@@ -33,11 +34,16 @@ class Region:
 
     def is_large(self, graph: Graph, position: int) -> bool:
         """Whether a value has about as many elements as that product."""
-        return _NEAR * nominal(product(graph.nodes[position].shape)) >= self.count
+        return _NEAR * _elements(graph.nodes[position].shape) >= self.count
 
     def large(self, graph: Graph) -> tuple[int, ...]:
         """Such nodes of it."""
         return tuple(p for p in self.dims if self.is_large(graph, p))
+
+
+@lru_cache(maxsize=1 << 12)
+def _elements(shape: Shape) -> int:
+    return nominal(product(shape))
 
 
 class Impossible(Exception):
@@ -103,7 +109,7 @@ class _Growing:
         self.dims: dict[int, int] = {}
         self.sums: dict[int, None] = {}
         node = graph.nodes[seed]
-        self._empty = Region({}, frozenset(), node.shape[dim], nominal(product(node.shape)))
+        self._empty = Region({}, frozenset(), node.shape[dim], _elements(node.shape))
         self._heavy = self._heavy_nodes()
         self._new: list[int] = []
         self._add(seed, dim)
@@ -120,6 +126,9 @@ class _Growing:
             if position in self.dims and self._is_large(position):
                 for user in self.graph.users[position]:
                     self._take_user(position, user)
+            if not self._new:  # of what was no part of it then, something may depend on what is now
+                for earlier in (*self.dims, *self.sums):
+                    self._take_operands(earlier)
 
     @property
     def region(self) -> Region:
