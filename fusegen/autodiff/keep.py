@@ -88,9 +88,10 @@ def kept(
     large = large_values(graph, results) if recompute == "auto" else frozenset()
     values = _Values(graph, frozenset(results), recompute, large)
     found = _cut(values, made, needed)
-    if not large.isdisjoint(found):
+    if found is None:
         values = _Values(graph, frozenset(results), recompute, large, is_large_again=True)
         found = _cut(values, made, needed)
+    assert found is not None  # since inputs can be kept, and all else is computed of them
     return tuple(Kept(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
 
 
@@ -106,11 +107,25 @@ def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
     return frozenset(in_part).union(p for region in regions(graph) for p in region.large(graph))
 
 
-def _cut(values: _Values, made: Collection[int], needed: Collection[int]) -> frozenset[int]:
+def _cut(values: _Values, made: Collection[int], needed: Collection[int]) -> frozenset[int] | None:
+    """The values to keep; None where what must not be kept cannot be computed again either."""
     nodes = values.graph.nodes
     origins = {p for p in made if not values.is_computed_again(p)}
     args = {p: [a for a in nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
-    return cheapest_cut(args, {p: values.cost(p) for p in made}, origins, needed)
+    costs = {p: values.cost(p) for p in made}
+    found = cheapest_cut(args, costs, origins, needed)
+    reached, stack = set(needed), list(needed)
+    while stack:
+        position = stack.pop()
+        if position in found:
+            if costs[position] is None:
+                return None
+        elif position in origins:
+            return None
+        else:
+            stack += [a for a in args[position] if a not in reached]
+            reached.update(args[position])
+    return found
 
 
 def _made_of(graph: Graph, positions: Collection[int]) -> set[int]:

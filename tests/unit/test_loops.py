@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "a bias of classes": (lambda h, w, t, b: F.cross_entropy(F.linear(h, w, b), t), (H, W, T, randn(64))),
     "a cap and a z-loss": (softcapped_loss, (H, W, T)),
     "tokens": (of_tokens, (H, W, T)),
+    "losses with a bias": (lambda h, w, t, b: F.cross_entropy(F.linear(h, w, b), t, reduction="none"), (H, W, T, randn(64))),
     "halves": (lambda h, w, t: F.cross_entropy(F.linear(h, w), t), (H.bfloat16(), W.bfloat16(), T)),
 }
 
