@@ -115,7 +115,7 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
 
 
 def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
-    """How many blocks there are, and the steps of each."""
+    """The number of blocks, and the steps of each."""
     first, *others = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
     count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"

@@ -20,6 +20,7 @@ from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.pipeline import Pass, apply
+from fusegen.passes.rebuilt import moved_after_operands
 
 Names = Callable[[str], str]
 """Gives each new input a name of its own that resembles the one that is wanted."""
@@ -257,17 +258,7 @@ class _Part:
 
     def position(self, position: int) -> int:
         """A value's place in the new graph."""
-        stack = [position]
-        while stack:
-            last = stack[-1]
-            missing = [] if last in self._moved else [a for a in self.graph.nodes[last].args if a not in self._moved]
-            if missing:
-                stack += missing
-            else:
-                stack.pop()
-                if last not in self._moved:
-                    self._moved[last] = self._rebuilt(last)
-        return self._moved[position]
+        return moved_after_operands(position, self._moved, lambda last: self.graph.nodes[last].args, self._rebuilt)
 
     def cast(self, position: int, dtype: DType) -> int:
         """A value's place, in a dtype."""

@@ -92,7 +92,7 @@ def _loop_problems(call: Call, loop: Loop) -> Iterator[str]:
         loop.results
     ):
         yield "a loop writes to other buffers than its results"
-    yield from _missing("result of a loop", loop.sums, loop.results)
+    yield from _missing("result of a loop", loop.zeros, loop.results)
 
 
 def _signature_problems(signature: Signature, sizes: frozenset[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How many rows the blocks of a loop have."""
+"""The number of rows of a loop's blocks."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Loop:
         start, rows: the sizes by which it knows the block: the first row, and how many there are.
         extent: rows of all blocks.
         operands: the buffers that are the body's inputs, in order.
-        sums: those of them that blocks add to, and which start from zeros.
+        zeros: those of them that are zeroed first, since all blocks add to them.
         results: those to which it writes.
         row_bytes: of the body's own values, for each row.
         sum_bytes: of all that blocks add to.
@@ -228,7 +228,7 @@ class Loop:
     rows: str
     extent: Formula
     operands: tuple[int, ...]
-    sums: tuple[int, ...]
+    zeros: tuple[int, ...]
     results: tuple[int, ...]
     row_bytes: Formula
     sum_bytes: Formula

@@ -213,7 +213,7 @@ class CallText:
         start, rows = size_name(loop.start), size_name(loop.rows)
         of_bytes = f"{self.formula(loop.row_bytes)}, {self.formula(loop.sum_bytes)}"
         return [
-            *(f"{self.tensor(key)}.zero_();" for key in loop.sums),
+            *(f"{self.tensor(key)}.zero_();" for key in loop.zeros),
             "{",
             f"  const int64_t extent = {self.formula(loop.extent)};",
             f"  const int64_t most = fg::rows_of_block(extent, {of_bytes}, {ROOM}, {EVEN});",

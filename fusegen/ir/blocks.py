@@ -55,5 +55,5 @@ def start_of(depth: int) -> sympy.Symbol:
 
 
 def rows_of(depth: int) -> sympy.Symbol:
-    """How many rows a block has, likewise."""
+    """The number of rows of a block, likewise."""
     return size_symbol(f"block_rows_{depth}")

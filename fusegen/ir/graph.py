@@ -170,8 +170,8 @@ class Graph:
         return tuple(result)
 
     @cached_property
-    def memory(self) -> dict[int, object]:
-        """Where values lie, of which buffer they are views, as far as `ir.strided` has found it: fusion asks again and again."""
+    def known_views(self) -> dict[int, object]:
+        """The strided views that `ir.strided` has found, by node: fusion asks for them again and again."""
         return {}
 
     @cached_property

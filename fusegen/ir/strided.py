@@ -60,11 +60,11 @@ def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
 def strided_view(graph: Graph, position: int) -> StridedView:
     """The node as a strided view of another one's buffer: of the furthest below it, through views, for which strides can say it; of
     its own at worst."""
-    if position not in graph.memory:
+    if position not in graph.known_views:
         shape = graph.nodes[position].shape
         axes = identity_axes(shape)
-        graph.memory[position] = next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
-    return cast(StridedView, graph.memory[position])
+        graph.known_views[position] = next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
+    return cast(StridedView, graph.known_views[position])
 
 
 def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:

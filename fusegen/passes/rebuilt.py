@@ -37,3 +37,27 @@ def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...
     nodes = tuple(replace(graph.nodes[p], args=tuple(moved[a] for a in graph.nodes[p].args)) for p in before)
     locations = tuple(graph.locations[p] for p in before)
     return replace(graph, nodes=nodes, outputs=tuple(moved[o] for o in outputs), locations=locations), tuple(before)
+
+
+def moved_after_operands(
+    position: int, moved: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
+) -> int:
+    """The place of a value in a new graph, made if need be, after all that it is made of.
+
+    Args:
+        position: the value.
+        moved: places that are known already; grows.
+        operands: of a value, in the old graph.
+        make: puts a value into the new graph, whose operands are there.
+    """
+    stack = [position]
+    while stack:
+        last = stack[-1]
+        missing = [] if last in moved else [a for a in operands(last) if a not in moved]
+        if missing:
+            stack += missing
+        else:
+            stack.pop()
+            if last not in moved:
+                moved[last] = make(last)
+    return moved[position]

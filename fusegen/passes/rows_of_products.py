@@ -62,8 +62,9 @@ class _Moving:
         return None if moved is None else self._put(now, (*node.args[:slot], moved, *node.args[slot + 1 :]))
 
     def _is_of_columns(self, position: int) -> bool:
-        """Whether each row meets the same."""
-        return all(same(dim, 1) for dim in self._builder.nodes[position].shape[:-1])
+        """True if each row meets the same, also where the rows are other dims."""
+        shape = self._builder.nodes[position].shape
+        return len(shape) <= len(self._view.shape) and all(same(dim, 1) for dim in shape[:-1])
 
     def _seen(self, position: int) -> int:
         """The view of rows of another width."""

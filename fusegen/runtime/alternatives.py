@@ -26,6 +26,8 @@ from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.target import Target
 
 Sizes: TypeAlias = Mapping[str, int]
+Facts: TypeAlias = tuple[tuple[str, int, int], ...]
+"""Sizes, each with a bound and a divisor."""
 
 _WHOLE = 64 << 20  # bytes up to which a value may lie in memory whole, though a loop could compute it in blocks
 _TRIED = 1024  # rows of a block for which a loop is laid out before it is known how many there is room for
@@ -55,47 +57,44 @@ class Alternatives:
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
-        self._known: dict[tuple[Graph, bool], Forms] = {}
+        self._known: dict[tuple[bool, Facts | None], Forms] = {}
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
-        self.whole = self._forms(graph, is_general=True)
+        self.whole = self._forms(None, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:
         """The forms for some sizes, and for others with the same bounds and divisors."""
-        return self._chosen(sizes, is_general=False)
+        return self._chosen(sizes, tuple(_facts(name, sizes[name]) for name in self._lengths))
 
     def general(self, sizes: Sizes) -> Forms:
-        """Forms for all sizes; whether they have loops goes by some."""
-        return self._chosen(sizes, is_general=True)
+        """Forms for all sizes, with loops if these sizes need them."""
+        return self._chosen(sizes, None)
 
-    def _chosen(self, sizes: Sizes, *, is_general: bool) -> Forms:
-        whole = self._of_graph(self._graph, sizes, is_general=is_general)
-        if self._looped is None or not self._is_stored(self._looped, whole.at(sizes).program, sizes):
-            return whole
-        return self._of_graph(self._looped.graph, sizes, is_general=is_general)
+    def _chosen(self, sizes: Sizes, facts: Facts | None) -> Forms:
+        whole = self._forms(facts, is_looped=False)
+        is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
+        return self._forms(facts, is_looped=True) if is_looped else whole
 
     def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
-        """Whether a program keeps a value, of those that loops would compute in blocks, that is too large."""
-        large, most = {formula(largest)(sizes) for largest in looped.largest}, ROOM if self._depth else _WHOLE
+        """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
+        large, most = {formula(elements)(sizes) for elements in looped.large}, ROOM if self._depth else _WHOLE
         values = ((math.prod(f(sizes) for f in b.shape), b.dtype) for b in program.buffers if b.role is Role.TEMPORARY)
         return any(count in large and count * dtype.itemsize > most for count, dtype in values)
 
-    def _of_graph(self, graph: Graph, sizes: Sizes, *, is_general: bool) -> Forms:
-        return self._forms(graph if is_general else _bounded(graph, self._lengths, sizes), is_general=is_general)
-
-    def _forms(self, graph: Graph, *, is_general: bool) -> Forms:
-        key = graph, is_general
+    def _forms(self, facts: Facts | None, *, is_looped: bool) -> Forms:
+        key = is_looped, facts
         if key not in self._known:
+            graph = self._looped.graph if is_looped and self._looped is not None else self._graph
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
 
             def bodies(sizes: Sizes) -> Bodies:
-                return {blocks: self._program(blocks, sizes, is_general=is_general) for blocks in loops}
+                return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            self._known[key] = Forms(graph, self._target, wide=self._wide, bodies=bodies)
+            self._known[key] = Forms(_knowing(graph, facts or ()), self._target, wide=self._wide, bodies=bodies)
         return self._known[key]
 
     def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:
-        """What a loop does with a block, laid out for the first one at some sizes, and the bytes of a row."""
+        """The program of a loop's body, laid out for the first block at some sizes, and the bytes of a row."""
         if blocks not in self._bodies:
             body = prepared(blocks.body, self._target)
             self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1)
@@ -114,12 +113,16 @@ def _lengths(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted({str(extent) for extent in extents if literal(extent) is None and str(extent).isidentifier()}))
 
 
-def _bounded(graph: Graph, lengths: tuple[str, ...], sizes: Sizes) -> Graph:
-    """A graph of which it is known that some sizes are not above the next power of two, and what divides them."""
+def _facts(name: str, size: int) -> tuple[str, int, int]:
+    """A size with the next power of two, and the largest of some divisors."""
+    return name, 1 << (size - 1).bit_length(), next((d for d in _DIVISORS if size % d == 0), 1)
+
+
+def _knowing(graph: Graph, facts: Facts) -> Graph:
+    """A graph of which bounds and divisors of some sizes are known."""
     bounds, multiples = dict(graph.bounds), dict(graph.multiples)
-    for name in lengths:
-        size = sizes[name]
-        bounds[name] = min(bounds.get(name, 1 << 62), 1 << (size - 1).bit_length())
-        multiples[name] = math.lcm(multiples.get(name, 1), next((d for d in _DIVISORS if size % d == 0), 1))
+    for name, bound, divisor in facts:
+        bounds[name] = min(bounds.get(name, bound), bound)
+        multiples[name] = math.lcm(multiples.get(name, 1), divisor)
     known = {name: divisor for name, divisor in multiples.items() if divisor > 1}
     return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(known.items()))

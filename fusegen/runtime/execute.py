@@ -80,8 +80,8 @@ def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, i
 
 
 def _write_loop(writer: Writer, loop: Loop, backend: Backend, kernels: Sequence[Any]) -> None:
-    """A call of the body for each block, and zeros before them where blocks add up."""
-    writer.add(*(f"{writer.tensor(key)}.zero_()" for key in loop.sums))
+    """A call of the body for each block, behind zeros where all blocks add up."""
+    writer.add(*(f"{writer.tensor(key)}.zero_()" for key in loop.zeros))
     tensors = ", ".join(map(writer.tensor, loop.operands))
     for sizes in loop.blocks(writer.sizes):
         body = bound_call(loop.body, None, sizes, writer.device, backend, kernels, is_inside=True)

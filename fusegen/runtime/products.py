@@ -29,7 +29,7 @@ class Place:
 
     @property
     def is_near(self) -> bool:
-        """Whether cuBLAS reads it rightly."""
+        """True if cuBLAS reads it rightly."""
         return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)) < FAR
 
     def text(self, writer: Writer) -> str:
@@ -60,7 +60,7 @@ def write_product(writer: Writer, product: MatrixProduct) -> None:
 
 
 def _function_of(a: Place, b: Place, out: Place) -> tuple[Any, list[Place]]:
-    """What computes a product, and the views that it takes."""
+    """The function that computes a product, and the views that it takes."""
     if math.prod(b.shape[:-2]) == 1:
         matrices = [_as_matrix(a), replace(b, shape=b.shape[-2:], strides=b.strides[-2:]), _as_matrix(out)]
         if None not in matrices:

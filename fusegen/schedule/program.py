@@ -287,7 +287,7 @@ class Program:
 
 
 def _is_added_by_products(body: Call, key: int) -> bool:
-    """Whether one product adds to a result of a loop, and nothing else touches it: the first block need not add, but writes."""
+    """True if one product adds to a result of a loop, and nothing else touches it: the first block need not add, but writes."""
     touching = [step for step in body.steps if key in step.touched]
     return len(touching) == 1 and isinstance(touching[0], MatrixProduct)
 

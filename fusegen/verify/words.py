@@ -44,7 +44,7 @@ def _step(step: CallStep, sizes: Sizes) -> str:
         return " ".join([step.function, *numbers, *(_operand(operand, sizes) for operand in step.operands), *results])
     if isinstance(step, Loop):
         each = (" | ".join(call_words(step.body, block)) for block in step.blocks(sizes))
-        return f"loop on {step.operands}, sums {step.sums}: {' || '.join(each)}"
+        return f"loop on {step.operands}, zeros {step.zeros}: {' || '.join(each)}"
     if not isinstance(step, KernelLaunch):
         name = "added product" if step.adds(sizes) else "product"
         return " ".join([name, *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])

@@ -15,6 +15,7 @@ from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
 from fusegen.passes.fuse.groups import Part
 from fusegen.schedule.bodies import ContractionBody
+from tests.unit.eager import agree, randn
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 
@@ -132,6 +133,15 @@ def test_rows_of_a_product_are_not_taken_for_columns(rows: slice) -> None:
     low = lowered(function, meta(16, 128), meta(128, 64))
     (product,) = (node for node in low.graph.nodes if node.op is Op.MATMUL)
     assert product.shape == (2, 4, 64), "and of the other rows there is no product"
+
+
+def test_views_of_rows_are_those_of_what_is_multiplied() -> None:
+    x, w, b = randn(2, 5, 16), randn(16, 8), randn(8)
+    agree(lambda x, w: ((x @ w)[:, -1], (x @ w)[:, 1:3] * 2), (x, w))
+    agree(lambda x, w, b: F.gelu(F.linear(x, w.mT, b)).view(-1, 8), (x, w, b))
+    agree(lambda x, w, b: (x @ w + b.view(1, 1, 8)).flatten(0, 1), (x, w, b))
+    agree(lambda x, w, b: (x @ w + b.view(1, 1, 1, 8)).view(10, 8), (x, w, b))
+    agree(lambda x, w: ((y := x @ w).view(10, 8), y.amax(1)), (x, w))
 
 
 def test_each_result_that_is_copied_has_a_kernel_of_its_own_name() -> None:

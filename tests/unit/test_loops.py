@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,14 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.calls import blocks
 from fusegen.calls.call import Role
+from fusegen.errors import BundleError
 from fusegen.extension import call_text
+from fusegen.passes.fuse import GroupKind
 from fusegen.runtime import alternatives
+from tests.naming import case
 from tests.unit.bundles import built
 from tests.unit.eager import randn
+from tests.unit.test_bundle_hostile import rewrite
 from tests.unit.test_scatter import trained
 
 Q, K, V = randn(2, 3, 21, 8), randn(2, 3, 37, 8), randn(2, 3, 37, 8)
@@ -153,6 +159,61 @@ def test_a_folder_trains_in_blocks(tmp_path: Path) -> None:
     function, arguments = CASES["a soft cap"]
     kernel = built(tmp_path / "kernels", capped, arguments)
     torch.testing.assert_close(trained(kernel, *arguments), trained(fg.kernel(function), *arguments), rtol=0, atol=0)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "results for operands": (
+        lambda loop: loop["operands"].insert(0, loop["operands"].pop(1)),
+        "a loop is given other buffers than it takes",
+    ),
+    "an operand that is not there": (lambda loop: loop["operands"].__setitem__(0, 77), "there is no buffer 77"),
+    "no results": (lambda loop: loop.update(results=[]), "a loop writes to other buffers than its results"),
+    "zeros in an operand": (lambda loop: loop.update(zeros=[loop["operands"][0]]), "there is no result of a loop"),
+    "another name of the rows": (lambda loop: loop.update(rows="q"), "there is no size 'block_rows_0'"),
+}
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_folder_with_another_loop_is_refused(tmp_path: Path) -> None:
+    built(tmp_path / "kernels", capped, CASES["a soft cap"][1])
+    for name, (damage, words) in DAMAGE.items():
+        with case(name):
+            folder = Path(shutil.copytree(tmp_path / "kernels", tmp_path / name))
+            rewrite(folder, lambda content, damage=damage: damage(next(loops_of(content))))
+            with pytest.raises(BundleError, match=words):
+                fg.load(folder)
+
+
+def loops_of(content: Any) -> Iterator[dict[str, Any]]:
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    if isinstance(content, dict) and "zeros" in content:
+        yield content
+    for part in parts:
+        yield from loops_of(part)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_names_of_the_caller_s_and_of_a_loop_are_apart() -> None:
+    def loss(result_0: Tensor, operand_0: Tensor, operand_1: Tensor) -> Tensor:
+        rows = torch.where(operand_1 != 3, operand_1, 5)
+        return F.cross_entropy(F.linear(result_0.sin(), operand_0), rows) + F.cross_entropy(
+            F.linear(result_0, operand_0.cos()), rows
+        )
+
+    exact = trained(loss, H.double(), W.double(), T.clamp(0))
+    torch.testing.assert_close([f.double() for f in trained(fg.kernel(loss), H, W, T.clamp(0))], exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_random_bits_of_a_key_that_a_call_draws_are_drawn_once() -> None:
+    """Blocks would draw others than what else reads the bits."""
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = fg.dropout(torch.softmax(5 * torch.tanh(q @ k.mT / 5), -1), 0.5)
+        return weights @ v, (weights != 0).sum(1)
+
+    low = fg.kernel(dropped).lower(Q, K, V)
+    assert GroupKind.LOOP not in {group.kind for group in low.groups}
 
 
 @pytest.mark.deep

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from fusegen.ir.blocks import rows_of
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, nominal, product
+from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.blocks.body import Loop, loop_of
-from fusegen.passes.blocks.region import Region, regions
+from fusegen.passes.blocks.region import regions
+from fusegen.passes.rebuilt import moved_after_operands
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class InBlocks:
 
     Attributes:
         graph: it.
-        largest: elements of the values of each loop that do not lie in memory whole any more.
+        large: elements of the values that do not lie in memory whole any more.
     """
 
     graph: Graph
-    largest: tuple[Dim, ...]
+    large: tuple[Dim, ...]
 
 
 def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks | None:
@@ -39,17 +40,15 @@ def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks 
         elsewhere: products that kernels compute without storing them.
         depth: how many loops it is in, which are over other dims.
     """
-    largest: list[Dim] = []
+    large: list[Dim] = []
+    count = 0
     outer = [rows_of(before) for before in range(depth)]
     while (region := next(regions(graph, elsewhere, outer), None)) is not None:
-        largest.append(_largest(graph, region))
-        looped = _Looped(graph, loop_of(graph, region, f"{graph.name}_rows_{len(largest) - 1}", depth))
+        large += [product(graph.nodes[p].shape) for p in region.large(graph)]
+        looped = _Looped(graph, loop_of(graph, region, f"{graph.name}_rows_{count}", depth))
+        count += 1
         graph, elsewhere = looped.graph, {looped.moved[p] for p in elsewhere if p in looped.moved}
-    return InBlocks(graph, tuple(largest)) if largest else None
-
-
-def _largest(graph: Graph, region: Region) -> Dim:
-    return max((product(graph.nodes[p].shape) for p in region.large(graph)), key=nominal)
+    return InBlocks(graph, tuple(dict.fromkeys(large))) if large else None
 
 
 class _Looped:
@@ -75,17 +74,7 @@ class _Looped:
 
     def _position(self, position: int) -> int:
         """A value's place, after those of what it is made of."""
-        stack = [position]
-        while stack:
-            last = stack[-1]
-            missing = [a for a in self._made_of(last) if a not in self.moved]
-            if missing and last not in self.moved:
-                stack += missing
-            else:
-                stack.pop()
-                if last not in self.moved:
-                    self.moved[last] = self._rebuilt(last)
-        return self.moved[position]
+        return moved_after_operands(position, self.moved, self._made_of, self._rebuilt)
 
     def _made_of(self, position: int) -> tuple[int, ...]:
         return self._loop.operands if position in self._results else self._before.nodes[position].args
@@ -95,7 +84,7 @@ class _Looped:
         args = tuple(self.moved[a] for a in self._made_of(position))
         if position in self._results:
             return self._result(position, args)
-        wide = self._wide.get(args[0]) if node.op is Op.CAST else None  # what was rounded to be cast back was not
+        wide = self._wide.get(args[0]) if node.op is Op.CAST else None  # so that nothing is rounded to be cast back
         if wide is not None and self._builder.nodes[wide].dtype is node.dtype:
             return wide
         return self._builder.put(replace(node, args=args), location)

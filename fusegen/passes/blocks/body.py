@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
@@ -13,7 +14,7 @@ from fusegen.ir.symbolic import nominal, product
 from fusegen.ir.versions import owner
 from fusegen.passes.blocks.region import Region, operand_dim, summed_dim
 
-_BROADCAST = 8  # how many times more elements
+_BROADCAST = 8  # times as many elements as the largest operand
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class _Body:
         self.operands: list[int] = []
         self._whole: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
-        self._results = 0
+        self._names = {*(spec.name for spec in graph.inputs), *(name for name, _ in graph.scalars)}
         for position in sorted({*region.dims, *region.sums}):
             self._blocks[position] = self._block(position)
 
     def is_wanted(self, position: int) -> bool:
-        """Whether something else than the loop reads a value."""
+        """True if something else than the loop reads a value."""
         users = self.graph.users[position]
         return position in self.graph.outputs or any(u not in self._blocks for u in users)
 
@@ -81,7 +82,7 @@ class _Body:
         return self.builder.add(Op.PUT, [place, self._cast(self._blocks[position], dtype)], shape=node.shape)
 
     def _is_read_wide(self, position: int) -> bool:
-        """Whether a product in 16 bits is wanted as wide as it is computed, and only so."""
+        """True if a product in 16 bits is wanted as wide as it is computed, and only so."""
         node = self.graph.nodes[position]
         users = [self.graph.nodes[u] for u in self.graph.users[position] if u not in self._blocks]
         is_wide = all(user.op is Op.CAST and user.dtype is node.dtype.compute for user in users)
@@ -97,8 +98,13 @@ class _Body:
         return self.builder.add(Op.PUT, [result, total], shape=node.shape)
 
     def _result(self, node: Node, dtype: DType) -> int:
-        self._results += 1
-        return self.builder.input(row_major(f"result_{self._results - 1}", node.shape, dtype))
+        return self.builder.input(row_major(self._named("result"), node.shape, dtype))
+
+    def _named(self, stem: str) -> str:
+        """A name that no input has: the caller's are kept, since strides are named after them."""
+        name = next(name for number in itertools.count() if (name := f"{stem}_{number}") not in self._names)
+        self._names.add(name)
+        return name
 
     def _cast(self, position: int, dtype: DType) -> int:
         is_so = self.builder.nodes[position].dtype is dtype
@@ -148,7 +154,7 @@ class _Body:
         return node.family is Family.POINTWISE and (self.region.is_large(self.graph, position) or self._is_broadcast(position))
 
     def _is_broadcast(self, position: int) -> bool:
-        """Whether a value is much larger than all that it is made of, as a mask of positions is."""
+        """True if a value is much larger than all that it is made of, as a mask of positions is."""
         sizes = (nominal(product(operand.shape)) for operand in self.graph.operands(position))
         return nominal(product(self.graph.nodes[position].shape)) >= _BROADCAST * max(sizes)
 
@@ -160,6 +166,6 @@ class _Body:
         node = self.graph.nodes[position]
         self.operands.append(position)
         if node.op not in (Op.INPUT, Op.PUT):
-            return self.builder.input(row_major(f"operand_{position}", node.shape, node.dtype))
+            return self.builder.input(row_major(self._named("operand"), node.shape, node.dtype))
         spec = self.graph.input_spec(str(self.graph.nodes[owner(self.graph, position)].attr("name")))
-        return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=f"operand_{position}"))
+        return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=self._named("operand")))

@@ -1,4 +1,4 @@
-"""What a loop over rows computes: a product of many columns that are reduced again, and all that goes with it, row by row."""
+"""Regions of a graph that a loop over rows can compute: a product of many columns that are reduced again, and all that needs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, nominal, product, same
 
-_WIDER = 2  # how many times more columns than it sums over a product has whose values are better never stored whole
-_NEAR = 2  # how many times fewer elements a value may have, and count as one of as many
+_WIDER = 2  # columns of a product, in multiples of what it sums over, from which on its values are better never stored whole
+_NEAR = 2  # a value of half as many elements counts as one of as many
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Region:
     count: int
 
     def is_large(self, graph: Graph, position: int) -> bool:
-        """Whether a value has about as many elements as that product."""
+        """True if a value has about as many elements as that product."""
         return _NEAR * _elements(graph.nodes[position].shape) >= self.count
 
     def large(self, graph: Graph) -> tuple[int, ...]:
@@ -83,12 +83,19 @@ def _region(graph: Graph, seed: int, dim: int) -> Region | None:
         return None
     region = growing.region
     large = region.large(graph)
-    are_needed = any(p in graph.outputs for p in large)
-    return region if not are_needed and any(_meets_rows(graph, region.dims, p) for p in large) else None
+    if any(p in graph.outputs for p in large) or _draws(graph, region):
+        return None
+    return region if any(_meets_rows(graph, region.dims, p) for p in large) else None
+
+
+def _draws(graph: Graph, region: Region) -> bool:
+    """True if a call draws the key of random bits in it: each block would draw another one."""
+    inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
+    return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
 
 
 def _meets_rows(graph: Graph, dims: Mapping[int, int], large: int) -> bool:
-    """Whether each row of a value is reduced to a statistic, or meets one: that of a hidden layer does neither."""
+    """True if each row of a value is reduced to a statistic, or meets one: that of a hidden layer does neither."""
     node = graph.nodes[large]
     if any(graph.nodes[user].family is Family.REDUCTION and user in dims for user in graph.users[large]):
         return True
@@ -126,13 +133,13 @@ class _Growing:
             if position in self.dims and self._is_large(position):
                 for user in self.graph.users[position]:
                     self._take_user(position, user)
-            if not self._new:  # of what was no part of it then, something may depend on what is now
+            if not self._new:  # operands may depend on nodes that came later
                 for earlier in (*self.dims, *self.sums):
                     self._take_operands(earlier)
 
     @property
     def region(self) -> Region:
-        """What it is now."""
+        """The region as it is now."""
         return replace(self._empty, dims=self.dims, sums=frozenset(self.sums))
 
     def _is_large(self, position: int) -> bool:
@@ -148,7 +155,7 @@ class _Growing:
         return frozenset(found)
 
     def _is_of_large(self, position: int) -> bool:
-        """Whether a value is reduced of such a large one that each block computes again: it may as well be reduced there."""
+        """True if a value is reduced of such a large one that each block computes again: it may as well be reduced there."""
         node = self.graph.nodes[position]
         return node.family is Family.REDUCTION and self._is_large(node.args[0])
 
@@ -258,7 +265,7 @@ def summed_dim(graph: Graph, position: int, slot: int, dims: Mapping[int, int]) 
     operand = node.args[slot]
     if node.op is Op.MATMUL:
         return len(graph.nodes[operand].shape) - (1 if slot == 0 else 2)
-    return dims[operand]  # of a sum
+    return dims[operand]
 
 
 def result_dim(graph: Graph, position: int, operand: int, dim: int) -> int | None:

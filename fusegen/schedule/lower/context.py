@@ -36,7 +36,7 @@ Pins: TypeAlias = Mapping[tuple[int, ...], LanePlan]
 """Plans that were asked for, by the outputs of the group."""
 
 Bodies: TypeAlias = Mapping[Blocks, tuple[Program, Formula]]
-"""Of loops, what they do with a block, and the bytes that this takes for each row."""
+"""The program of each loop's body, and the bytes that it takes for each row."""
 
 P = TypeVar("P", bound=LanePlan)
 
