@@ -184,7 +184,7 @@ __device__ __forceinline__ float flash_attention_alibi_rows_0_rows_0_3(float val
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_flash_attention_alibi_rows_0_rows_0_3(const float* value_30_ptr, bf16* result_0_ptr, i64 block_rows_0, i64 block_rows_1, i64 block_start_1, i64 q_dim2) {
+fg_flash_attention_alibi_rows_0_rows_0_3(const float* value_30_ptr, bf16* result_1_ptr, i64 block_rows_0, i64 block_rows_1, i64 block_start_1, i64 q_dim2) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
     const Index element_count = block_rows_0 * block_rows_1 * q_dim2 * 128;
@@ -212,6 +212,6 @@ fg_flash_attention_alibi_rows_0_rows_0_3(const float* value_30_ptr, bf16* result
         for (i32 v = 0; v < 8; ++v) result[v] = flash_attention_alibi_rows_0_rows_0_3(value_30[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
-        store_lanes<8>(result_0_ptr, block_start_1 * q_dim2 * 128 + i0 * q_dim2 * 2048 + i3, result_raw);
+        store_lanes<8>(result_1_ptr, block_start_1 * q_dim2 * 128 + i0 * q_dim2 * 2048 + i3, result_raw);
     }
 }
