@@ -1,14 +1,21 @@
-"""The workspace of a call: one piece of memory in which values lie that only its steps know, each as long as it is needed."""
+"""The workspace of a call: one piece of memory in which values lie that only its steps know, each as long as it is needed.
+
+Large ones have memory of their own there where an allocator keeps what it is given back, as torch's does: they take none before the
+step that makes them, and none behind the last that reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from fusegen.calls.call import Buffer, Call, Role
 
 _ALIGNMENT = 256  # bytes between values; what torch's allocator gives
+
+APART = 16 << 20
+"""Bytes from which a value has memory of its own: to ask for that takes a microsecond, to write it five and more."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,20 @@ _ORDERS: tuple[Callable[[Slot], tuple[int, ...]], ...] = (
 
 def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
     """The places of a call's temporaries, but for what a library allocates, and the bytes that they take together."""
-    touched = [step.touched for step in call.steps]
-    return packed(_slot(spec, touched, sizes) for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.made)
+    return packed(slots_of(call, sizes))
+
+
+def slots_of(call: Call, sizes: Mapping[str, int]) -> tuple[Slot, ...]:
+    """A call's temporaries, but for what a library allocates, that have no places yet."""
+    first, last = spans(call)
+    found = (spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.made)
+    return tuple(_slot(spec, first[spec.key], last[spec.key], sizes) for spec in found)
+
+
+def spans(call: Call) -> tuple[dict[int, int], dict[int, int]]:
+    """The first step that touches a buffer, and the last one, by its key."""
+    touched = [(key, number) for number, step in enumerate(call.steps) for key in step.touched]
+    return {key: number for key, number in reversed(touched)}, dict(touched)
 
 
 def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
@@ -75,7 +94,6 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
-def _slot(spec: Buffer, touched: Sequence[Mapping[int, bool]], sizes: Mapping[str, int]) -> Slot:
-    steps = [number for number, keys in enumerate(touched) if spec.key in keys]
+def _slot(spec: Buffer, first: int, last: int, sizes: Mapping[str, int]) -> Slot:
     shape = tuple(extent(sizes) for extent in spec.shape)
-    return Slot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, steps[0], steps[-1])
+    return Slot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, first, last)

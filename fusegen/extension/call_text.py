@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.calls.blocks import EVEN, ROOM
 from fusegen.calls.call import (
+    Buffer,
     Call,
     KernelLaunch,
     LaunchArgument,
@@ -24,6 +25,7 @@ from fusegen.calls.call import (
     launches_of,
 )
 from fusegen.calls.formula import Formula, formula_of
+from fusegen.calls.workspace import spans
 from fusegen.dtypes import DType
 from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
 
@@ -75,12 +77,15 @@ class CallText:
                 spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._made
             )
         }
-        self._parts: dict[int, str] = {}
+        self._first_of, self._last_of = spans(call)
+        self._late = {spec.key for spec in self._outputs() if spec.key in self._first_of}.union(self._slots)
+        self._parts: set[int] = set()  # temporaries that are needed as tensors
+        self._located: set[int] = set()  # what a step allocates and another one needs the address of
         self._addresses: dict[str, str] = {}
-        steps = [line for number in range(len(call.steps)) for line in self._step(number, entries)]
-        results = [self.tensor(key) for key in call.results]
-        self.lines = [*self._checks(), *self._memory(), *self._keys(), *self._places(), *steps, *self._counted()]
-        self.results = results
+        steps = [self._step(number, entries) for number in range(len(call.steps))]
+        self.results = [self.tensor(key) for key in call.results]
+        lines = [line for n, step in enumerate(steps) for line in (*self._begin(n), *step, *self._end(n))]
+        self.lines = [*self._checks(), *self._memory(), *self._keys(), *self._addresses.values(), *lines, *self._counted()]
 
     # Names.
 
@@ -97,18 +102,19 @@ class CallText:
 
     def tensor(self, key: int) -> str:
         """The variable of a buffer as a tensor."""
-        if key in self._slots and key not in self._parts:
-            spec = self._specs[key]
-            place = f"slots[{self._slots[key][0]}], {self.formulas(spec.shape)}, {DTYPES[spec.dtype]}"
-            self._parts[key] = f"const at::Tensor {_named(key)} = fg::part(workspace, {place});"
+        if key in self._slots:
+            self._parts.add(key)
         return _named(key)
 
     def _address(self, key: int) -> str:
         if key in self._made:  # which a step before this one allocates
             return f"fg::address({_named(key)})"
-        name = "workspace" if key in self._slots else _named(key)
-        self._addresses.setdefault(name, f"const int64_t at_{name} = fg::address({name});")
-        return f"at_{name}" + (f" + slots[{self._slots[key][0]}].offset" if key in self._slots else "")
+        name = _named(key)
+        if key in self._late:
+            self._located.add(key)
+        else:
+            self._addresses.setdefault(name, f"const int64_t at_{name} = fg::address({name});")
+        return f"at_{name}"
 
     def _number(self, name: str, *, is_float: bool) -> str:
         self.numbers[name] = self.numbers.get(name, False) or is_float
@@ -133,13 +139,45 @@ class CallText:
         return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in self._written]
 
     def _memory(self) -> list[str]:
-        outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
-        lines = [f"at::Tensor {_named(o.key)} = fg::fresh({self.formulas(o.shape)}, {DTYPES[o.dtype]}, device);" for o in outputs]
+        lines = [f"at::Tensor {_named(o.key)} = {self._fresh(o.key)};" for o in self._outputs() if o.key not in self._late]
         if not self._slots:
             return lines
         slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
         lines.append(f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};")
-        return [*lines, "const at::Tensor workspace = fg::fresh({fg::arrange(slots)}, at::kByte, device);"]
+        return [*lines, "const at::Tensor workspace = fg::workspace(slots, device);"]
+
+    def _outputs(self) -> list[Buffer]:
+        """Results that no library allocates."""
+        return [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
+
+    def _fresh(self, key: int) -> str:
+        return f"fg::fresh({self.formulas(self._specs[key].shape)}, {DTYPES[self._specs[key].dtype]}, device)"
+
+    def _begin(self, number: int) -> list[str]:
+        """What no step before this one knows is allocated, and what is small has its place in the workspace."""
+        lines = []
+        for key in sorted(key for key in self._late if self._first_of[key] == number):
+            name, slot = _named(key), f"slots[{self._slots[key][0]}]" if key in self._slots else ""
+            dtype = DTYPES[self._specs[key].dtype]
+            made = f"fg::is_apart({slot}) ? {self._fresh(key)} : " if slot else self._fresh(key)
+            if slot and key in self._parts:
+                made += f"fg::part(workspace, {slot}, {self.formulas(self._specs[key].shape)}, {dtype})"
+            elif slot:
+                made += "at::Tensor()"
+            lines.append(f"at::Tensor {name} = {made};")
+            if key in self._located:
+                at = (
+                    f"fg::is_apart({slot}) ? fg::address({name}) : fg::address(workspace) + {slot}.offset"
+                    if slot
+                    else f"fg::address({name})"
+                )
+                lines.append(f"const int64_t at_{name} = {at};")
+        return lines
+
+    def _end(self, number: int) -> list[str]:
+        """What no step behind this one knows is let go."""
+        own = (self._made | set(self._slots)) - set(self.call.results)
+        return [f"{_named(key)}.reset();" for key in sorted(own) if self._last_of.get(key) == number]
 
     def _bytes(self, key: int) -> str:
         spec = self._specs[key]
@@ -162,9 +200,6 @@ class CallText:
         if isinstance(key.source, ScalarArgument):
             return f"fg::key_of(fg::integer({self._number(key.source.name, is_float=False)}), device)"
         return ""
-
-    def _places(self) -> list[str]:
-        return [*self._parts.values(), *self._addresses.values()]
 
     def _counted(self) -> list[str]:
         return [f"fg::count_write({_named(self.call.inputs[place][0])});" for place in self._written]
@@ -195,12 +230,12 @@ class CallText:
         settings = [f"{{{', '.join(map(repr, call.settings))}}}"] if call.settings else []
         operands = f"{{{', '.join(self._strided(operand) for operand in call.operands)}}}"
         given = ", ".join([f"{{{wanted}}}", *settings, *map(self.formula, call.sizes), operands])
-        lines = [f"const std::vector<at::Tensor> made_{number} = fg::{call.function}({given});"]
+        lines = [f"std::vector<at::Tensor> made_{number} = fg::{call.function}({given});"]
         for place, result in enumerate(call.results):
             spec, order = self._specs[result.buffer], f"{{{', '.join(map(str, result.order))}}}"
             moved = f"made_{number}[{place}].permute({order}).contiguous()"
-            lines.append(f"const at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
-        return lines
+            lines.append(f"at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
+        return [*lines, f"made_{number}.clear();"]
 
     def _loop(self, loop: Loop, entries: Sequence[Entry]) -> list[str]:
         """A function of the buffers that are the body's inputs, called for each block."""

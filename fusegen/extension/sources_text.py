@@ -65,6 +65,12 @@ class SourcesCall(CallText):
         lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::arrange(slots);"]
         return [*lines, "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"]
 
+    def _begin(self, number: int) -> list[str]:
+        return []
+
+    def _end(self, number: int) -> list[str]:
+        return []
+
     def _keys(self) -> list[str]:
         return []
 

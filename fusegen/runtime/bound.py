@@ -11,6 +11,7 @@ import torch
 
 from fusegen.calls.call import Call
 from fusegen.calls.numbers import ERRORS, Numbers
+from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
 from fusegen.runtime.straight import Run
@@ -137,12 +138,13 @@ class Bound(Program):
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
         tensors = everything if self._in_order else [everything[place] for place in self._order]
-        if self._scalars is None:
-            return self._program(tensors, NO_SCALARS)
         try:
-            scalars = self._scalars(values)
+            scalars = NO_SCALARS if self._scalars is None else self._scalars(values)
         except ERRORS:  # which the user's own line shall raise, or catch
             return self._by_value(values)
+        if type(values) is GivenAway and tensors is not values:
+            tensors = GivenAway(tensors)
+            values.clear()
         return self._program(tensors, scalars)
 
 

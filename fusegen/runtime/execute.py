@@ -60,7 +60,8 @@ def bound_call(
         is_inside: whether another call makes it, on memory of its own.
     """
     writer, loaded = Writer(call, sizes, device, is_inside=is_inside), iter(kernels)
-    for before, step in zip((None, *call.steps), call.steps, strict=False):
+    for number, (before, step) in enumerate(zip((None, *call.steps), call.steps, strict=False)):
+        writer.begin(number)
         if isinstance(step, KernelLaunch):
             backend.write_launch(writer, _behind(before, step, sizes), next(loaded))
         elif isinstance(step, LibraryCall):
@@ -69,6 +70,7 @@ def bound_call(
             _write_loop(writer, step, backend, [next(loaded) for _ in step.body.launches])
         else:
             write_product(writer, step)
+        writer.end(number)
     return writer.function(put_together)
 
 
@@ -97,6 +99,7 @@ def _write_call(writer: Writer, call: LibraryCall) -> None:
     for place, result in enumerate(call.results):
         in_order = f".permute({result.order})" if result.order != tuple(range(len(result.order))) else ""
         writer.add(f"{writer.tensor(result.buffer)} = made[{place}]{in_order}.contiguous().view({writer.shape(result.buffer)})")
+    writer.add("del made")
 
 
 # Backends: how a launch becomes a step.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusegen.calls.wiring import Wiring
 from fusegen.errors import GradientError
+from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
 
 
@@ -21,7 +22,7 @@ class Node:
 
     Args:
         wiring: of the passes.
-        backward: runs the backward pass.
+        backward: runs the backward pass on values that are given away.
         recorded: for each result, whether there is a derivative of it.
         sizes: values of the symbolic sizes.
     """
@@ -71,12 +72,15 @@ class NodeCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: Node = ctx.node
-        saved, given = ctx.saved_tensors, [gradients[n] if gradients[n] is not None else _zeros(*ctx.like[n]) for n in node.floats]
+        given = [gradients[n] if gradients[n] is not None else _zeros(*ctx.like[n]) for n in node.floats]
+        values = GivenAway((*ctx.saved_tensors, *given, *node.sizes, *ctx.numbers))
+        is_recorded = torch.is_grad_enabled()  # somebody wants a derivative of these gradients
+        needed = [t for t in values if isinstance(t, Tensor) and t.requires_grad] if is_recorded else []
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
         with torch.no_grad():
-            outputs = node.backward([*saved, *given, *node.sizes, *ctx.numbers])
+            outputs = node.backward(values)
         found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
-        if torch.is_grad_enabled():  # somebody wants a derivative of these
-            needed = [t for t in (*saved, *given) if t.requires_grad]
+        if is_recorded:
             found = _once(node.name, found, needed)
         return (None, None, None, *found)
 

@@ -1,6 +1,10 @@
 """Calls as straight-line Python: a function that is written once for exact shapes, and of which nothing is left to decide.
 
 A loop over steps that asks each for its arguments takes longer than most launches.
+
+Whatever is large is allocated by the step that makes it, and let go behind the last that reads it: values of the call's own,
+results of torch's functions, and the caller's tensors where these are given away. So a backward pass keeps no more of what the
+forward pass saved than it still needs.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from fusegen.calls.call import (
     ScalarArgument,
     SizeArgument,
 )
-from fusegen.calls.workspace import Slot, arrange
+from fusegen.calls.workspace import APART, Slot, packed, slots_of, spans
 from fusegen.errors import ArgumentError
+from fusegen.runtime.given import GivenAway
 from fusegen.runtime.host_memory import LARGE, in_large_pages
 from fusegen.runtime.written import check_apart, count_writes
 
@@ -56,12 +61,17 @@ class Writer:
     def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False) -> None:
         self.call, self.sizes, self.device = call, sizes, device
         self._specs = {spec.key: spec for spec in call.buffers}
-        slots, self._workspace_bytes = arrange(call, sizes)
+        temporaries = slots_of(call, sizes)
+        slots, self._workspace_bytes = packed(slot for slot in temporaries if slot.size < APART)
         self._made = call.made
+        self._is_inside = is_inside
         self._written = () if is_inside else call.written
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
+        self._first_of, self._last_of = spans(call)
+        self._late = {slot.key for slot in temporaries if slot.size >= APART} | self._large_results()
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
+        self._scope |= {"given_away": GivenAway}
         self._scope |= {"modes": dispatch_modes, "transforms": peek_interpreter_stack}
         self.on_current_device = device.type != "cuda"  # whether the function runs with the device as torch's current one
         self._parts: dict[str, str] = {}  # views of the workspace, by name
@@ -122,7 +132,7 @@ class Writer:
 
     def address(self, key: int) -> str:
         """A buffer's address, as an expression."""
-        if key in self._made:  # which a step before this one allocates
+        if key in self._made or key in self._late:  # which a step allocates
             return f"{self._named(key)}.data_ptr()"
         slot = self._slots.get(key)
         name = "workspace" if slot is not None else self._named(key)
@@ -149,7 +159,28 @@ class Writer:
     def _named(self, key: int) -> str:
         return f"b{key}".replace("-", "_")
 
+    def _large_results(self) -> set[int]:
+        """Results that a step makes."""
+        results = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
+        touched = [spec for spec in results if spec.key in self._first_of]
+        return {spec.key for spec in touched if spec.dtype.itemsize * math.prod(self.shape(spec.key)) >= APART}
+
     # Lines.
+
+    def begin(self, number: int) -> None:
+        """Allocates what is large and none of the steps before this one knows."""
+        for key in sorted(self._late):
+            if self._first_of[key] == number:
+                spec = self._specs[key]
+                self.add(f"{self._named(key)} = {self._allocation(self.shape(key), spec.dtype.torch)}")
+
+    def end(self, number: int) -> None:
+        """Lets go of what no later step knows."""
+        held = {*self.call.results, *(self.call.inputs[place][0] for place in self._written)}
+        own = {key for key, _ in self.call.inputs} | self._made | self._late
+        done = [self._named(key) for key in sorted(own - held) if self._last_of.get(key) == number]
+        if done:
+            self.add(f"del {', '.join(done)}")
 
     def first(self, *lines: str) -> None:
         """Lines that come before everything else, once however many steps add them."""
@@ -184,13 +215,15 @@ class Writer:
             yield f"{check}({known}, tensors, {written})"
         if names:
             yield f"{', '.join(names)}, = tensors"
+            if not self._is_inside:
+                yield "if type(tensors) is given_away: tensors.clear()"
 
     def _allocations(self) -> Iterator[str]:
         outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
-        if self._slots or outputs:
+        if self._slots or self._late or outputs:
             is_fresh = self._scope["fresh"] and self.on_current_device
             yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
-        for spec in outputs:
+        for spec in (spec for spec in outputs if spec.key not in self._late):
             yield f"{self._named(spec.key)} = {self._allocation(self.shape(spec.key), spec.dtype.torch)}"
         if self._slots:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"

@@ -80,6 +80,22 @@ inline at::Tensor fresh(at::IntArrayRef shape, at::ScalarType dtype, at::Device 
 
 #include "workspace.h"
 
+constexpr int64_t kApart = 16 << 20;  // bytes from which a value has memory of its own, as `fusegen/calls/workspace.py` has it
+
+inline bool is_apart(const Slot& slot) { return slot.size >= kApart; }
+
+// The workspace of all values but those, with their places in it.
+inline at::Tensor workspace(std::vector<Slot>& slots, at::Device device) {
+  std::vector<Slot> within;
+  std::copy_if(slots.begin(), slots.end(), std::back_inserter(within), [](const Slot& slot) { return !is_apart(slot); });
+  const int64_t bytes = arrange(within);
+  auto found = within.begin();
+  for (Slot& slot : slots) {
+    if (!is_apart(slot)) slot = *found++;
+  }
+  return fresh({bytes}, at::kByte, device);
+}
+
 inline at::Tensor part(const at::Tensor& workspace, const Slot& slot, at::IntArrayRef shape, at::ScalarType dtype) {
   return workspace.narrow(0, slot.offset, slot.size).view(dtype).view(shape);
 }

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.calls.workspace import arrange
 from fusegen.passes.fuse import Group, GroupKind
 from tests.naming import case
 from tests.unit.eager import agree, randn
@@ -130,11 +131,38 @@ def test_concatenations_over_one_shape_are_one_kernel() -> None:
 
 
 def test_kernels_of_two_values_each_do_not_wait_for_each_other() -> None:
-    """A converted operand and the other product's gradient have one shape: a kernel of both would wait for itself."""
+    """One reads y for two values, of which one needs what is made of x, and the other serves another value that is made of x."""
 
-    def product(x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
+    def function(x: Tensor, y: Tensor, weight: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scaled = x * ((y * 2) @ column)
+        tripled = x * 3
+        return scaled, tripled, y + tripled @ weight
 
-    arguments = [torch.randn(4, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)]
-    found, wanted = (torch.autograd.grad(run(*arguments).sum(), arguments) for run in (fg.kernel(product), product))
-    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    arguments = [torch.randn(*shape) for shape in ((4, 16), (4, 16), (16, 16), (16, 1))]
+    torch.testing.assert_close(fg.kernel(function)(*arguments), function(*arguments))
+
+
+def test_a_value_is_computed_where_it_is_read_of_which_it_is_made() -> None:
+    """A later kernel, over as many elements, would read x once more."""
+
+    def function(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return x.amax(1), (x.relu() @ weight).sin() + y
+
+    low = fg.kernel(function).lower(*(torch.empty(64, 64, device="meta") for _ in range(3)))
+    assert sum(step.traffic.read(low.sizes) for step in low.program.steps) == 5 * 64 * 64 * 4, "x, its product's operands, and two"
+
+
+def test_large_values_are_used_up_before_others_are_made() -> None:
+    """In the backward pass of a layer the gradients by weights could all come last, and keep what they are made of."""
+
+    def layer(x: Tensor, scale: Tensor, packed: Tensor, out: Tensor, one: Tensor, two: Tensor) -> Tensor:
+        heads = F.linear(F.rms_norm(x, (512,), scale), packed).chunk(3, -1)
+        q, k, v = (each.unflatten(-1, (4, 128)).transpose(1, 2) for each in heads)
+        x = x + F.linear(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), out)
+        return x + F.linear(F.gelu(F.linear(F.rms_norm(x, (512,), scale), one)), two)
+
+    shapes = (4, 1024, 512), (512,), (1536, 512), (512, 512), (2048, 512), (512, 2048)
+    inputs = [torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    low = fg.kernel(layer).backward.lower(*inputs, target="sm_90a")
+    _, workspace = arrange(low.program.call, low.sizes)
+    assert workspace < 2.5 * 4096 * 2048 * 2, "activations of the MLP, with what is an eighth and a quarter of them"

@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse.epilogue import joined, plain_group
-from fusegen.passes.fuse.groups import Group, GroupKind, strip_views
+from fusegen.passes.fuse.groups import Group, GroupKind
+from fusegen.passes.fuse.order import waits
 from fusegen.passes.fuse.skeletons import skeleton_named
 from fusegen.target import Target
 
@@ -54,17 +55,4 @@ def _can_join(graph: Graph, groups: Sequence[Group], launches: Sequence[Group | 
     widths = skeleton_named(both[0].skeleton).tile_widths(math.lcm(*(part.head for part in parts)), len(parts[0].products))
     if len(parts) > _MOST_PARTS or not widths:
         return False
-    return not _waits(graph, groups, one, other) and not _waits(graph, groups, other, one)
-
-
-def _waits(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
-    """Whether a group needs what another one computes, or what is made of that."""
-    writers = {output: n for n, group in enumerate(groups) for output in group.outputs}
-    stack, seen = [later], {later}
-    while stack:
-        needed = {writers[p] for p in (strip_views(graph, i) for i in groups[stack.pop()].inputs) if p in writers}
-        if earlier in needed:
-            return True
-        stack += needed - seen
-        seen |= needed
-    return False
+    return not waits(graph, groups, one, other) and not waits(graph, groups, other, one)
