@@ -11,11 +11,12 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
     """The bytes that a call allocates at its peak, above those allocated before it; None on a CPU, where torch counts none.
 
     Args:
-        call: one that has run before: a first call also allocates what lives on, as workspaces of libraries.
+        call: it runs twice: a first call also allocates memory that stays, such as workspaces of libraries in autograd's threads.
         device: where it runs.
     """
     if device.type != "cuda":
         return None
+    call()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -59,12 +59,12 @@ def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *,
         flops=case.flops(case.sizes) if case.flops else None,
         launches="" if isinstance(launches, Exception) else launches,
         timings=tuple(_failed(p, way, found) for p, way in ways.items()) if isinstance(found, Exception) else found,
-        timer=_own_timer(case, device, quick),
+        timer=_timer_of(case, device, quick),
     )
 
 
-def _own_timer(case: Case, device: torch.device, quick: bool) -> str | None:
-    """The timer of a case, where it is not that of all others."""
+def _timer_of(case: Case, device: torch.device, quick: bool) -> str | None:
+    """The timer of a case if it is not the record's."""
     found, usual = (timer_name(device, quick=quick, with_host=with_host) for with_host in (case.is_step, False))
     return None if found == usual else found
 
@@ -78,14 +78,15 @@ def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, qu
         calls |= {p: tuning for p in ways if p.name == "fusegen"}
     del wanted  # memory that the graphs may need
     sound = {p.name: checked.call for p, checked in calls.items() if isinstance(checked, _Checked)}
-    peaks = {name: _attempt(partial(peak_bytes, call, device)) for name, call in sound.items()} if case.is_step else {}
+    peaks = _peaks({p.name: sound[p.name] for p in ways if p.computes and p.name in sound}, device) if case.is_step else {}
     times = interleaved(sound, device, quick=quick, with_host=case.is_step)
-    return tuple(_with_peak(_timing(p, ways[p], checked, times), peaks.get(p.name)) for p, checked in calls.items())
+    return tuple(replace(_timing(p, ways[p], checked, times), peak_bytes=peaks.get(p.name)) for p, checked in calls.items())
 
 
-def _with_peak(timing: Timing, peak: int | Exception | None) -> Timing:
-    """The timing with the memory of its call; a call that failed meanwhile has none."""
-    return timing if isinstance(peak, Exception) else replace(timing, peak_bytes=peak)
+def _peaks(calls: Mapping[str, Call], device: torch.device) -> dict[str, int | None]:
+    """The peak memory of each call; none of one that fails, whose timing says why."""
+    found = {name: _attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
+    return {name: None if isinstance(peak, Exception) else peak for name, peak in found.items()}
 
 
 class _WrongError(FusegenError):

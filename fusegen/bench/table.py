@@ -32,7 +32,7 @@ def group_tables(record: Record) -> dict[str, Table]:
     return {group: _group_table([row for row in record.rows if row.group == group]) for group in groups}
 
 
-def own_timers(record: Record) -> dict[str, str]:
+def group_timers(record: Record) -> dict[str, str]:
     """The timers of groups whose rows are not timed as the record says, by group."""
     return {row.group: row.timer for row in record.rows if row.timer}
 

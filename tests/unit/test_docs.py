@@ -106,7 +106,7 @@ def measured(folder: str = "docs/bench") -> str:
 
 def _measured(path: Path) -> str:
     found = record.read(path)
-    groups, timers = table.group_tables(found), table.own_timers(found)
+    groups, timers = table.group_tables(found), table.group_timers(found)
     source = f"[`{path.name}`]({path.parent.name}/{path.name})"
     parts = [f"{source}: {table.heading(found.environment)}"]
     for group in ("public", record.TRAINING):
