@@ -1,14 +1,15 @@
 """How long calls take that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
 
 On a GPU it is device time: of the replay of a CUDA graph that holds one call, with a cold second-level cache. The host has no part
-in it; `fusegen/bench/latency.py` measures that. On a CPU it is wall time.
+in it; `fusegen/bench/latency.py` measures that. Training steps are timed with the host: as it makes the calls, one after the other,
+and the time that the device waits for it counts. On a CPU it is wall time.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,6 +22,9 @@ Call: TypeAlias = Callable[[], Any]
 
 Timer: TypeAlias = Callable[[], float]
 """A round: the median of some calls in microseconds."""
+
+Span: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
+"""The events before and behind a call."""
 
 _ROUNDS = 5
 _REPLAYS, _QUICK_REPLAYS = 20, 4  # a round
@@ -43,10 +47,11 @@ class CaptureError(FusegenError):
     """A call that cannot be part of a CUDA graph."""
 
 
-def timer_name(device: torch.device, *, quick: bool = False) -> str:
-    """What is measured with, for a record."""
+def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = False) -> str:
+    """The timer of `interleaved`, for a record."""
     if device.type == "cuda":
-        return f"CUDA graphs, cold L2, {_ROUNDS} rounds of {_QUICK_REPLAYS if quick else _REPLAYS}"
+        clock = "CUDA events around calls, host gaps included" if with_host else "CUDA graphs, cold L2"
+        return f"{clock}, {_ROUNDS} rounds of {_QUICK_REPLAYS if quick else _REPLAYS}"
     return f"wall clock, {_ROUNDS} rounds of {_QUICK_BUDGET if quick else _BUDGET} s"
 
 
@@ -58,15 +63,18 @@ def microseconds(call: Call, device: torch.device) -> float:
     return found.median
 
 
-def interleaved(calls: Mapping[str, Call], device: torch.device, *, quick: bool = False) -> dict[str, Times | Exception]:
+def interleaved(
+    calls: Mapping[str, Call], device: torch.device, *, quick: bool = False, with_host: bool = False
+) -> dict[str, Times | Exception]:
     """What each call takes, or why that cannot be said: the others are timed all the same.
 
     Args:
         calls: the work; on a GPU, on the current stream.
         device: where it runs.
         quick: fewer calls a round.
+        with_host: on a GPU, calls as the host makes them, in place of a graph's replay: gaps between launches count.
     """
-    timers = {name: _attempt(partial(_timer, call, device, quick)) for name, call in calls.items()}
+    timers = {name: _attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
         for name, timer in timers.items():
@@ -86,9 +94,10 @@ def _times(rounds: list[float]) -> Times:
     return Times(statistics.median(rounds), min(rounds), max(rounds))
 
 
-def _timer(call: Call, device: torch.device, quick: bool) -> Timer:
+def _timer(call: Call, device: torch.device, quick: bool, with_host: bool) -> Timer:
     if device.type == "cuda":
-        return _graph_timer(call, device, _QUICK_REPLAYS if quick else _REPLAYS)
+        count = _QUICK_REPLAYS if quick else _REPLAYS
+        return _event_timer(call, count) if with_host else _graph_timer(call, device, count)
     return _wall_timer(call, _QUICK_BUDGET if quick else _BUDGET)
 
 
@@ -98,13 +107,15 @@ def _timer(call: Call, device: torch.device, quick: bool) -> Timer:
 def _graph_timer(call: Call, device: torch.device, replays: int) -> Timer:
     graph = _captured(call)
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    return lambda: _median([_replay(graph, flushed) for _ in range(replays)])
 
-    def timer() -> float:
-        spans = [_replay(graph, flushed) for _ in range(replays)]
-        torch.cuda.synchronize()
-        return 1e3 * statistics.median(float(start.elapsed_time(end)) for start, end in spans)
 
-    return timer
+def _event_timer(call: Call, count: int) -> Timer:
+    """Of calls that follow one another. The host is ahead of the device where it can be, as in a training loop."""
+    for _ in range(_WARM_CALLS):
+        call()
+    torch.cuda.synchronize()
+    return lambda: _median([_span(call) for _ in range(count)])
 
 
 def _captured(call: Call) -> torch.cuda.CUDAGraph:
@@ -126,14 +137,24 @@ def _captured(call: Call) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _replay(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def _replay(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> Span:
     """Queues a replay between two events. The cache is cleared before: long enough for the host to queue all of it meanwhile."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     flushed.zero_()
+    return _span(graph.replay)
+
+
+def _span(call: Call) -> Span:
+    """Queues a call between two events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
-    graph.replay()
+    call()
     end.record()
     return start, end
+
+
+def _median(spans: Sequence[Span]) -> float:
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(float(start.elapsed_time(end)) for start, end in spans)
 
 
 # A CPU.

@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.declarations import OWN
 from fusegen.bench.record import Key
+from fusegen.schedule.program import Program
 from fusegen.specs import SPECS, materialize
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call
@@ -100,6 +101,11 @@ class Case:
         return minimum_bytes(arguments, self.kernel.function(**arguments))
 
     @property
+    def is_step(self) -> bool:
+        """Tells if a call is a training step: its time includes the host's gaps, and its peak memory is measured."""
+        return False
+
+    @property
     def is_compared_with_eager(self) -> bool:
         """Tells if results are compared with those of eager: a wider run would need too much memory."""
         return self.flops is not None
@@ -112,6 +118,10 @@ class Case:
     def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
         """A call of the declaration, by whoever computes it."""
         return lambda: function(**arguments)
+
+    def programs(self, target: str) -> tuple[Program, ...]:
+        """The programs that a call of the kernel runs."""
+        return (self.kernel.lower(**self.meta_arguments(), target=target).program,)
 
 
 def minimum_bytes(arguments: Mapping[str, Any], results: Any) -> int:

@@ -1,5 +1,5 @@
 """The cases, in groups: what the README shows, what other libraries are known by, what limits the kernels, what bars are set for,
-and sweeps."""
+training steps, and sweeps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from fusegen.bench import builders
 from fusegen.bench.bar_cases import BAR_CASES
 from fusegen.bench.case import Case, Sizes
 from fusegen.bench.chains import chain
+from fusegen.bench.record import TRAINING
 from fusegen.bench.rivals import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
 from fusegen.bench.sweeps import SWEEPS
+from fusegen.bench.training_cases import TRAINING_CASES
 
 _CPU = (4096, 4096)
 _CPU_HEADS, _CPU_NARROW = (1, 4, 512, 128), (1, 4, 512, 64)
@@ -101,6 +103,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
     "peers": tuple(_peers()),
     "limits": tuple(_limits()),
     "bars": BAR_CASES,
+    TRAINING: TRAINING_CASES,
     **SWEEPS,
 }
 """All cases by group."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.bench.record import Environment, Row, Timing
-from fusegen.bench.table import rate
+from fusegen.bench.table import has_memory, mebibytes, rate
 from fusegen.bench.verdict import COPY, FUSEGEN, Outcome, Verdict, is_wrong, providers, ratio_text, tally, times
 
 NOTHING = "–"
@@ -120,11 +120,17 @@ def _reason(timing: Timing) -> str:
 
 def full_table(verdicts: Sequence[Verdict]) -> Page:
     """All that was measured in some cases."""
-    names = providers([v.row for v in verdicts])
-    columns = ("speed-up", *(f"{name} µs" for name in names), "rate", "of copy", "off by", "launches")
-    cells = [(_speedup(v), *(_time(v, name) for name in names), *_derived(v)) for v in verdicts]
+    rows = [v.row for v in verdicts]
+    names = providers(rows)
+    memory = [name for name in names if has_memory(rows, name)]
+    columns = ("speed-up", *(f"{name} µs" for name in names), *(f"{name} MiB" for name in memory))
+    cells = [(_speedup(v), *(_time(v, name) for name in names), *_memory(v.row, memory), *_derived(v)) for v in verdicts]
     lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
-    return Page(columns, tuple(lines), _notes([v.row for v in verdicts], names))
+    return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
+
+
+def _memory(row: Row, names: Sequence[str]) -> tuple[Cell, ...]:
+    return tuple(Cell(mebibytes(row.timing(name))) for name in names)
 
 
 def _speedup(verdict: Verdict) -> Cell:

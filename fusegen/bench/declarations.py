@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.bench.layers import LAYERS
 
 _DROPPED = 0.1
 
@@ -43,5 +44,6 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
     "transposed_copy": transposed_copy,
     "bias_dropout_add": bias_dropout_add,
     "ln_gelu_dropout_add": ln_gelu_dropout_add,
+    **LAYERS,
 }
 """By the name of their cases."""

@@ -26,8 +26,11 @@ T = TypeVar("T")
 Key: TypeAlias = tuple[str, str, str, str]
 """Group, name, shape and dtype: what tells a case from all others."""
 
-FORMAT = 2
-"""Raised when a field changes its meaning."""
+FORMAT = 3
+"""Raised when fields change."""
+
+TRAINING = "training"
+"""The group of training steps: these are no single calls."""
 
 _MEND = "fusegen bench --out FILE.json writes one"
 
@@ -66,6 +69,7 @@ class Timing:
         low, high: the least and the greatest of the rounds' medians.
         difference: root mean square of what its result is off, over that of the reference; None where what is drawn differs.
         error: why it has no time.
+        peak_bytes: device memory that a call allocates at its peak, above its arguments; None if it is not measured, as on a CPU.
     """
 
     provider: str
@@ -75,6 +79,7 @@ class Timing:
     high: float | None
     difference: float | None
     error: str | None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Row:
         flops: arithmetic of its products; None where only bytes count.
         launches: what fusegen ran.
         timings: of each provider that knows the case, in the order of the table of providers.
+        timer: of this row; None for that of the record.
     """
 
     group: str
@@ -99,11 +105,17 @@ class Row:
     flops: int | None
     launches: str
     timings: tuple[Timing, ...]
+    timer: str | None = None
 
     @property
     def key(self) -> Key:
         """What tells it from other rows."""
         return self.group, self.case, self.shape, self.dtype
+
+    @property
+    def is_step(self) -> bool:
+        """Tells if it is a training step, whose rate is no rate of a kernel."""
+        return self.group == TRAINING
 
     def timing(self, provider: str) -> Timing | None:
         """What a provider took, if it took part."""

@@ -15,7 +15,7 @@ from fusegen.bench.cells import facts, full_table, losses_table, trouble_table, 
 from fusegen.bench.plots import require_plots
 from fusegen.bench.record import Record
 from fusegen.bench.standing import judge_bars
-from fusegen.bench.table import latency_table
+from fusegen.bench.table import group_timers, latency_table
 from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
 from fusegen.emit.environment import html_environment
 from fusegen.errors import ArgumentError
@@ -63,6 +63,7 @@ def report(record: Record) -> str:
             rows=record.rows,
             verdicts=verdicts,
             groups=[(group, full_table(of)) for group, of in _groups(verdicts).items()],
+            timers=group_timers(record),
             latency=latency_table(record),
         )
     )

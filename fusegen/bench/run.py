@@ -13,14 +13,16 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bench.case import Case, Way, minimum_bytes
+from fusegen.bench.memory import peak_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import Row, Timing
 from fusegen.bench.values import compare, listed, reference
 from fusegen.errors import FusegenError
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.tuned import untuned
+from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
-from fusegen.timing import Call, Times, interleaved
+from fusegen.timing import Call, Times, interleaved, timer_name
 
 T = TypeVar("T")
 
@@ -57,7 +59,14 @@ def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *,
         flops=case.flops(case.sizes) if case.flops else None,
         launches="" if isinstance(launches, Exception) else launches,
         timings=tuple(_failed(p, way, found) for p, way in ways.items()) if isinstance(found, Exception) else found,
+        timer=_timer_of(case, device, quick),
     )
+
+
+def _timer_of(case: Case, device: torch.device, quick: bool) -> str | None:
+    """The timer of a case if it is not the record's."""
+    found, usual = (timer_name(device, quick=quick, with_host=with_host) for with_host in (case.is_step, False))
+    return None if found == usual else found
 
 
 def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, quick: bool, tuned: bool) -> tuple[Timing, ...]:
@@ -69,8 +78,15 @@ def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, qu
         calls |= {p: tuning for p in ways if p.name == "fusegen"}
     del wanted  # memory that the graphs may need
     sound = {p.name: checked.call for p, checked in calls.items() if isinstance(checked, _Checked)}
-    times = interleaved(sound, device, quick=quick)
-    return tuple(_timing(p, ways[p], checked, times) for p, checked in calls.items())
+    peaks = _peaks({p.name: sound[p.name] for p in ways if p.computes and p.name in sound}, device) if case.is_step else {}
+    times = interleaved(sound, device, quick=quick, with_host=case.is_step)
+    return tuple(replace(_timing(p, ways[p], checked, times), peak_bytes=peaks.get(p.name)) for p, checked in calls.items())
+
+
+def _peaks(calls: Mapping[str, Call], device: torch.device) -> dict[str, int | None]:
+    """The peak memory of each call; none of one that fails, whose timing says why."""
+    found = {name: _attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
+    return {name: None if isinstance(peak, Exception) else peak for name, peak in found.items()}
 
 
 class _WrongError(FusegenError):
@@ -88,7 +104,8 @@ class _WrongError(FusegenError):
 def _checked(provider: Provider, way: Way, arguments: Arguments, wanted: Sequence[Tensor] | None) -> _Checked:
     """The call, with the result of its first time looked at: a later one may go on from that."""
     call = way.prepare(arguments)
-    results = listed(call())
+    with torch.autograd.grad_mode.set_multithreading_enabled(False):  # threads of autograd do not know of `untuned`
+        results = listed(call())
     if wanted is None or not provider.computes:
         return _Checked(call, None)
     difference, error = compare(results, wanted)
@@ -122,6 +139,7 @@ def _attempt(call: Callable[[], T]) -> T | Exception:
 
 
 def _launches(case: Case, device: torch.device) -> str:
-    program = case.kernel.lower(**case.meta_arguments(), target=target_of(device).name).program
-    products = len(program.steps) - len(program.launches)
-    return f"{len(program.launches)}" + (f"+{products} library" if products else "")
+    steps = [step for program in case.programs(target_of(device).name) for step in program.steps]
+    launches, loops = (sum(isinstance(step, kind) for step in steps) for kind in (Launch, LoopStep))
+    others = {"library": len(steps) - launches - loops, "loop": loops}
+    return "+".join([str(launches), *(f"{count} {name}" for name, count in others.items() if count)])

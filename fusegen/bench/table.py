@@ -32,6 +32,11 @@ def group_tables(record: Record) -> dict[str, Table]:
     return {group: _group_table([row for row in record.rows if row.group == group]) for group in groups}
 
 
+def group_timers(record: Record) -> dict[str, str]:
+    """The timers of groups whose rows are not timed as the record says, by group."""
+    return {row.group: row.timer for row in record.rows if row.timer}
+
+
 def latency_table(record: Record) -> Table:
     """Times of the host."""
     columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call")
@@ -47,11 +52,23 @@ def comparison_table(comparison: Comparison) -> Table:
 def _group_table(rows: Sequence[Row]) -> Table:
     found = dict.fromkeys(timing.provider for row in rows for timing in row.timings)
     peers = [name for name in _ORDER if name in found]
+    memory = [name for name in (FUSEGEN, *peers) if has_memory(rows, name)]
     titles = ("case", "shape", "dtype", "launches", "fusegen µs", "rate", "of copy", *(f"{name} µs" for name in peers))
-    return (*titles, "speed-up", "difference", "best peer"), [_row(row, peers) for row in rows]
+    titles = (*titles, *(f"{name} MiB" for name in memory), "speed-up", "difference", "best peer")
+    return titles, [_row(row, peers, memory) for row in rows]
 
 
-def _row(row: Row, peers: Sequence[str]) -> tuple[str, ...]:
+def has_memory(rows: Sequence[Row], provider: str) -> bool:
+    """Tells if a provider's peak memory is known in some row."""
+    return any(timing is not None and timing.peak_bytes is not None for timing in (row.timing(provider) for row in rows))
+
+
+def mebibytes(timing: Timing | None) -> str:
+    """A call's peak memory."""
+    return "–" if timing is None or timing.peak_bytes is None else f"{timing.peak_bytes / 2**20:.0f}"
+
+
+def _row(row: Row, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
     ours, best = row.timing(FUSEGEN), row.timing(judge(row).peer)
     time = None if ours is None else ours.microseconds
     return (
@@ -63,6 +80,7 @@ def _row(row: Row, peers: Sequence[str]) -> tuple[str, ...]:
         rate(row, time),
         _ratio(row.microseconds(COPY), time, "{:.0%}"),
         *(_time(row.timing(name)) for name in peers),
+        *(mebibytes(row.timing(name)) for name in memory),
         _ratio(None if best is None else best.microseconds, time, "{:.2f}×"),
         "–" if ours is None or ours.difference is None else f"{ours.difference:.1e}",
         "–" if best is None else f"{best.provider}: {best.what}",

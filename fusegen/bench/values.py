@@ -39,7 +39,7 @@ def reference(case: Case, arguments: Arguments) -> tuple[Tensor, ...] | None:
     floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
     wide = torch.float64 if sum(t.numel() for t in floats) <= _SMALL else torch.float32
     widened = {n: v.to(wide) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
-    return listed(case.kernel.function(**widened))
+    return listed(case.call(case.kernel.function, widened)())
 
 
 def listed(results: Any) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, 
 from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
-from fusegen.bench.table import comparison_table, group_tables, heading, latency_table
+from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.bars import print_bars
 from fusegen.cli.bench_own import add_own_arguments, check_own, choose_for_own, own_cases
 from fusegen.cli.device import chosen_device
@@ -186,9 +186,12 @@ def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:
 
 
 def _print(record: Record, comparison: Comparison | None, terminal: Terminal) -> None:
+    timers = group_timers(record)
     terminal.line(heading(record.environment))
     for group, table in group_tables(record).items():
         terminal.title(group)
+        if group in timers:
+            terminal.line(timers[group])
         _print_table(terminal, *table)
     _print_table(terminal, *latency_table(record))
     for row in record.rows:

@@ -173,9 +173,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         "",
         "null",
         "[" * 100_000,
-        '{"format": 1, "rows": [], "latency": [], "environment": {}}',
-        '{"format": 2, "rows": 3, "latency": [], "environment": {}}',
-        '{"format": 2, "rows": [{"case": "x", "timings": [{}]}], "latency": [], "environment": {}}',
+        '{"format": 2, "rows": [], "latency": [], "environment": {}}',
+        '{"format": 3, "rows": 3, "latency": [], "environment": {}}',
+        '{"format": 3, "rows": [{"case": "x", "timings": [{}]}], "latency": [], "environment": {}}',
     ):
         with named(text):
             path = tmp_path / "other.json"

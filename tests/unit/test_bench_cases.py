@@ -31,11 +31,11 @@ def test_a_cpu_is_not_asked_for_too_much() -> None:
             sized = case.on("cpu")
             assert sized.bytes <= 1 << 28
             assert sized.dtype is (case.dtype if case.group in SWEEPS else torch.float32)
-            assert sized.sizes[1:] == case.sizes[1:] or case.group == "public"
+            assert sized.sizes[1:] == case.sizes[1:] or case.group in ("public", "training")
 
 
 def test_chains_know_what_they_move() -> None:
-    for case in [case for case in ALL if case.name in CHAINS]:
+    for case in [case for case in ALL if case.name in CHAINS and case.group != "training"]:
         with named(case):
             rough = moved_bytes(case.name, case.sizes, case.dtype)
             length = case.sizes[-1] * case.dtype.itemsize

@@ -260,6 +260,18 @@ def test_a_replay_is_timed_with_a_cold_cache(gpu: FakeGpu) -> None:
     assert gpu.log == ["flush", "event", "replay", "event"] * 2 + ["wait"]
 
 
+def test_a_step_is_timed_as_the_host_makes_it(gpu: FakeGpu) -> None:
+    def call() -> None:
+        gpu.clock += 0.5
+        gpu.log.append("call")
+
+    timer = timing._event_timer(call, 2)
+    assert gpu.log == ["call"] * 3 + ["wait"], "warm calls"
+    gpu.log.clear()
+    assert timer() == 500.0
+    assert gpu.log == ["event", "call", "event"] * 2 + ["wait"], "no graph, no flush, one behind the other"
+
+
 def test_what_cannot_be_captured_says_what_was_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def broken(_: object) -> Iterator[None]:

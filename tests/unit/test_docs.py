@@ -13,6 +13,7 @@ import itertools
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from fusegen.bench import record, table
 from fusegen.bench.verdict import Outcome, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
+from tests.unit import bench_records
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
@@ -96,17 +98,21 @@ def math_of(low: Lowered) -> str:
 
 
 def measured(folder: str = "docs/bench") -> str:
-    """The stored runs of ``fusegen bench`` as tables; of groups the public one. Links are those of a document beside the folder."""
+    """The stored runs of ``fusegen bench`` as tables, of the public group and of training. Links are those of a document beside the
+    folder."""
     stored = sorted((ROOT / folder).glob("*.json"))
     return "\n\n".join(map(_measured, stored)) or "No run is stored yet."
 
 
 def _measured(path: Path) -> str:
     found = record.read(path)
-    public = table.group_tables(found).get("public")
-    tables = [*([public] if public else []), *([table.latency_table(found)] if found.latency else [])]
+    groups, timers = table.group_tables(found), table.group_timers(found)
     source = f"[`{path.name}`]({path.parent.name}/{path.name})"
-    return "\n\n".join([f"{source}: {table.heading(found.environment)}", *map(_markdown, tables)])
+    parts = [f"{source}: {table.heading(found.environment)}"]
+    for group in ("public", record.TRAINING):
+        parts += [f"{group}: {timers[group]}"] if group in timers else []
+        parts += [_markdown(groups[group])] if group in groups else []
+    return "\n\n".join([*parts, *([_markdown(table.latency_table(found))] if found.latency else [])])
 
 
 _CHOSEN = (
@@ -144,6 +150,14 @@ def _markdown(columns_and_rows: table.Table) -> str:
     columns, rows = columns_and_rows
     lines = [columns, ("---",) * len(columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def test_documents_show_stored_training_runs(tmp_path: Path) -> None:
+    row = bench_records.row("layer_norm", group=record.TRAINING, fusegen=10.0, eager=20.0)
+    timings = tuple(replace(timing, peak_bytes=3 << 20) for timing in row.timings)
+    record.write(bench_records.record(replace(row, timer="CUDA events", timings=timings)), tmp_path / "h100-training.json")
+    text = measured(str(tmp_path))
+    assert "[`h100-training.json`]" in text and "training: CUDA events" in text and "| fusegen MiB | eager MiB |" in text
 
 
 # Places that documents name.

@@ -26,8 +26,8 @@ def row_length(row: Row) -> int | None:
 
 
 def moving(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose rate counts bytes, where anybody has a time."""
-    return [row for row in rows if row.flops is None and row.bytes and times(row)]
+    """The rows whose rate counts bytes, where anybody has a time; no training steps."""
+    return [row for row in rows if row.flops is None and row.bytes and not row.is_step and times(row)]
 
 
 def sweeps(rows: Sequence[Row]) -> dict[str, list[Row]]:

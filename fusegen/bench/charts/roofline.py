@@ -32,19 +32,21 @@ class Roof:
 
 def memory_roof(rows: Sequence[Row]) -> Roof | None:
     """The best rate of a copy."""
-    found = [Roof(row.bytes / times(row)[COPY], COPY, row) for row in rows if row.bytes and COPY in times(row)]
+    calls = [row for row in rows if not row.is_step]
+    found = [Roof(row.bytes / times(row)[COPY], COPY, row) for row in calls if row.bytes and COPY in times(row)]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
 def product_roof(rows: Sequence[Row]) -> Roof | None:
     """The best rate of anybody's products."""
-    found = [Roof(row.flops / time, name, row) for row in rows if row.flops for name, time in times(row).items() if name != COPY]
+    calls = [row for row in rows if not row.is_step]
+    found = [Roof(row.flops / time, name, row) for row in calls if row.flops for name, time in times(row).items() if name != COPY]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
 def products(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The cases that have a place in the chart."""
-    return [v for v in verdicts if v.row.flops and v.row.bytes and (v.ours or v.theirs)]
+    """The cases that have a place in the chart; no training steps."""
+    return [v for v in verdicts if v.row.flops and v.row.bytes and not v.row.is_step and (v.ours or v.theirs)]
 
 
 def case_looks(verdicts: Sequence[Verdict]) -> dict[str, Look]:
