@@ -288,7 +288,7 @@ class CallText:
         return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
 
     def _made_map(self, name: str, arguments: str) -> list[str]:
-        return [f"fg::TensorMap {name} = fg::tensor_map({arguments});"]
+        return [f"fg::TensorMap {name} = fg::tensor_map(device.index(), {arguments});"]
 
     def _launched(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> str:
         return f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});"

@@ -75,6 +75,7 @@ class TensorMaps:
 
     Args:
         dtype: of the elements.
+        device: the index.
         shape, strides: of the view, in elements.
         offset: of the view's first element from the tensor's.
         box: the tile.
@@ -87,10 +88,18 @@ class TensorMaps:
     _MOST = 64
 
     def __init__(
-        self, dtype: DType, shape: Sequence[int], strides: Sequence[int], offset: int, box: Sequence[int], *, promote: bool
+        self,
+        dtype: DType,
+        device: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int,
+        box: Sequence[int],
+        *,
+        promote: bool,
     ) -> None:
         self._offset = offset * dtype.itemsize
-        self._encoded = partial(encoded, dtype, shape=tuple(shape), strides=tuple(strides), box=tuple(box), promote=promote)
+        self._encoded = partial(encoded, dtype, device, shape=tuple(shape), strides=tuple(strides), box=tuple(box), promote=promote)
         self._known: dict[int, bytes] = {}
         self.known = self._known.get
 

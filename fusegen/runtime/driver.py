@@ -40,10 +40,11 @@ class Driver:
         self._library = library
         self.launch = library.cuLaunchKernelEx  # without types: ctypes would convert each argument again
 
-    def encode(self, *arguments: Any) -> bytes:
+    def encode(self, device: int, *arguments: Any) -> bytes:
         """A tensor map.
 
         Args:
+            device: the index.
             arguments: what ``cuTensorMapEncodeTiled`` takes behind the place of its result.
 
         Raises:
@@ -51,6 +52,9 @@ class Driver:
         """
         place = _aligned(_MAP_BYTES)
         status = self._library.cuTensorMapEncodeTiled(place, *arguments)
+        if status == _INVALID_CONTEXT:  # of a thread that the device has not met, as autograd's are at first
+            make_current(device)
+            status = self._library.cuTensorMapEncodeTiled(place, *arguments)
         if status:
             raise LaunchError(f"the driver makes no tensor map: {self.described(status)}", mend=_REPORT)
         return bytes(place)
@@ -246,12 +250,20 @@ def _mend(status: int) -> str:
 
 
 def encoded(
-    dtype: DType, address: int, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], *, promote: bool
+    dtype: DType,
+    device: int,
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    *,
+    promote: bool,
 ) -> bytes:
     """The tensor map of a view whose lines of 128 bytes are swizzled.
 
     Args:
         dtype: of the elements.
+        device: the index.
         address: of the first one.
         shape, strides: of the view, in elements, outermost dim first.
         box: the tile.
@@ -271,6 +283,7 @@ def encoded(
     rank = len(shape)
     bytes_apart = [stride * dtype.itemsize for stride in strides[-2::-1]] if rank > 1 else []
     return driver().encode(
+        device,
         int(types[dtype]),
         rank,
         ctypes.c_void_p(address),

@@ -175,7 +175,7 @@ class CudaBackend(Backend):
         """How a tensor map is found at a call."""
         sizes, dtype = writer.sizes, next(b.dtype for b in writer.call.buffers if b.key == spec.buffer)
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
-        maps = cuda.TensorMaps(dtype, shape, strides, spec.offset(sizes), spec.box, promote=not spec.writable)
+        maps = cuda.TensorMaps(dtype, self.index, shape, strides, spec.offset(sizes), spec.box, promote=not spec.writable)
         at = writer.address(spec.buffer)
         return f"({writer.value(maps.known, 'map')}({at}) or {writer.value(maps.make, 'make')}({at}))"
 

@@ -349,6 +349,14 @@ struct Kernel {
   }
 };
 
+constexpr int kNoContext = 201;  // of a thread that the device has not met, as autograd's are at first
+
+inline void make_current(int device) {
+  void* context = nullptr;
+  check(driver().retain(&context, device), "the device has no context");
+  check(driver().make_current(context), "the device has no context");
+}
+
 inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, void** arguments, void* stream, bool overlaps) {
   if (!grid) return;
   TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", grid, " blocks, and a launch has ", INT32_MAX, " at most",
@@ -358,19 +366,22 @@ inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, voi
                             stream, overlaps ? &early : nullptr, overlaps ? 1u : 0u};
   void* handle = kernel.on(device);
   int status = driver().launch(&config, handle, arguments, nullptr);
-  if (status == 201) {  // this thread has no context yet
-    void* context = nullptr;
-    check(driver().retain(&context, device), "the device has no context");
-    check(driver().make_current(context), "the device has no context");
+  if (status == kNoContext) {
+    make_current(device);
     status = driver().launch(&config, handle, arguments, nullptr);
   }
   check(status, std::string("the driver does not launch ") + kernel.entry);
 }
 
-inline TensorMap tensor_map(int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape, std::vector<int64_t> strides,
+inline TensorMap tensor_map(int device, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape, std::vector<int64_t> strides,
                             std::vector<uint32_t> box, bool promote) {
   TensorMap map;
-  check(encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote), "the driver makes no tensor map");
+  int status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote);
+  if (status == kNoContext) {
+    make_current(device);
+    status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote);
+  }
+  check(status, "the driver makes no tensor map");
   return map;
 }
 

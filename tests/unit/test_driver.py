@@ -241,7 +241,7 @@ def test_every_byte_of_every_argument(name: str, machine: Machine) -> None:
 
 
 def test_tensor_maps(machine: Machine) -> None:
-    maps = cuda.TensorMaps(DType.BFLOAT16, (3, 40, 64), (5120, 128, 1), 256, (1, 16, 64), promote=True)
+    maps = cuda.TensorMaps(DType.BFLOAT16, DEVICE, (3, 40, 64), (5120, 128, 1), 256, (1, 16, 64), promote=True)
     assert maps.known(0x10000) is None
     made = maps.make(0x10000)
     assert made[:8] == struct.pack("Q", 0x10000 + 512) and len(made) == 128 and maps.known(0x10000) == made
@@ -254,6 +254,8 @@ def test_tensor_maps(machine: Machine) -> None:
     machine.driver.refuse(1, 1)
     with pytest.raises(LaunchError, match="makes no tensor map: error 1"):
         maps.make(8)
+    machine.driver.refuse(201, 1)  # in a thread that has no context yet
+    assert maps.make(16)[:8] == struct.pack("Q", 16 + 512) and machine.switched == [f"driver {DEVICE}"]
 
 
 def test_the_maps_of_a_product(machine: Machine) -> None:
