@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.autodiff.keep import Kept, Recompute, kept, large_values
 from fusegen.autodiff.randomness import draws, with_key
@@ -233,8 +233,10 @@ def _backward(both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int]
     inputs = []
     for value in keeping:
         node = both.nodes[value.position]
-        is_input = node.op is Op.INPUT
-        inputs.append(both.input_spec(str(node.attr("name"))) if is_input else row_major(names("saved"), node.shape, value.dtype))
+        if node.op is Op.INPUT:
+            inputs.append(both.input_spec(str(node.attr("name"))))
+        else:
+            inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), given_away=not value.in_memory))
     part = _Part(both, [*inputs, *gradients], {k.position: spec.name for k, spec in zip(keeping, inputs, strict=True)})
     return part.builder.build([part.cast(p, both.nodes[p].dtype) for p in wanted])
 

@@ -91,6 +91,7 @@ class InputSpec:
             symbols of their own elsewhere.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
         hidden: whether the function closes over it instead of taking it as a parameter.
+        given_away: whether nobody else needs it, so that it may be let go before the call ends.
     """
 
     name: str
@@ -99,6 +100,7 @@ class InputSpec:
     strides: tuple[Dim, ...]
     alignment: int = 16
     hidden: bool = False
+    given_away: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ It is made while torch.compile or torch.export looks on, which take it for a con
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -51,7 +52,8 @@ VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 CELLS = SimpleNamespace()
 """Functions that give what cells of other functions hold: torch.compile can look into them, and cannot into a cell."""
 
-_FIRST = 1_000_003  # a size that is not known, in place of its value: odd, and no other is as large
+_LARGEST = 1_000_003  # of the numbers that stand for sizes which are not known, or somewhat less
+_ELEMENTS = 1 << 56  # of a tensor of such sizes, whose bytes torch counts in 64 bits
 _numbers = itertools.count()
 
 
@@ -143,6 +145,7 @@ class _Plan:
         values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
         self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
         self._places = {parameter: place for place, parameter in enumerate(self._facts)}
+        self._first = _stand_in([fact[3] for fact in self._facts.values() if fact[0] == TENSOR])
         defaults = dict(zip(parameters.given, parameters.names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
 
@@ -197,11 +200,11 @@ class _Plan:
                 self._dispatcher.variants.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
                 raise Unplanned("a tensor has no elements")
-            extents = hints if self._by_hints else [size if size >= 0 else _FIRST - 2 * size for size in shape]
+            extents = hints if self._by_hints else [size if size >= 0 else self._first - 2 * size for size in shape]
             tensor = torch.empty(extents, dtype=dtype, device="meta")
             return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if fact[0] in (INT, FLOAT):
-            return _FIRST if fact[0] == INT else 1.5
+            return self._first if fact[0] == INT else 1.5
         value = self._constants[name]
         if isinstance(value, torch.Tensor):
             raise Unplanned(f"{name!r} is of NumPy, which the recorder makes a tensor of")
@@ -223,8 +226,10 @@ class _Plan:
                     raise Unplanned(f"dim {dim} of {spec.name!r} must be known, and is not yet")
         if recorder.compares_identity:
             raise Unplanned("it asks whether two tensors are one")
+        sizes = {size for fact in self._facts.values() if fact[0] == TENSOR for size in fact[3] if size < 0}
+        unknown = {self._first, *(self._first - 2 * size for size in sizes)}
         for guard in () if self._by_hints else guards_of(found):
-            if guard.sizes & {name for name, hint in request.sizes.hints if hint >= _FIRST}:
+            if guard.sizes & {name for name, hint in request.sizes.hints if hint in unknown}:
                 raise Unplanned(f"it is traced for sizes of which {guard} holds, and they are not known yet")
         if self._is_unknown and found.conditions.results:
             raise Unplanned("it chooses by a number that is not known yet")
@@ -307,3 +312,24 @@ def _code_that_reads_a_cell() -> CodeType:
 
 
 _READS_A_CELL = _code_that_reads_a_cell()
+
+
+def _stand_in(shapes: Sequence[Sequence[int]]) -> int:
+    """The number that stands for a size which is not known; for others stand those that are greater by 2, 4 and so on. It is odd,
+    no known size is such a number, and a tensor may have several of them.
+
+    Args:
+        shapes: known sizes, and for others negative numbers, the same for the same size.
+    """
+    numbers = {size for shape in shapes for size in shape}
+    last = -2 * min(numbers, default=0)
+    found = _LARGEST
+    for shape in shapes:
+        unknown = sum(size < 0 for size in shape)
+        if unknown:
+            known = math.prod(max(size, 1) for size in shape if size >= 0)
+            found = min(found, int((_ELEMENTS / known) ** (1 / unknown)) - last)
+    found |= 1
+    while not numbers.isdisjoint(range(found, found + last + 1, 2)):
+        found += last + 2
+    return found

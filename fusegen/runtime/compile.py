@@ -22,7 +22,7 @@ from fusegen.passes.fuse import Group
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.rows_of_products import with_views_below_products
-from fusegen.passes.variances import with_wide_variances
+from fusegen.passes.wide import with_wide_sums
 from fusegen.runtime.alternatives import Alternatives, prepared
 from fusegen.runtime.forms import Form
 from fusegen.runtime.signature import Sizes
@@ -168,7 +168,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     """
     rows = with_views_below_products(graph)
     whole = rows if target.wgmma else with_library_attention(rows, target)  # where no kernel of ours computes attention
-    primitive = run_passes(with_wide_variances(whole, target))
+    primitive = run_passes(with_wide_sums(whole, target))
     alternatives = Alternatives(prepared(primitive, target), target, wide=wide)
     form = alternatives.of(sizes).at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from fusegen.calls.wiring import Wiring
 from fusegen.errors import GradientError
@@ -72,10 +73,11 @@ class NodeCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: Node = ctx.node
-        given = [gradients[n] if gradients[n] is not None else _zeros(*ctx.like[n]) for n in node.floats]
+        given = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
         values = GivenAway((*ctx.saved_tensors, *given, *node.sizes, *ctx.numbers))
         is_recorded = torch.is_grad_enabled()  # somebody wants a derivative of these gradients
         needed = [t for t in values if isinstance(t, Tensor) and t.requires_grad] if is_recorded else []
+        _require_plain(node.name, given)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
         with torch.no_grad():
             outputs = node.backward(values)
@@ -83,6 +85,14 @@ class NodeCall(torch.autograd.Function):
         if is_recorded:
             found = _once(node.name, found, needed)
         return (None, None, None, *found)
+
+
+def _require_plain(name: str, gradients: Sequence[Tensor]) -> None:
+    """Refuses gradients that stand for many, as vmap makes them."""
+    if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
+        what = f"{name}: its gradients come in batches, as is_grads_batched=True and vectorize=True make them"
+        mend = "ask for one after the other, or call the kernel's function itself, kernel.function(...), where batches are needed"
+        raise GradientError(what, mend=mend)
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.rows_of_products import with_views_below_products
-from fusegen.passes.variances import with_wide_variances
+from fusegen.passes.wide import with_wide_sums
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.signature import ITSELF
@@ -85,7 +85,7 @@ def named_passes(
     pass has."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    whole = with_library_attention(with_wide_variances(with_views_below_products(graph), target), target, wrt)
+    whole = with_library_attention(with_wide_sums(with_views_below_products(graph), target), target, wrt)
     derivative = derive(whole, wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
     given = {str(dim) for spec in backward.inputs for dim in spec.shape}

@@ -173,6 +173,8 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(fg.kernel(lambda x: x.exp())(x).sum(), x, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
+    with pytest.raises(GradientError, match="come in batches"):
+        torch.autograd.grad(fg.kernel(lambda x: x.exp())(x), x, torch.ones(2, 4, 8), is_grads_batched=True)
 
 
 def test_the_backward_pass_is_looked_at() -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ShapeError
 from tests.unit.eager import agree, agree_each, agree_over, ints, randn, same
 
 HARD = [-math.inf, -200.0, -30.0, -2.5, -1.0, -1e-6, -0.0, 0.0, 1e-6, 0.5, 1.5, 30.0, 200.0, math.nan]
@@ -276,6 +277,8 @@ def test_losses() -> None:
         ]
 
     agree(function, (randn(4, 6), randn(4, 6)))
+    with pytest.raises(ShapeError, match="the target"):
+        fg.kernel(F.binary_cross_entropy_with_logits)(torch.zeros(4, 1), torch.zeros(4))
     agree(lambda x, y: F.huber_loss(x, y, "none"), (randn(4, 6), randn(4, 6).double()))  # in the dtype of the first
 
 

@@ -398,6 +398,15 @@ def test_operators_of_one_graph_know_their_own_gradients() -> None:
             alike(gradients(Compiled(lambda x, w: scaled(x, w)).call(*given), by), wanted)
 
 
+def test_every_size_of_a_tensor_may_be_unknown() -> None:
+    kernel = fg.kernel(lambda x: x.tanh())
+    compiled = Compiled(lambda x: kernel(x), dynamic=True)
+    for shape in ((2, 3, 4, 5, 6), (3, 4, 5, 6, 7)):
+        x = randn(*shape)
+        alike(compiled.call(x), x.tanh())
+    assert compiled.operators == ["fusegen::lambda"]
+
+
 def test_what_is_no_operator_runs_and_is_told() -> None:
     def product(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(x) @ y

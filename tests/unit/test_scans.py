@@ -30,6 +30,13 @@ def test_rows_of_every_length(length: int) -> None:
     agree(lambda x: (1 + 0.01 * x).cumprod(-1), (randn(2, length),))
 
 
+def test_errors_do_not_grow_along_a_row() -> None:
+    """As in torch, which sums in float64 on a CPU."""
+    x = torch.rand(4, 20000) * 0.1 + 0.95
+    for function in (lambda x: x.cumsum(-1), lambda x: x.cumprod(-1)):
+        torch.testing.assert_close(fg.kernel(function)(x), function(x.double()).float(), rtol=3e-7, atol=0)
+
+
 @pytest.mark.usefixtures("either")
 def test_dtypes_are_torch_s() -> None:
     for dtype in (torch.int8, torch.bool, F16):

@@ -98,6 +98,7 @@ def binary_cross_entropy_with_logits(
     reduction = legacy(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
     x, y = tracer.lift(input), tracer.lift(target)
+    require_shape("binary_cross_entropy_with_logits: the target", y, x._node.shape)
     one, other = (tracer.add(Op.LOGSIGMOID, z) for z in (x, tracer.add(Op.NEG, x)))
     hit = pointwise.mul(y, one) if pos_weight is None else pointwise.mul(pointwise.mul(y, one), pos_weight)
     loss = tracer.add(Op.NEG, pointwise.add(hit, pointwise.mul(pointwise.rsub(y, 1), other)))

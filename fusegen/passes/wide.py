@@ -1,4 +1,5 @@
-"""Variances of floats of 32 bits in 64, on the CPU, where torch has them so: squares of what is around 1e20 leave the range of 32.
+"""Variances and running sums and products of floats of 32 bits in 64, on the CPU, where torch has them so: squares of what is
+around 1e20 leave the range of 32, and rounding errors grow along a row.
 
 GPUs keep 32 bits, as torch does there.
 """
@@ -15,17 +16,24 @@ from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
 _SPREADS = (Op.VAR, Op.STD)
+_RUNNING = (Op.CUMSUM, Op.CUMPROD)
 
 
-def with_wide_variances(graph: Graph, target: Target) -> Graph:
-    """The graph with variances, and the means that are asked for beside them, computed in float64 where the target is a CPU."""
-    spread = {_rows(node) for _, node in graph if node.op in _SPREADS and graph.nodes[node.args[0]].dtype is DType.FLOAT32}
-    if not spread or target.backend is not Backend.CPU:
+def with_wide_sums(graph: Graph, target: Target) -> Graph:
+    """The graph with variances, the means that are asked for beside them, running sums and products computed in float64 where the
+    target is a CPU."""
+    if target.backend is not Backend.CPU:
+        return graph
+    narrow = [node for _, node in graph if node.args and graph.nodes[node.args[0]].dtype is DType.FLOAT32]
+    spread = {_rows(node) for node in narrow if node.op in _SPREADS}
+    if not spread and not any(node.op in _RUNNING for node in narrow):
         return graph
 
     def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
         node = graph.nodes[position]
-        if node.op not in (*_SPREADS, Op.MEAN) or _rows(node) not in spread:
+        is_of_spread = node.op in (*_SPREADS, Op.MEAN) and _rows(node) in spread
+        is_running = node.op in _RUNNING and graph.nodes[node.args[0]].dtype is DType.FLOAT32
+        if not is_of_spread and not is_running:
             return None
         wide = Value(builder, moved[node.args[0]], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)
         return wide.apply(node.op, **dict(node.attrs)).apply(Op.CAST, dtype=node.dtype).position
