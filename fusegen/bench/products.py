@@ -1,6 +1,7 @@
 """What products take on this machine's GPU, with each plan and by the library: what `fusegen/schedule/cost.py` was fitted to.
 
-``python -m fusegen.bench.products FILE.json`` measures; weights are cold, since there are more of them than a cache holds.
+``python -m fusegen.bench.products FILE.json`` measures products of few and of many rows, ``… FILE.json epilogues`` those of
+training, whose epilogues read and write several values an element. Weights are cold: there are more of them than a cache holds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from fusegen.schedule.plan import ContractionPlan
 
 SHAPES = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
 ROWS = (8, 33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
+TRAINED_SHAPES = ((4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
+TRAINED_ROWS = (1024, 4096, 8192)
 _COLD = 200 << 20  # bytes of weights that calls go through in turn
 _ROUNDS = 7
 
@@ -46,17 +49,47 @@ def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+@fg.kernel
+def linear_gelu_saved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with what the backward pass reads."""
+    made = F.linear(x, weight, bias)
+    return F.gelu(made, approximate="tanh"), made
+
+
+@fg.kernel
+def gated_saved(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Likewise."""
+    one, other = F.linear(x, gate), F.linear(x, up)
+    return F.silu(one) * other, one, other
+
+
+@fg.kernel
+def silu_backward(grad: Tensor, weight: Tensor, made: Tensor) -> Tensor:
+    """The gradient by what an activation reads, of the gradient by a product of its result."""
+    share = torch.sigmoid(made)
+    return (grad @ weight) * (share * (1 + made * (1 - share)))
+
+
+@fg.kernel
+def gated_backward(grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients by both products of `gated`."""
+    share, hidden = torch.sigmoid(gate), grad @ weight
+    return hidden * up * (share * (1 + gate * (1 - share))), hidden * gate * share
+
+
 @dataclass(frozen=True)
 class Measured:
     """One case.
 
     Attributes:
+        kernel: the declaration.
         rows, columns, depth: of each product.
         products: how many there are.
         consumers, tile_n: of the plan; None for the library.
         microseconds: the median time of a call.
     """
 
+    kernel: str
     rows: int
     columns: int
     depth: int
@@ -66,21 +99,69 @@ class Measured:
     microseconds: float
 
 
-def measure(device: torch.device) -> Iterator[Measured]:
-    """All cases."""
-    for columns, depth in SHAPES:
-        copies = max(4, min(48, _COLD // (2 * columns * depth)))
-        weights = [torch.randn(columns, depth, device=device, dtype=torch.bfloat16) / depth**0.5 for _ in range(copies)]
-        biases = [torch.randn(columns, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-        others = weights[1:] + weights[:1]
-        for kernel, products, second in ((linear_gelu, 1, biases), (gated, 2, others)):
-            for rows in ROWS:
-                x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
-                arguments = [(x, weight, other) for weight, other in zip(weights, second, strict=True)]
+Arguments = Callable[[int, int, int, torch.device], list[tuple[Tensor, ...]]]
+"""From rows, columns, depth and a device to the arguments of calls that go through cold weights."""
+
+
+def _forward(others: int) -> Arguments:
+    """Weights of a column each, or with a bias each."""
+
+    def arguments(rows: int, columns: int, depth: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+        x = _random(rows, depth, device=device)
+        weights = [_random(columns, depth, device=device) / depth**0.5 for _ in range(_copies(columns, depth))]
+        seconds = weights[1:] + weights[:1] if others else [_random(columns, device=device) for _ in weights]
+        return [(x, weight, second) for weight, second in zip(weights, seconds, strict=True)]
+
+    return arguments
+
+
+def _backward(others: int) -> Arguments:
+    """Weights of a row each, and values of the forward pass."""
+
+    def arguments(rows: int, columns: int, depth: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+        grad, *saved = _random(rows, depth, device=device), *(_random(rows, columns, device=device) for _ in range(others))
+        weights = [_random(depth, columns, device=device) / depth**0.5 for _ in range(_copies(columns, depth))]
+        return [(grad, weight, *saved) for weight in weights]
+
+    return arguments
+
+
+def _random(*shape: int, device: torch.device) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+
+def _copies(columns: int, depth: int) -> int:
+    return max(4, min(48, _COLD // (2 * columns * depth)))
+
+
+Kernels = Sequence[tuple[fg.Kernel[..., Any], int, Arguments]]
+"""Declarations, with how many products meet their first operand, and their arguments."""
+
+INFERENCE: Kernels = ((linear_gelu, 1, _forward(0)), (gated, 2, _forward(1)))
+TRAINING: Kernels = (
+    (linear_gelu_saved, 1, _forward(0)),
+    (gated_saved, 2, _forward(1)),
+    (silu_backward, 1, _backward(1)),
+    (gated_backward, 1, _backward(2)),
+)
+
+
+def measure(
+    device: torch.device, kernels: Kernels, shapes: Sequence[tuple[int, int]], row_counts: Sequence[int]
+) -> Iterator[Measured]:
+    """All cases.
+
+    Args:
+        shapes: columns and depths.
+    """
+    for columns, depth in shapes:
+        for kernel, products, make in kernels:
+            for rows in row_counts:
+                arguments = make(rows, columns, depth, device)
                 for plan, program in _programs(kernel, arguments[0]):
                     chosen = (plan.consumers, plan.tile_n) if plan else (None, None)
                     time = _microseconds([partial(program, each, {}) for each in arguments])
-                    yield Measured(rows, columns, depth, products, chosen[0], chosen[1], time)
+                    yield Measured(kernel.function.__name__, rows, columns, depth, products, chosen[0], chosen[1], time)
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Run]]:
@@ -126,11 +207,12 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     return float(1e3 * start.elapsed_time(end))
 
 
-def main(file: Path) -> None:
+def main(file: Path, of: str = "") -> None:
     """Measures, and writes a record with a case a line."""
     device = torch.device("cuda", torch.cuda.current_device())
+    cases = (TRAINING, TRAINED_SHAPES, TRAINED_ROWS) if of == "epilogues" else (INFERENCE, SHAPES, ROWS)
     found = []
-    for case in measure(device):
+    for case in measure(device, *cases):
         found.append(case)
         print(case, file=sys.stderr)
     where = json.dumps(asdict(environment(device, "CUDA graphs, weights cold")), indent=1)
@@ -139,4 +221,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -41,17 +41,19 @@ def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Ch
     assert group.kind is GroupKind.CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
-    ours = product_time(costs, plan, shape.sizes, target.processors)
+    ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.processors)
     ours += drawing_time(costs, _drawn(graph, group, shape), target.processors)
-    return Choice(plan, ours, library_time(costs, shape.sizes, _moved_again(graph, group, shape), target.processors))
+    return Choice(plan, ours, library_time(costs, shape.sizes, _moved_behind(graph, group, shape), target.processors))
 
 
-def _moved_again(graph: Graph, group: Group, shape: ProductShape) -> int:
-    """Bytes that an epilogue of its own reads and writes beside what one of ours does: the products' results, twice."""
-    if all(output in group.anchors and _is_wanted_as_it_is(graph, output) for output in group.outputs):
+def _moved_behind(graph: Graph, group: Group, shape: ProductShape) -> int:
+    """Bytes that an epilogue of its own reads and writes: the products' results, what ours reads, and what is none of these
+    results; 0 where it is not needed."""
+    plain = [output in group.anchors and _is_wanted_as_it_is(graph, output) for output in group.outputs]
+    if all(plain):
         return 0
-    elements = sum(size.rows * size.columns for size in shape.sizes)
-    return 2 * graph.nodes[group.anchors[0]].dtype.itemsize * elements
+    values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
+    return round(2 * values * sum(shape.columns) * shape.rows)
 
 
 def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:

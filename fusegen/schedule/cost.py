@@ -1,8 +1,10 @@
 """What products are expected to take, in µs: by a kernel of ours with a plan, or by the library.
 
 The model: a kernel starts, and then does the slower of two things, moving bytes and multiplying. Tiles are walked in waves of one a
-multiprocessor; a tile has a step for every 64 of the depth, and an end. What the numbers are was fitted to measurements, which
-`docs/costs/h200.json` holds; `tests/unit/test_cost.py` says how good the choice is that follows from them.
+multiprocessor; a tile has a step for every 64 of the depth, and an end, which takes longer for each value an element that the
+epilogue reads, and for each that it writes beside the first. What the numbers are was fitted to measurements, which
+`docs/costs/h200.json` and `docs/costs/epilogues-h100.json` hold; `tests/unit/test_cost.py` says how good the choice is that follows
+from them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class ProductCosts:
         bandwidth: bytes from memory.
         steps: of a tile, by warpgroups that multiply and columns that they multiply at once.
         ends: of a tile, likewise: its first operands' way, and its epilogue.
+        reads, writes: what an end takes longer for a value of 16 bits an element that the epilogue reads, and for one that it
+            writes beside the first, by warpgroups that multiply and columns of a tile.
         ragged: share by which a tile takes longer, of whose rows there are none.
         draws: elements of random bits in an epilogue, where two share a call of the generator.
         library_start, library_bandwidth, library_flops: of the library's kernel.
@@ -37,6 +41,8 @@ class ProductCosts:
     bandwidth: float
     steps: Mapping[tuple[int, int], float]
     ends: Mapping[tuple[int, int], float]
+    reads: Mapping[tuple[int, int], float]
+    writes: Mapping[tuple[int, int], float]
     ragged: float
     draws: float
     library_start: float
@@ -46,6 +52,21 @@ class ProductCosts:
     epilogue_bandwidth: float
 
 
+@dataclass(frozen=True)
+class EpilogueSize:
+    """What an epilogue moves: values of 16 bits an element, in the mean of the parts.
+
+    Attributes:
+        read: from memory.
+        written: beside the first.
+    """
+
+    read: float = 0.0
+    written: float = 0.0
+
+
+NO_EPILOGUE = EpilogueSize()
+
 _WIDTHS = [(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)]
 
 H200 = ProductCosts(
@@ -54,6 +75,8 @@ H200 = ProductCosts(
     bandwidth=3.91e6,
     steps=dict(zip(_WIDTHS, (0.166, 0.217, 0.268, 0.330, 0.261, 0.344, 0.470, 0.632), strict=True)),
     ends=dict(zip(_WIDTHS, (0.95, 0.80, 4.23, 3.82, 0.80, 1.06, 4.73, 2.68), strict=True)),
+    reads=dict(zip(_WIDTHS, (0.4, 4.2, 2.9, 2.2, 5.3, 4.7, 1.7, 4.7), strict=True)),
+    writes=dict(zip(_WIDTHS, (0.4, 1.9, 0.3, 15.1, 5.2, 3.5, 1.5, 13.2), strict=True)),
     ragged=0.174,
     draws=2.74e5,  # 4096 x 4096 x 4096 with dropout and a residual takes 259.5 µs, and without dropout 198.2
     library_start=3.08,
@@ -85,19 +108,24 @@ class ProductSize:
         return 2 * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
 
 
-def product_time(costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], processors: int) -> float:
+def product_time(
+    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, processors: int
+) -> float:
     """Of one launch of ours.
 
     Args:
         plan: what it is laid out by.
         sizes: of the products, which share their first operand: each of a part, or those of a part that meet it at once.
+        epilogue: of all parts.
         processors: multiprocessors of the machine.
     """
     first = sizes[0]
     row_tiles = math.ceil(first.rows / plan.tile_m)
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
     kind = (plan.consumers, plan.tile_n * plan.products)
-    tile = math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind]
+    by_tile = (plan.consumers, plan.tile_n)
+    end = costs.ends[kind] + epilogue.read * costs.reads[by_tile] + epilogue.written * costs.writes[by_tile]
+    tile = math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + end
     multiplying = math.ceil(tiles / processors) * tile
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
@@ -118,7 +146,7 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
 
     Args:
         sizes: of the products.
-        epilogue_bytes: what that kernel reads and writes beside what an epilogue of ours does; 0 where there is none.
+        epilogue_bytes: what that kernel reads and writes; 0 where there is none.
         processors: multiprocessors of the machine.
     """
     found, rate = 0.0, costs.library_flops * processors / costs.processors

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
-from fusegen.ir.symbolic import Dim, literal, product
-from fusegen.passes.fuse.groups import Group
+from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.passes.fuse.groups import Group, strip_views
 from fusegen.passes.fuse.skeletons import WGMMA, skeleton_named
-from fusegen.schedule.cost import COSTS, ProductSize, product_time
+from fusegen.schedule.cost import COSTS, NO_EPILOGUE, EpilogueSize, ProductSize, product_time
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
@@ -33,6 +33,7 @@ class ProductShape:
         products: matrices that meet the first operand at once.
         head: columns that a tile must hold together.
         words: registers that the results of a pair of columns take.
+        epilogue: what epilogues move.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class ProductShape:
     products: int = 1
     head: int = 1
     words: int = 1
+    epilogue: EpilogueSize = NO_EPILOGUE
 
     @property
     def sizes(self) -> tuple[ProductSize, ...]:
@@ -65,7 +67,23 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
         words=max(sum(graph.nodes[o].dtype.itemsize // 2 for o in part.outputs) for part in group.parts),
+        epilogue=_epilogue_of(graph, group),
     )
+
+
+def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
+    """What the epilogues of a launch move of as many elements as their parts have."""
+    operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
+    others = [p for p in group.inputs if strip_views(graph, p) not in operands]
+    elements = [product(part.domain.shape) for part in group.parts]
+
+    def words(position: int, of: Sequence[Dim]) -> float:
+        own = product(graph.nodes[position].shape)
+        return graph.nodes[position].dtype.itemsize / 2 if any(same(own, each) for each in of) else 0.0
+
+    read = sum(words(p, elements) for p in others)
+    written = sum(words(o, (of,)) for part, of in zip(group.parts, elements, strict=True) for o in part.outputs)
+    return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1))
 
 
 def rows_of(graph: Graph, matmul: int) -> Dim:
@@ -80,7 +98,8 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
     """The plan of products of one first operand that is expected to be the fastest."""
-    return min(candidates(shape, target), key=lambda plan: product_time(COSTS[target.name], plan, shape.sizes, target.processors))
+    costs, processors = COSTS[target.name], target.processors
+    return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, processors))
 
 
 def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
