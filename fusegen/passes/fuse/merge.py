@@ -51,7 +51,9 @@ def absorb(graph: Graph, group: Group, others: Sequence[int], kept: Kept, times:
 
 
 def alongside(graph: Graph, groups: Sequence[Group], decision: Decision, times: Times) -> list[Group]:
-    """The groups, those joined of which none waits for another and which one kernel can compute: first those that read the same."""
+    """The groups, those joined of which none waits for another and which one kernel can compute: first those that read the same,
+    then those that give results alone. A value that only another kernel reads would lie in memory for longer, and spare nothing.
+    """
     found = list(groups)
     alone = decision.held | decision.ends | set(decision.beside)
     apart: set[tuple[Group, Group]] = set()
@@ -75,7 +77,11 @@ def _nearest(graph: Graph, groups: Sequence[Group], alone: Kept, apart: Set[tupl
     numbers = [n for n, group in enumerate(groups) if group.kind in _KINDS and alone.isdisjoint(group.outputs)]
     pairs = [(n, m) for n, m in combinations(numbers, 2) if _are_alike(groups[n].domain.shape, groups[m].domain.shape)]
     pairs = [(n, m) for n, m in pairs if (groups[n], groups[m]) not in apart]
-    return max(pairs, key=lambda pair: _shared(graph, groups[pair[0]], groups[pair[1]]), default=None)
+    results = {strip_views(graph, p) for p in (*graph.outputs, *graph.puts)}
+    free = {n for n in numbers if results.issuperset(groups[n].outputs)}
+    shared = {(n, m): _shared(graph, groups[n], groups[m]) for n, m in pairs}
+    worth = [pair for pair in pairs if shared[pair] or free.issuperset(pair)]
+    return max(worth, key=shared.__getitem__, default=None)
 
 
 def _are_alike(one: Shape, other: Shape) -> bool:

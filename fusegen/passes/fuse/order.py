@@ -101,8 +101,8 @@ def _frugal(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class _Memory:
-    """The bytes of values that only the program knows, from their group to the last that reads them, and of inputs that it may let
-    go.
+    """The bytes of values that groups make, until the last group has read them or, of results, for good, and of inputs that may be
+    let go.
 
     Args:
         graph: in primitives.
@@ -116,13 +116,13 @@ class _Memory:
         results = {strip_views(graph, p) for p in graph.outputs}
         writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first ones
         given = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).given_away}
-        counted = (writers.keys() - results) | given
+        freed = (writers.keys() - results) | given
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
-        self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in counted}
-        self._made = [sum(self._sizes.get(p, 0) for p in group.outputs) for group in groups]
+        self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | given}
+        self._made = [sum(self._sizes[p] for p in group.outputs) for group in groups]
         self._needs = [_bits(writers[strip_views(graph, p)] for p in _made(graph, group)) for group in groups]
-        readers = {p: _bits(n for n, found in enumerate(read) if p in found) for p in counted}
-        self._read = [[(readers[p], self._sizes[p]) for p in found & counted] for found in read]
+        readers = {p: _bits(n for n, found in enumerate(read) if p in found) for p in freed}
+        self._read = [[(readers[p], self._sizes[p]) for p in found & freed] for found in read]
         self.first = sum(self._sizes[p] for p in given)
 
     def ready(self, done: int) -> list[int]:
