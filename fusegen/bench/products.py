@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.record import environment
+from fusegen.bench.record import Environment, environment
 from fusegen.jit.files import write_atomically
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.forms import Choose, Forms
@@ -211,13 +211,23 @@ def main(file: Path, of: str = "") -> None:
     """Measures, and writes a record with a case a line."""
     device = torch.device("cuda", torch.cuda.current_device())
     cases = (TRAINING, TRAINED_SHAPES, TRAINED_ROWS) if of == "epilogues" else (INFERENCE, SHAPES, ROWS)
+    write_cases(file, measure(device, *cases), environment(device, "CUDA graphs, weights cold"))
+
+
+def write_cases(file: Path, cases: Iterable[Any], where: Environment) -> None:
+    """Writes a record with a case a line, once all are measured.
+
+    Args:
+        cases: dataclasses of numbers, as they come.
+        where: they are measured.
+    """
     found = []
-    for case in measure(device, *cases):
+    for case in cases:
         found.append(case)
         print(case, file=sys.stderr)
-    where = json.dumps(asdict(environment(device, "CUDA graphs, weights cold")), indent=1)
     lines = ",\n".join("  " + json.dumps(asdict(case)) for case in found)
-    write_atomically(file, f'{{"environment": {where},\n "cases": [\n{lines}\n ]}}\n'.encode())
+    text = f'{{"environment": {json.dumps(asdict(where), indent=1)},\n "cases": [\n{lines}\n ]}}\n'
+    write_atomically(file, text.encode())
 
 
 if __name__ == "__main__":

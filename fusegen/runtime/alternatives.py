@@ -21,6 +21,7 @@ from fusegen.passes.fuse.decide import products_of_attention
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
 from fusegen.runtime.forms import Forms
+from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.target import Target
@@ -40,26 +41,29 @@ def prepared(graph: Graph, target: Target) -> Graph:
 
 
 class Alternatives:
-    """A graph, and the same with loops in place of values that are too large to lie in memory whole; each also for sizes of which a
-    bound and a divisor are known.
+    """A graph, the same with torch's attention in place of ours, and with loops in place of values that are too large to lie in
+    memory whole; each also for sizes of which a bound and a divisor are known.
 
     Args:
         graph: in primitives, ready for fusion.
         target: the machine.
         wide: whether indices need 64 bits.
         depth: how many loops it is the body of.
+        library: the graph with attention by torch.
 
     Attributes:
         whole: the forms of the graph as it is, for all sizes.
     """
 
-    def __init__(self, graph: Graph, target: Target, *, wide: bool, depth: int = 0) -> None:
+    def __init__(self, graph: Graph, target: Target, *, wide: bool, depth: int = 0, library: Graph | None = None) -> None:
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
         self._known: dict[tuple[bool, Facts | None], Forms] = {}
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
+        self._library = None if library is None else Alternatives(library, target, wide=wide)
+        self._attentions = () if library is None else attentions_of(library)
         self.whole = self._forms(None, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:
@@ -71,9 +75,15 @@ class Alternatives:
         return self._chosen(sizes, None)
 
     def _chosen(self, sizes: Sizes, facts: Facts | None) -> Forms:
+        if self._library is not None and self._is_faster_by_library(sizes):
+            return self._library._chosen(sizes, facts)
         whole = self._forms(facts, is_looped=False)
         is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
         return self._forms(facts, is_looped=True) if is_looped else whole
+
+    def _is_faster_by_library(self, sizes: Sizes) -> bool:
+        found = [size(sizes) for size in self._attentions]
+        return bool(found) and takes_library(found, self._target.processors)
 
     def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fusegen.schedule.plan import ContractionPlan
 
 _STEP_DEPTH = 64
+_ALONE = 0.33  # share of what an epilogue takes longer where there is one wave, which does not wait for memory
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,10 @@ def product_time(
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
     kind = (plan.consumers, plan.tile_n * plan.products)
     by_tile = (plan.consumers, plan.tile_n)
-    end = costs.ends[kind] + epilogue.read * costs.reads[by_tile] + epilogue.written * costs.writes[by_tile]
-    tile = math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + end
-    multiplying = math.ceil(tiles / processors) * tile
+    waves = math.ceil(tiles / processors)
+    longer = epilogue.written * costs.writes[by_tile] + epilogue.read * costs.reads[by_tile]
+    longer *= _ALONE if waves == 1 else 1.0
+    multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
     return costs.start + (1 + costs.ragged * missing) * _slower(multiplying, moving)

@@ -52,7 +52,7 @@ def absorb(graph: Graph, group: Group, others: Sequence[int], kept: Kept, times:
 
 def alongside(graph: Graph, groups: Sequence[Group], decision: Decision, times: Times) -> list[Group]:
     """The groups, those joined of which none waits for another and which one kernel can compute: first those that read the same,
-    then those that give results alone. A value that only another kernel reads would lie in memory for longer, and spare nothing.
+    then those that give results alone, or values for the same kernels. Others would lie in memory for longer, and spare nothing.
     """
     found = list(groups)
     alone = decision.held | decision.ends | set(decision.beside)
@@ -78,10 +78,16 @@ def _nearest(graph: Graph, groups: Sequence[Group], alone: Kept, apart: Set[tupl
     pairs = [(n, m) for n, m in combinations(numbers, 2) if _are_alike(groups[n].domain.shape, groups[m].domain.shape)]
     pairs = [(n, m) for n, m in pairs if (groups[n], groups[m]) not in apart]
     results = {strip_views(graph, p) for p in (*graph.outputs, *graph.puts)}
-    free = {n for n in numbers if results.issuperset(groups[n].outputs)}
     shared = {(n, m): _shared(graph, groups[n], groups[m]) for n, m in pairs}
-    worth = [pair for pair in pairs if shared[pair] or free.issuperset(pair)]
+    readers = {n: _readers(graph, groups, n) if not results.issuperset(groups[n].outputs) else None for n in numbers}
+    worth = [(n, m) for n, m in pairs if shared[n, m] or readers[n] == readers[m]]
     return max(worth, key=shared.__getitem__, default=None)
+
+
+def _readers(graph: Graph, groups: Sequence[Group], number: int) -> frozenset[int]:
+    """The groups that read what one gives."""
+    outputs = set(groups[number].outputs)
+    return frozenset(n for n, group in enumerate(groups) if not outputs.isdisjoint(_read(graph, group)))
 
 
 def _are_alike(one: Shape, other: Shape) -> bool:

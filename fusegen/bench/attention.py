@@ -1,0 +1,101 @@
+"""What attention takes on this machine's GPU, by a kernel of ours and by torch's.
+
+`fusegen/schedule/attention_cost.py` was fitted to it. ``python -m fusegen.bench.attention FILE.json`` measures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.bench.products import write_cases
+from fusegen.bench.record import environment
+from fusegen.runtime.backends import machine_of
+from fusegen.schedule.attention_cost import AttentionSize
+from fusegen.timing import Call, interleaved, timer_name
+
+_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Measured(AttentionSize):
+    """One case.
+
+    Attributes:
+        own, library: median times in µs.
+    """
+
+    own: float
+    library: float
+
+
+def sizes() -> Iterator[AttentionSize]:
+    """Whole sequences, of many and of few heads; single queries and few of them over caches; heads of odd numbers of channels."""
+    for channels in (64, 128):
+        for is_causal in (False, True):
+            for positions in (128, 256, 512, 1024, 2048, 4096, 8192):
+                yield AttentionSize(_TOKENS // positions, 16, 16, positions, positions, channels, is_causal)
+            for positions in (512, 2048, 8192):
+                yield AttentionSize(1, 32, 8, positions, positions, channels, is_causal)
+            yield AttentionSize(1, 4, 4, 2048, 2048, channels, is_causal)
+        for batch, keys in ((1, 512), (1, 2048), (1, 8192), (1, 32768), (16, 512), (16, 2048), (16, 8192), (64, 512), (64, 8192)):
+            yield AttentionSize(batch, 32, 8, 1, keys, channels, is_causal=False)
+        for batch, keys in ((1, 2048), (1, 8192), (16, 2048), (16, 8192)):
+            yield AttentionSize(batch, 32, 32, 1, keys, channels, is_causal=False)
+            for queries in (16, 128):
+                yield AttentionSize(batch, 32, 8, queries, keys, channels, is_causal=False)
+    for channels in (80, 96, 256):
+        for is_causal in (False, True):
+            for positions in (1024, 4096):
+                yield AttentionSize(4, 16, 16, positions, positions, channels, is_causal)
+
+
+@fg.kernel
+def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d)·v."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
+
+
+@fg.kernel
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same where key ≤ query."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def measure(device: torch.device) -> Iterator[Measured]:
+    """All cases."""
+    for size in sizes():
+        shapes = [(size.batch, size.heads, size.queries, size.channels)] + [
+            (size.batch, size.kv_heads, size.keys, size.channels)
+        ] * 2
+        tensors = [torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes]
+        kernel = causal if size.is_causal else full
+        calls: dict[str, Call] = {"own": _by_our_kernel(kernel, tensors), "library": partial(kernel.function, *tensors)}
+        found = interleaved(calls, device, quick=True)
+        times = {name: time.median for name, time in found.items() if not isinstance(time, Exception)}
+        yield Measured(**asdict(size), own=times["own"], library=times["library"])
+
+
+def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Call:
+    """A call of the kernel, with our attention whatever is expected of it."""
+    machine = machine_of(tensors[0].device)
+    values = kernel._dispatcher.arguments(tensors, {})
+    variant, _ = kernel._dispatcher.variants.of(values, machine.target, tensors[0].device)
+    sizes = kernel._dispatcher.variants.sizes(variant, values, ())
+    program = machine.bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, tensors[0].device)
+    return partial(program, tensors, {})
+
+
+if __name__ == "__main__":
+    where = torch.device("cuda", torch.cuda.current_device())
+    with torch.no_grad():
+        write_cases(Path(sys.argv[1]), measure(where), environment(where, timer_name(where, quick=True)))
