@@ -53,6 +53,7 @@ CELLS = SimpleNamespace()
 """Functions that give what cells of other functions hold: torch.compile can look into them, and cannot into a cell."""
 
 _LARGEST = 1_000_003  # of the numbers that stand for sizes which are not known, or somewhat less
+_SMALLEST = 17
 _ELEMENTS = 1 << 56  # of a tensor of such sizes, whose bytes torch counts in 64 bits
 _numbers = itertools.count()
 
@@ -320,6 +321,9 @@ def _stand_in(shapes: Sequence[Sequence[int]]) -> int:
 
     Args:
         shapes: known sizes, and for others negative numbers, the same for the same size.
+
+    Raises:
+        Unplanned: there is no such number.
     """
     numbers = {size for shape in shapes for size in shape}
     last = -2 * min(numbers, default=0)
@@ -329,6 +333,8 @@ def _stand_in(shapes: Sequence[Sequence[int]]) -> int:
         if unknown:
             known = math.prod(max(size, 1) for size in shape if size >= 0)
             found = min(found, int((_ELEMENTS / known) ** (1 / unknown)) - last)
+    if found < _SMALLEST:
+        raise Unplanned("a tensor has too many sizes that are not known")
     found |= 1
     while not numbers.isdisjoint(range(found, found + last + 1, 2)):
         found += last + 2

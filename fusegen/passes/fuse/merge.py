@@ -33,7 +33,7 @@ def absorb(graph: Graph, group: Group, others: Sequence[int], kept: Kept, times:
     """The group with every other wanted value that it can write as well, of what it reads anyway.
 
     Args:
-        others: the latest first, so that none depends on what the group has.
+        others: the latest first.
         groups: made before.
     """
     left = list(others)
