@@ -77,18 +77,25 @@ def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> lis
     ((_, dtype),), shape = wanted, (length, rows.shape[1])
     total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
     if rows.is_cuda and rows.is_floating_point() and len(rows):
-        return [_sums_of_runs(shape, dtype, rows.to(total), index)]
+        return [_sums_of_runs(shape, dtype, rows, index, total)]
     return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
 
 
-def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor) -> Tensor:
+_FEW = 2  # sums for each row up to which all are computed, rather than those of the runs, each of which is then copied to its place
+
+
+def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor, total: torch.dtype) -> Tensor:
     """The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU."""
     count, (length, width) = len(index), shape
     ordered, order = index.sort(stable=True)
+    given = rows.index_select(0, order).to(total)
+    if length <= _FEW * count:
+        starts = torch.searchsorted(ordered, torch.arange(length + 1, device=index.device, dtype=index.dtype))
+        return torch.segment_reduce(given, "sum", offsets=starts, unsafe=True, initial=0).to(dtype)
     is_last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
     run = is_last.cumsum(0) - is_last.long()
     starts = torch.searchsorted(run, torch.arange(count + 1, device=run.device))  # the count for runs that there are not
-    sums = torch.segment_reduce(rows[order], "sum", offsets=starts, unsafe=True, initial=0)
+    sums = torch.segment_reduce(given, "sum", offsets=starts, unsafe=True, initial=0)
     place = ordered.new_full((count + 1,), length)  # and a row behind the last for these
     place[:count] = ordered
     found = rows.new_zeros(length + 1, width, dtype=dtype)

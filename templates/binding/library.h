@@ -4,14 +4,19 @@
 using Wanted = std::vector<std::pair<int64_t, at::ScalarType>>;
 
 // The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU.
-inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index) {
+inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index,
+                               at::ScalarType total) {
   const int64_t count = index.size(0), length = shape[0];
   const auto [ordered, order] = at::sort(index, true, 0, false);
+  const at::Tensor given = at::index_select(rows, 0, order).to(total);
+  if (length <= 2 * count) {  // all sums, as `fusegen/runtime/library.py` computes them
+    const at::Tensor starts = at::searchsorted(ordered, at::arange(length + 1, index.options()));
+    return at::segment_reduce(given, "sum", std::nullopt, std::nullopt, starts, 0, true, 0).to(dtype);
+  }
   const at::Tensor next = ordered.narrow(0, 1, count - 1), before = ordered.narrow(0, 0, count - 1);
   const at::Tensor is_last = at::cat({at::ne(next, before), at::ones({1}, ordered.options().dtype(at::kBool))});
   const at::Tensor run = at::sub(at::cumsum(is_last, 0), is_last.to(at::kLong));
   const at::Tensor starts = at::searchsorted(run, at::arange(count + 1, run.options()));  // the count for runs that there are not
-  const at::Tensor given = at::index_select(rows, 0, order);
   const at::Tensor sums = at::segment_reduce(given, "sum", std::nullopt, std::nullopt, starts, 0, true, 0);
   at::Tensor place = at::full({count + 1}, length, run.options());  // and a row behind the last for these
   place.narrow(0, 0, count).copy_(ordered);
@@ -27,7 +32,7 @@ inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length,
   const std::vector<int64_t> shape = {length, rows.size(1)};
   const bool is_half = rows.is_floating_point() && rows.element_size() < 4;
   const at::ScalarType total = is_half ? at::kFloat : rows.scalar_type();
-  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return {sums_of_runs(shape, dtype, rows.to(total), index)};
+  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return {sums_of_runs(shape, dtype, rows, index, total)};
   at::Tensor sums = at::zeros(shape, rows.options().dtype(total));
   return {sums.index_add_(0, index, rows.to(total)).to(dtype)};
 }
