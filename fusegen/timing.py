@@ -111,7 +111,7 @@ def _graph_timer(call: Call, device: torch.device, replays: int) -> Timer:
 
 
 def _event_timer(call: Call, count: int) -> Timer:
-    """Of calls that follow one another. The host is ahead of the device where it can be, as in a training loop."""
+    """A timer of calls that follow one another. The host is ahead of the device where it can be, as in a training loop."""
     for _ in range(_WARM_CALLS):
         call()
     torch.cuda.synchronize()

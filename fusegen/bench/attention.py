@@ -1,4 +1,4 @@
-"""What attention takes on this machine's GPU, by a kernel of ours and by torch's.
+"""The time that attention takes on this machine's GPU, by a kernel of ours and by torch's.
 
 `fusegen/schedule/attention_cost.py` was fitted to it. ``python -m fusegen.bench.attention FILE.json`` measures.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.products import write_cases
+from fusegen.bench.products import variant_of, write_cases
 from fusegen.bench.record import environment
 from fusegen.runtime.backends import machine_of
 from fusegen.schedule.attention_cost import AttentionSize
@@ -87,11 +87,8 @@ def measure(device: torch.device) -> Iterator[Measured]:
 
 def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Call:
     """A call of the kernel, with our attention whatever is expected of it."""
-    machine = machine_of(tensors[0].device)
-    values = kernel._dispatcher.arguments(tensors, {})
-    variant, _ = kernel._dispatcher.variants.of(values, machine.target, tensors[0].device)
-    sizes = kernel._dispatcher.variants.sizes(variant, values, ())
-    program = machine.bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, tensors[0].device)
+    (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
+    program = machine_of(device).bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, device)
     return partial(program, tensors, {})
 
 

@@ -1,4 +1,4 @@
-"""What is trained in the benchmark and is no prebuilt fusion, as users write it."""
+"""Functions that are trained in the benchmark and are no prebuilt fusions, as users write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 
-_HEADS = 16  # of an encoder layer
+_HEADS = 16  # in an encoder layer
 _DROPPED = 0.1
 _CAP = 50.0
 

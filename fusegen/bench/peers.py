@@ -17,18 +17,18 @@ _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 def liger(case: Case) -> Way | None:
-    """Liger-Kernel's functions, which take a row as one block; their forward passes alone, as of all that follow."""
-    return _LIGER.get(case.name) if case.sizes[-1] <= _LIGER_LONGEST and not case.is_step else None
+    """Liger-Kernel's functions, which take a row as one block."""
+    return _LIGER.get(case.name) if case.sizes[-1] <= _LIGER_LONGEST else None
 
 
 def quack(case: Case) -> Way | None:
     """quack's functions."""
-    return _QUACK.get(case.name) if case.sizes[-1] <= _QUACK_LONGEST and not case.is_step else None
+    return _QUACK.get(case.name) if case.sizes[-1] <= _QUACK_LONGEST else None
 
 
 def flashinfer(case: Case) -> Way | None:
     """FlashInfer's functions, for 16-bit numbers in groups of 16 bytes."""
-    fits = case.dtype in _SIXTEEN_BITS and case.sizes[-1] % 8 == 0 and not case.is_step
+    fits = case.dtype in _SIXTEEN_BITS and case.sizes[-1] % 8 == 0
     return _FLASHINFER.get(case.name) if fits else None
 
 

@@ -23,6 +23,7 @@ import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.jit.files import write_atomically
 from fusegen.runtime.backends import machine_of
+from fusegen.runtime.compile import Variant
 from fusegen.runtime.forms import Choose, Forms
 from fusegen.runtime.straight import Run
 from fusegen.schedule.choose import Choice
@@ -167,10 +168,7 @@ def measure(
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Run]]:
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
-    machine = machine_of(device)
-    values = kernel._dispatcher.arguments(arguments, {})
-    variant, _ = kernel._dispatcher.variants.of(values, machine.target, device)
-    sizes = kernel._dispatcher.variants.sizes(variant, values, ())
+    machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)
     whole = variant.alternatives.whole
     (group,) = whole.products
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
@@ -179,6 +177,14 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
         forms = Forms(whole.graph, machine.target, wide=False, choose=_always(choice))
         chosen = variant.in_form(forms.at(sizes))
         yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
+
+
+def variant_of(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> tuple[Variant, dict[str, int]]:
+    """The variant of a kernel for some tensors, and the values of all its sizes."""
+    device = arguments[0].device
+    values = kernel._dispatcher.arguments(arguments, {})
+    variant, _ = kernel._dispatcher.variants.of(values, machine_of(device).target, device)
+    return variant, kernel._dispatcher.variants.sizes(variant, values, ())
 
 
 def _always(choice: Choice) -> Choose:

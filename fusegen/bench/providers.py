@@ -119,6 +119,11 @@ def _compile(case: Case) -> Way:
     return Way(f"torch.compile of {case.eager.what}", prepare)
 
 
+def _forward(way: Callable[[Case], Way | None]) -> Callable[[Case], Way | None]:
+    """The way of a library that is called for forward passes alone: it takes no part in training steps."""
+    return lambda case: None if case.is_step else way(case)
+
+
 def _copy(case: Case) -> Way | None:
     if case.flops is not None:
         return None
@@ -143,9 +148,9 @@ PROVIDERS = (
     Provider("fusegen", _never, _fusegen),
     Provider("eager", _never, _eager),
     Provider("compile", _compile_missing, _compile),
-    Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), peers.liger),
-    Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), peers.quack),
-    Provider("flashinfer", _on_gpu("flashinfer.norm", "flashinfer.activation"), peers.flashinfer),
+    Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), _forward(peers.liger)),
+    Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), _forward(peers.quack)),
+    Provider("flashinfer", _on_gpu("flashinfer.norm", "flashinfer.activation"), _forward(peers.flashinfer)),
     Provider("copy", _never, _copy, computes=False),
 )
 """Everybody; a table of a record has its columns in this order."""

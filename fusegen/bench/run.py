@@ -104,8 +104,7 @@ class _WrongError(FusegenError):
 def _checked(provider: Provider, way: Way, arguments: Arguments, wanted: Sequence[Tensor] | None) -> _Checked:
     """The call, with the result of its first time looked at: a later one may go on from that."""
     call = way.prepare(arguments)
-    with torch.autograd.grad_mode.set_multithreading_enabled(False):  # threads of autograd do not know of `untuned`
-        results = listed(call())
+    results = listed(call())
     if wanted is None or not provider.computes:
         return _Checked(call, None)
     difference, error = compare(results, wanted)

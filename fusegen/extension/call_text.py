@@ -80,7 +80,7 @@ class CallText:
         self._first_of, self._last_of = spans(call)
         self._late = {spec.key for spec in self._outputs() if spec.key in self._first_of}.union(self._slots)
         self._parts: set[int] = set()  # temporaries that are needed as tensors
-        self._located: set[int] = set()  # what a step allocates and another one needs the address of
+        self._located: set[int] = set()  # buffers that a step allocates, and of which one needs the address
         self._addresses: dict[str, str] = {}
         steps = [self._step(number, entries) for number in range(len(call.steps))]
         self.results = [self.tensor(key) for key in call.results]
@@ -154,7 +154,7 @@ class CallText:
         return f"fg::fresh({self.formulas(self._specs[key].shape)}, {DTYPES[self._specs[key].dtype]}, device)"
 
     def _begin(self, number: int) -> list[str]:
-        """What no step before this one knows is allocated, and what is small has its place in the workspace."""
+        """Allocates values that no step before this one knows; small ones have their places in the workspace."""
         lines = []
         for key in sorted(key for key in self._late if self._first_of[key] == number):
             name, slot = _named(key), f"slots[{self._slots[key][0]}]" if key in self._slots else ""
@@ -175,7 +175,7 @@ class CallText:
         return lines
 
     def _end(self, number: int) -> list[str]:
-        """What no step behind this one knows is let go."""
+        """Lets go of values that no step behind this one knows."""
         own = (self._made | set(self._slots)) - set(self.call.results)
         return [f"{_named(key)}.reset();" for key in sorted(own) if self._last_of.get(key) == number]
 

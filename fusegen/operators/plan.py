@@ -52,9 +52,9 @@ VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 CELLS = SimpleNamespace()
 """Functions that give what cells of other functions hold: torch.compile can look into them, and cannot into a cell."""
 
-_LARGEST = 1_000_003  # of the numbers that stand for sizes which are not known, or somewhat less
+_LARGEST = 1_000_003  # stands for a size that is not known, or a smaller number does
 _SMALLEST = 17
-_ELEMENTS = 1 << 56  # of a tensor of such sizes, whose bytes torch counts in 64 bits
+_ELEMENTS = 1 << 56  # a tensor of such sizes has no more: torch counts its bytes in 64 bits
 _numbers = itertools.count()
 
 

@@ -62,8 +62,8 @@ class Alternatives:
         self._known: dict[tuple[bool, Facts | None], Forms] = {}
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
-        self._library = None if library is None else Alternatives(library, target, wide=wide)
         self._attentions = () if library is None else attentions_of(library)
+        self._library = Alternatives(library, target, wide=wide) if library is not None and self._attentions else None
         self.whole = self._forms(None, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:
@@ -75,15 +75,11 @@ class Alternatives:
         return self._chosen(sizes, None)
 
     def _chosen(self, sizes: Sizes, facts: Facts | None) -> Forms:
-        if self._library is not None and self._is_faster_by_library(sizes):
+        if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
             return self._library._chosen(sizes, facts)
         whole = self._forms(facts, is_looped=False)
         is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
         return self._forms(facts, is_looped=True) if is_looped else whole
-
-    def _is_faster_by_library(self, sizes: Sizes) -> bool:
-        found = [size(sizes) for size in self._attentions]
-        return bool(found) and takes_library(found, self._target.processors)
 
     def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""

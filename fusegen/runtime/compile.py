@@ -169,9 +169,9 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     rows = with_wide_sums(with_views_below_products(graph), target)
     by_library = with_library_attention(rows, target)
     own = rows if target.wgmma else by_library  # where no kernel of ours computes attention
-    whole, library = (prepared(run_passes(each), target) for each in (own, by_library))
     has_choice = by_library is not own and not wide  # torch's kernels count with 32 bits in places
-    alternatives = Alternatives(whole, target, wide=wide, library=library if has_choice else None)
+    library = prepared(run_passes(by_library), target) if has_choice else None
+    alternatives = Alternatives(prepared(run_passes(own), target), target, wide=wide, library=library)
     form = alternatives.of(sizes).at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
 

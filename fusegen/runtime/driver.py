@@ -52,7 +52,7 @@ class Driver:
         """
         place = _aligned(_MAP_BYTES)
         status = self._library.cuTensorMapEncodeTiled(place, *arguments)
-        if status == _INVALID_CONTEXT:  # of a thread that the device has not met, as autograd's are at first
+        if status == _INVALID_CONTEXT:  # the device has not met this thread, as it has not autograd's at first
             make_current(device)
             status = self._library.cuTensorMapEncodeTiled(place, *arguments)
         if status:

@@ -13,7 +13,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -33,7 +32,7 @@ C = TypeVar("C", bound=Compiled)
 FORMAT = 2
 _FOLDER = "tuned"
 _NEAR = 1.0  # powers of two that a size may be away from one that was measured
-_IGNORED: ContextVar[bool] = ContextVar("fusegen_untuned", default=False)
+_IGNORING: set[object] = set()  # one for each `untuned` that is under way
 
 Extents: TypeAlias = tuple[int, int]
 Traits: TypeAlias = tuple[str, tuple[float, ...]]
@@ -105,17 +104,18 @@ def entry_of(at: Extents, plan: LanePlan, times: Sequence[tuple[str, float]], *,
 
 @contextmanager
 def untuned() -> Iterator[None]:
-    """Within it, calls that are bound have the plans that nobody has measured."""
-    token = _IGNORED.set(True)
+    """Within it, calls that are bound have the plans that nobody has measured, in all threads: autograd's bind backward passes."""
+    token = object()
+    _IGNORING.add(token)
     try:
         yield
     finally:
-        _IGNORED.reset(token)
+        _IGNORING.discard(token)
 
 
 def in_measured_form(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
     """What is compiled, with the plans that were measured for such sizes on such a device."""
-    pins = {} if _IGNORED.get() else dict(_pins(compiled.program, sizes, device))
+    pins = {} if _IGNORING else dict(_pins(compiled.program, sizes, device))
     return compiled.in_form(compiled.alternatives.of(sizes).pinned(sizes, pins)) if pins else compiled
 
 

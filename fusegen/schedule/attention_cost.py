@@ -1,4 +1,4 @@
-"""What attention is expected to take, in µs: by a kernel of ours, or by torch's.
+"""The time that attention is expected to take, in µs: by a kernel of ours, or by torch's.
 
 The model: ours has a block for each 128 queries of a head, which walks over its keys, in waves of one block a multiprocessor;
 torch's multiplies at a rate, and shares the keys of a single query among blocks. Both move bytes meanwhile. The numbers were fitted
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
+from fusegen.schedule.cost import slower
 
 _TILE = 128  # queries of a block
 
@@ -40,7 +41,7 @@ class AttentionSize:
 
     @property
     def bytes(self) -> int:
-        """Of queries, keys, values and the result."""
+        """The bytes of queries, keys, values and the result."""
         positions = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
         return 2 * self.batch * positions * self.channels
 
@@ -51,8 +52,8 @@ class AttentionSize:
 
 
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
-    """What torch computes of a graph as attention, as functions of its sizes; nothing where there is one with a bias or dropout, of
-    which nothing was measured."""
+    """The attention that torch computes in a graph, as functions of its sizes; none where one has a bias or dropout, of which
+    nothing was measured."""
     nodes = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
     if any(len(node.args) > 3 or node.attr("dropout") for node in nodes):
         return ()
@@ -117,7 +118,7 @@ def takes_library(sizes: Sequence[AttentionSize], processors: int) -> bool:
 
 
 def own_time(size: AttentionSize, processors: int) -> float:
-    """Of a kernel of ours.
+    """The time of a kernel of ours.
 
     Args:
         processors: multiprocessors of the machine.
@@ -126,11 +127,11 @@ def own_time(size: AttentionSize, processors: int) -> float:
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     key, end = (costs.causal_key, costs.causal_end) if size.is_causal else (costs.key, costs.end)
     block = size.met * key + end
-    return _START + _slower(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
+    return _START + slower(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
 
 
 def library_time(size: AttentionSize, processors: int) -> float:
-    """Of torch's kernel.
+    """The time of torch's kernel.
 
     Args:
         processors: multiprocessors of the machine.
@@ -142,13 +143,8 @@ def library_time(size: AttentionSize, processors: int) -> float:
     waves = math.ceil(blocks / processors) * processors  # blocks, those that are not there among them
     flops = 4 * waves * _TILE * size.met * size.channels
     rate = (costs.causal_flops if size.is_causal else costs.flops) * processors / _PROCESSORS
-    return _LIBRARY_START + _slower(flops / rate, size.bytes / _BANDWIDTH)
+    return _LIBRARY_START + slower(flops / rate, size.bytes / _BANDWIDTH)
 
 
 def _costs(size: AttentionSize) -> AttentionCosts:
     return next((costs for most, costs in H100.items() if size.channels <= most), H100[256])
-
-
-def _slower(one: float, other: float) -> float:
-    """The time of two things that go on at once: that of the slower, and more where they take about as long."""
-    return float((one**4 + other**4) ** 0.25)

@@ -55,7 +55,7 @@ class ProductCosts:
 
 @dataclass(frozen=True)
 class EpilogueSize:
-    """What an epilogue moves: values of 16 bits an element, in the mean of the parts.
+    """The values that an epilogue moves: of 16 bits an element, in the mean of the parts.
 
     Attributes:
         read: from memory.
@@ -131,7 +131,7 @@ def product_time(
     multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
-    return costs.start + (1 + costs.ragged * missing) * _slower(multiplying, moving)
+    return costs.start + (1 + costs.ragged * missing) * slower(multiplying, moving)
 
 
 def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
@@ -155,10 +155,10 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)
         flops = 2 * rows * size.columns * size.depth
-        found += costs.library_start + _slower(flops / rate, size.bytes / costs.library_bandwidth)
+        found += costs.library_start + slower(flops / rate, size.bytes / costs.library_bandwidth)
     return found + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
-def _slower(one: float, other: float) -> float:
+def slower(one: float, other: float) -> float:
     """The time of two things that go on at once: that of the slower, and more where they take about as long."""
     return float((one**4 + other**4) ** 0.25)

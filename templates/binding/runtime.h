@@ -349,7 +349,7 @@ struct Kernel {
   }
 };
 
-constexpr int kNoContext = 201;  // of a thread that the device has not met, as autograd's are at first
+constexpr int kNoContext = 201;  // the device has not met this thread, as it has not autograd's at first
 
 inline void make_current(int device) {
   void* context = nullptr;

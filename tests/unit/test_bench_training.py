@@ -140,18 +140,6 @@ def test_a_wrong_gradient_has_no_time() -> None:
     assert found["none"].error and found["none"].error.startswith("RuntimeError")
 
 
-def test_the_first_backward_pass_runs_in_the_thread_that_knows_what_is_ignored() -> None:
-    threads: list[bool] = []
-
-    def noted(x: Tensor) -> Tensor:
-        threads.append(torch._C._is_multithreading_enabled())
-        return F.softmax(x, -1)
-
-    run_case(_case("softmax", 8, 32), HOST, [_provider("noted", noted)], quick=True)
-    first, *later = threads
-    assert not first and later and all(later)
-
-
 def test_bench_times_the_group(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = (replace(_case("layer_norm", 4, 32), cpu_sizes=(4, 32)), replace(_case("cross_entropy", 4, 32), cpu_sizes=(4, 32)))
     monkeypatch.setattr(bench, "GROUPS", {"training": small})

@@ -130,7 +130,7 @@ def regard(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
 
     def bound(compiled: Any, *_: Any) -> Any:
-        found.append(not tuned._IGNORED.get())
+        found.append(not tuned._IGNORING)
         return compiled
 
     monkeypatch.setattr("fusegen.runtime.dispatch.in_measured_form", bound)

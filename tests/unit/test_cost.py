@@ -25,7 +25,7 @@ EPILOGUES = {
     "gated_backward": EpilogueSize(2, 1),
 }
 SAVED = {"gated_saved": 2}
-"""How many results of a kernel are products as they are, which the library writes; a bias is none."""
+"""The number of results of a kernel that are products as they are, which the library writes; a bias is none."""
 
 
 def times(record: str) -> dict[tuple[Any, ...], dict[tuple[int, int] | None, float]]:

@@ -66,7 +66,7 @@ def test_what_was_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     ignored: list[bool] = []
 
     def bound(compiled: Any, *_: Any) -> Any:
-        ignored.append(tuned._IGNORED.get())
+        ignored.append(bool(tuned._IGNORING))
         return compiled
 
     monkeypatch.setattr("fusegen.runtime.dispatch.in_measured_form", bound)

@@ -17,7 +17,6 @@ from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.decide import Decision, Kept
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.grow import pointwise_group, reduction_group
-from fusegen.passes.fuse.order import waits
 from fusegen.passes.fuse.rows import column_group, fits_beside_sums, row_group, sums_columns
 from fusegen.passes.fuse.writes import addressed, hindered, is_torn
 from fusegen.passes.versions import Times
@@ -96,9 +95,7 @@ def _are_alike(one: Shape, other: Shape) -> bool:
 
 
 def _joined(graph: Graph, groups: Sequence[Group], one: int, other: int, kept: Kept, times: Times) -> list[Group] | None:
-    """The groups with two of them as one; None where these, or what they are together, would wait for each other."""
-    if waits(graph, groups, one, other) or waits(graph, groups, other, one):
-        return None
+    """The groups with two of them as one; None where no kernel computes both, or one comes between."""
     merged: Group | None = groups[one]
     for output in groups[other].outputs:
         merged = None if merged is None else _with(graph, merged, output, kept, times)
@@ -107,7 +104,7 @@ def _joined(graph: Graph, groups: Sequence[Group], one: int, other: int, kept: K
     joined = [merged if n == one else group for n, group in enumerate(groups) if n != other]
     computed = {output for group in joined for output in group.outputs}
     is_served = all(is_stored_elsewhere(graph, p) or strip_views(graph, p) in computed for p in merged.inputs)
-    return joined if is_served and not waits(graph, joined, one, one) else None
+    return joined if is_served and _needed(graph, merged.inputs, joined).isdisjoint(merged.outputs) else None
 
 
 def _with(graph: Graph, group: Group, other: int, kept: Kept, times: Times) -> Group | None:
@@ -125,12 +122,12 @@ def _read(graph: Graph, group: Group) -> set[int]:
 
 
 def _further(graph: Graph, group: Group, merged: Group) -> set[int]:
-    """What a group that has grown reads, and did not before: values of a size that counts."""
+    """The values of a size that counts that a group which has grown reads, and did not before."""
     return {p for p in set(merged.inputs) - set(group.inputs) if _counts(graph, merged, p)}
 
 
 def _shared(graph: Graph, one: Group, other: Group) -> int:
-    """How many values of a size that counts two groups both read."""
+    """The number of values of a size that counts that two groups both read."""
     return sum(_counts(graph, one, p) for p in set(one.inputs) & set(other.inputs))
 
 
@@ -210,7 +207,7 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
 
 
 def _reads_itself(graph: Graph, group: Group) -> bool:
-    """Whether the group would need something in memory that it writes itself."""
+    """True if the group would need something in memory that it writes itself."""
     return not _read(graph, group).isdisjoint(group.outputs)
 
 

@@ -55,7 +55,7 @@ def _listed(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], l
 
 
 def _made(graph: Graph, group: Group) -> list[int]:
-    """What a group reads that other groups compute."""
+    """The values that a group reads and other groups compute."""
     return [p for p in group.inputs if not is_stored_elsewhere(graph, p)]
 
 

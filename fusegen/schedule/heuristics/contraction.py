@@ -72,7 +72,7 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
 
 
 def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
-    """What the epilogues of a launch move of as many elements as their parts have."""
+    """The values that the epilogues of a launch move, of as many elements as their parts have."""
     operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
     others = [p for p in group.inputs if strip_views(graph, p) not in operands]
     elements = [product(part.domain.shape) for part in group.parts]
