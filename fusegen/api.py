@@ -120,10 +120,11 @@ class Kernel(Generic[P, R]):
         """What a call would run, without running it.
 
         Args:
-            args, kwargs: as in a call; tensors may be meta or fake ones.
+            args, kwargs: as in a call; tensors may be meta or fake ones. A parameter that is called ``target`` goes by position.
             target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
         Raises:
+            ArgumentError: the target is no name.
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
@@ -165,6 +166,9 @@ class Kernel(Generic[P, R]):
             values: all arguments, in the order of the parameters.
             target: as of `lower`.
         """
+        if target is not None and not isinstance(target, str):
+            what = f"{dispatcher.name}: lower's target is a {type(target).__name__}, not the name of a target"
+            raise ArgumentError(what, mend="give the kernel's own parameter of that name by its position")
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.declarations import OWN
+from fusegen.bench.declarations import OWN, completed
 from fusegen.bench.record import Key
+from fusegen.runtime.callables import by_position
 from fusegen.schedule.program import Program
-from fusegen.specs import SPECS, materialize
+from fusegen.specs import find, materialize
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call
 
@@ -65,7 +66,7 @@ class Case:
     @cached_property
     def kernel(self) -> fg.Kernel[..., Any]:
         """The declaration, which knows of no other case: a second length of rows would make lengths run-time values."""
-        return fg.kernel((OWN[self.name] if self.name in OWN else SPECS[self.name].kernel).function)
+        return fg.kernel((OWN[self.name] if self.name in OWN else find(self.name).kernel).function)
 
     def on(self, kind: str) -> Case:
         """The case with the sizes and the dtype of a kind of device."""
@@ -88,7 +89,7 @@ class Case:
 
     def meta_arguments(self) -> Arguments:
         """The arguments without memory."""
-        return self.build(self.dtype, self.sizes)
+        return completed(self.name, self.build(self.dtype, self.sizes))
 
     def arguments(self, device: torch.device) -> Arguments:
         """The arguments with random values."""
@@ -121,7 +122,8 @@ class Case:
 
     def programs(self, target: str) -> tuple[Program, ...]:
         """The programs that a call of the kernel runs."""
-        return (self.kernel.lower(**self.meta_arguments(), target=target).program,)
+        args, kwargs = by_position(self.kernel.function, self.meta_arguments())
+        return (self.kernel.lower(*args, target=target, **kwargs).program,)
 
 
 def minimum_bytes(arguments: Mapping[str, Any], results: Any) -> int:

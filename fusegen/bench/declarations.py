@@ -47,3 +47,26 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
     **LAYERS,
 }
 """By the name of their cases."""
+
+_TANH = {"approximate": "tanh"}
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "gelu": _TANH,
+    "bias_gelu_add": _TANH,
+    "gelu_dropout_add": _TANH,
+    "layer_norm_gelu_add": _TANH,
+    "flash_attention_causal": {"is_causal": True},
+    "flash_attention_alibi": {"is_causal": True},
+    "rms_norm": {"eps": 1e-6},
+}
+_AS_IN_TORCH = ("gelu", "layer_norm", "rms_norm", "softmax")  # their first parameter is called input
+_NORMS = ("layer_norm", "rms_norm")
+
+
+def completed(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a case by the names of its declaration's parameters, with the settings that the case has."""
+    if name in OWN:
+        return dict(arguments)
+    first = "input" if name in _AS_IN_TORCH else "x"
+    named = {first if key == "x" else key: value for key, value in arguments.items()}
+    shape = {"normalized_shape": tuple(named[first].shape[-1:])} if name in _NORMS else {}
+    return named | shape | dict(_SETTINGS.get(name, {}))

@@ -18,6 +18,7 @@ from fusegen.dtypes import from_torch
 from fusegen.lang.running import inlined
 from fusegen.lowered import Lowered
 from fusegen.runtime.backends import target_of
+from fusegen.runtime.callables import by_position
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call
 
@@ -92,7 +93,8 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
     Raises:
         TraceError: the kernel does something that cannot be traced.
     """
-    low = kernel.lower(**arguments, target=target_of(device).name)
+    args, kwargs = by_position(kernel.function, arguments)
+    low = kernel.lower(*args, target=target_of(device).name, **kwargs)
     first = next(iter(_tensors(arguments).values()))
     sizes = tuple(first.shape)
     return OwnCase(

@@ -37,7 +37,7 @@ def flashinfer(case: Case) -> Way | None:
 
 def _liger_layer_norm(arguments: Arguments) -> Call:
     function = _liger("layer_norm", "LigerLayerNormFunction")
-    return lambda: function.apply(arguments["x"], arguments["weight"], arguments["bias"], 1e-5)
+    return lambda: function.apply(arguments["input"], arguments["weight"], arguments["bias"], 1e-5)
 
 
 def _liger_layer_norm_backward(arguments: Arguments) -> Call:
@@ -50,12 +50,12 @@ def _liger_layer_norm_backward(arguments: Arguments) -> Call:
 
 def _liger_rms_norm(arguments: Arguments) -> Call:
     function = _liger("rms_norm", "LigerRMSNormFunction")
-    return lambda: function.apply(arguments["x"], arguments["weight"], 1e-6, 0.0, "llama", False)
+    return lambda: function.apply(arguments["input"], arguments["weight"], 1e-6, 0.0, "llama", False)
 
 
 def _liger_softmax(arguments: Arguments) -> Call:
     function = _liger("softmax", "LigerSoftmaxFunction")
-    return lambda: function.apply(arguments["x"])
+    return lambda: function.apply(arguments["input"])
 
 
 def _liger_swiglu(arguments: Arguments) -> Call:
@@ -81,13 +81,13 @@ _LIGER: Mapping[str, Way] = {
 
 def _quack_layer_norm(arguments: Arguments) -> Call:
     function = import_module("quack.rmsnorm").layernorm_fwd
-    x, weight, bias = arguments["x"], arguments["weight"].float(), arguments["bias"].float()
+    x, weight, bias = arguments["input"], arguments["weight"].float(), arguments["bias"].float()
     return lambda: function(x, weight, bias, eps=1e-5)
 
 
 def _quack_rms_norm(arguments: Arguments) -> Call:
     function = import_module("quack.rmsnorm").rmsnorm
-    return lambda: function(arguments["x"], arguments["weight"], eps=1e-6)
+    return lambda: function(arguments["input"], arguments["weight"], eps=1e-6)
 
 
 def _quack_add_rms_norm(arguments: Arguments) -> Call:
@@ -97,7 +97,7 @@ def _quack_add_rms_norm(arguments: Arguments) -> Call:
 
 def _quack_softmax(arguments: Arguments) -> Call:
     function = import_module("quack.softmax").softmax
-    return lambda: function(arguments["x"])
+    return lambda: function(arguments["input"])
 
 
 _QUACK: Mapping[str, Way] = {
@@ -113,7 +113,7 @@ _QUACK: Mapping[str, Way] = {
 
 def _flashinfer_rms_norm(arguments: Arguments) -> Call:
     function = import_module("flashinfer.norm").rmsnorm
-    return lambda: function(arguments["x"], arguments["weight"], 1e-6)
+    return lambda: function(arguments["input"], arguments["weight"], 1e-6)
 
 
 def _flashinfer_add_rms_norm(arguments: Arguments) -> Call:

@@ -22,6 +22,7 @@ from fusegen.cli.text import shortened
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
+from fusegen.runtime.callables import by_position
 from fusegen.runtime.parameters import Parameters
 from fusegen.specs import meta
 from fusegen.target import Backend, Target
@@ -68,7 +69,8 @@ def lowered(options: argparse.Namespace) -> tuple[Found, dict[str, Any], Lowered
     found = load(options.kernel)
     arguments = meta_arguments(found, options, target)
     check_complete(found, arguments)
-    low = found.kernel.lower(**arguments, target=target.name)
+    args, kwargs = by_position(found.kernel.function, arguments)
+    low = found.kernel.lower(*args, target=target.name, **kwargs)
     _check_sizes(low)
     return found, arguments, low
 

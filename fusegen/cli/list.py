@@ -1,127 +1,77 @@
-"""``fusegen list``: the prebuilt fusions, what they become where, and whether hardware has verified that."""
+"""``fusegen list``: the prebuilt fusions, their variants, and the GPUs that verified them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 
-from fusegen import target as targets
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
-from fusegen.dtypes import DType
-from fusegen.errors import FusegenError
-from fusegen.passes.fuse import GroupKind
-from fusegen.specs import SPECS, Spec
-from fusegen.target import Target
-from fusegen.verify.emitted import canonical_case
-from fusegen.verify.record import COMMAND, TARGETS, own_folder
-from fusegen.verify.status import Status, status
+from fusegen.specs import FAMILIES, SPECS, Spec
+from fusegen.verify.record import COMMAND, TARGETS, Record, own_folder, path_of, read
 
-_SHOWN = "sm_90a"  # the target whose kernels the table shows
-_COLUMNS = ("name", f"kernels at {_SHOWN}", "dtypes", "without library steps", *(f"at {name}" for name in TARGETS), "formula")
-
-Kinds = Sequence[str]
-"""Of a program's steps, in order, in words."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """What there is to say of a spec.
-
-    Attributes:
-        kinds: for each target, of the canonical example in 16 bits; what went wrong where it cannot be lowered.
-        verified: for each target that ships, for each element type.
-    """
-
-    spec: Spec
-    kinds: Mapping[str, Kinds | str]
-    verified: Mapping[str, Mapping[DType, Status]]
-
-    @classmethod
-    def of(cls, spec: Spec, folder: Path) -> Line:
-        """The facts of a spec, with records from a folder."""
-        kinds = {target.name: _kinds(spec, target) for target in targets.cuda_targets()}
-        return cls(spec, kinds, {name: status(spec, targets.target(name), folder) for name in TARGETS})
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Targets on which every step is generated."""
-        library = {GroupKind.LIBRARY.value, GroupKind.CALL.value}
-        return tuple(n for n, kinds in self.kinds.items() if not isinstance(kinds, str) and library.isdisjoint(kinds))
-
-    @property
-    def is_verified(self) -> bool:
-        """Whether every kernel of it was verified as it is emitted now."""
-        return all(each is Status.VERIFIED for found in self.verified.values() for each in found.values())
+_COLUMNS = ("name", "variants", "gradients", "verified on", "formula")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no options."""
+    """The command's options."""
+    parser.add_argument("--family", choices=FAMILIES, help="the fusions of one family alone")
 
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints a row a spec, and how to verify what is not."""
-    lines = [Line.of(spec, own_folder()) for spec in SPECS.values()]
+    """Prints a row a spec. The records say what was verified; `verify --check` tells if that is what is emitted today."""
+    specs = [spec for spec in SPECS.values() if options.family in (None, spec.family)]
+    records = {spec.name: _records(spec, own_folder()) for spec in specs}
     if options.json:
-        print_document(terminal, "list", specs=[_plain(line) for line in lines])
+        print_document(terminal, "list", specs=[_plain(spec, records[spec.name]) for spec in specs])
         return 0
-    terminal.table(_COLUMNS, [_row(line) for line in lines])
-    open_ = [line.spec.name for line in lines if not line.is_verified]
-    if open_:
-        names = "" if len(open_) == len(lines) else f" {' '.join(open_)}"
-        terminal.line(f"not verified on hardware as they are emitted now: {COMMAND}{names}, on a machine with a GPU", "yellow")
+    for family in dict.fromkeys(spec.family for spec in specs):
+        terminal.title(family)
+        terminal.table(_COLUMNS, [_row(spec, records[spec.name]) for spec in specs if spec.family == family])
+    unverified = [spec.name for spec in specs if not _verified_on(spec, records[spec.name])]
+    if unverified:
+        terminal.line(f"{len(unverified)} have no record of a GPU for all dtypes: {COMMAND} NAME, on a machine with one", "yellow")
     return 0
 
 
-def _kinds(spec: Spec, target: Target) -> Kinds | str:
-    """The kinds of a spec's steps in bf16; the list must be there even where one declaration cannot be lowered."""
-    try:
-        return canonical_case(spec, spec.dtypes[-1], target).kinds
-    except FusegenError as error:
-        return f"failed: {error.what}"
+def _records(spec: Spec, folder: Path) -> dict[str, Record]:
+    """The records of a spec, by target."""
+    return {target: read(path_of(folder, target, spec.name)) for target in TARGETS}
 
 
-# What is printed.
+def _verified_on(spec: Spec, records: dict[str, Record]) -> list[str]:
+    """The GPUs that verified a spec in all its dtypes, for all targets that ship; nothing where one is missing."""
+    entries = [record.get(dtype.short) for record in records.values() for dtype in spec.dtypes]
+    found = [entry.environment.gpu for entry in entries if entry is not None]
+    return list(dict.fromkeys(found)) if len(found) == len(entries) else []
 
 
-def _row(line: Line) -> tuple[str, ...]:
-    dtypes = " ".join(dtype.short for dtype in line.spec.dtypes)
-    verified = (_verified(line.verified[name]) for name in TARGETS)
-    return line.spec.name, _counted(line.kinds[_SHOWN]), dtypes, _range(line.own), *verified, line.spec.formula
+def _gradients(spec: Spec) -> str:
+    return ", ".join(spec.trains) if isinstance(spec.trains, tuple) else "yes" if spec.trains else "–"
 
 
-def _counted(kinds: Kinds | str) -> str:
-    """Kinds in order, equal neighbours counted."""
-    if isinstance(kinds, str):
-        return kinds
-    runs = [(kind, len([*run])) for kind, run in groupby(kinds)]
-    return ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in runs)
+def _row(spec: Spec, records: dict[str, Record]) -> Sequence[str]:
+    verified = ", ".join(_short(gpu) for gpu in _verified_on(spec, records)) or "–"
+    return spec.name, " ".join(spec.variants) or "–", _gradients(spec), verified, spec.formula
 
 
-def _range(names: Sequence[str]) -> str:
-    """Targets in order; all of them by the first and the last."""
-    every = [target.name for target in targets.cuda_targets()]
-    return f"{every[0]} … {every[-1]}" if list(names) == every else " ".join(names) or "–"
+def _short(gpu: str) -> str:
+    """The model of a GPU without its maker: "H100" of "NVIDIA H100 80GB HBM3"."""
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
 
 
-def _verified(found: Mapping[DType, Status]) -> str:
-    """One word where all element types have it in common."""
-    if len(set(found.values())) == 1:
-        return next(iter(found.values())).value
-    return ", ".join(f"{dtype.short} {each.value}" for dtype, each in found.items())
-
-
-def _plain(line: Line) -> dict[str, object]:
-    spec = line.spec
-    head: dict[str, object] = {
+def _plain(spec: Spec, records: dict[str, Record]) -> dict[str, object]:
+    return {
         "name": spec.name,
         "family": spec.family,
         "formula": spec.formula,
+        "variants": list(spec.variants),
+        "aliases": {alias: f"{spec.name}:{variant}".rstrip(":") for alias, variant in spec.aliases.items()},
         "dtypes": spec.dtypes,
         "sizes": spec.sizes,
+        "gradients": spec.trains,
+        "verified": {
+            target: {dtype: entry.environment.gpu for dtype, entry in record.items()} for target, record in records.items()
+        },
     }
-    verified = {name: {dtype.short: each for dtype, each in found.items()} for name, found in line.verified.items()}
-    return head | {"dtypes": spec.dtypes, "sizes": spec.sizes, "kinds": line.kinds, "verified": verified}

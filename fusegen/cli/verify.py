@@ -53,7 +53,8 @@ def run(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
     if are_own(options.names, options):
         return verify_kernels(options, _device(), terminal)
-    specs = [find(name) for name in dict.fromkeys(options.names)] or list(SPECS.values())
+    names = dict.fromkeys(find(name).name.partition(":")[0] for name in options.names)  # a variant is verified with its spec
+    specs = [SPECS[name] for name in names] or list(SPECS.values())
     return _check(options, specs, terminal) if options.check else _verify(options, specs, terminal)
 
 
@@ -113,7 +114,7 @@ def _dtypes(names: Sequence[str] | None) -> list[DType]:
 
 
 def _case_names(names: Sequence[str] | None, specs: Sequence[Spec]) -> Sequence[str]:
-    known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[0]))
+    known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[-1]))
     for name in names or ():
         if name not in known:
             raise ArgumentError(f"no case is called {name!r}", mend=f"one of {', '.join(known)}")

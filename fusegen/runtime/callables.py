@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -44,6 +44,13 @@ def name_of(target: Callable[..., Any]) -> str:
     if isinstance(target, functools.partial):
         return name_of(target.func)
     return str(getattr(target, "__name__", type(target).__name__))
+
+
+def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by name as those of a call that names only what it must: a parameter may have the name of one of `lower`'s."""
+    bound = inspect.signature(function).bind(**arguments)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
 
 
 def _completed(target: functools.partial[Any]) -> Callable[..., Any]:

@@ -8,63 +8,228 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.spec import Arguments, Spec, meta
+from fusegen.specs.operands import Sizes, mask, tensor, values
+from fusegen.specs.spec import Family, Variants
+
+FAMILY = Family("attention")
 
 
-@fg.kernel
-def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d)·v
-
-    q, k, v: (batch, heads, positions, d). Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762).
-    """
-    scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
-    return torch.softmax(scores, -1) @ v
+def shared(x: Tensor, heads: int) -> Tensor:
+    """Heads of keys or values, each for as many heads of queries as share it (GQA)."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
-@fg.kernel
-def flash_attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d where key ≤ query)·v
-
-    q, k, v: (batch, heads, positions, d).
-    """
-    scores = (q @ k.mT) * (q.shape[-1] ** -0.5)
-    query = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    key = torch.arange(k.shape[-2], device=q.device)
-    return torch.softmax(torch.where(key <= query, scores, -math.inf), -1) @ v
+def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+    """The positions of queries, as a column, and of keys, as a row."""
+    query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))
+    return query[:, None] + offset, key
 
 
-@fg.kernel
-def flash_attention_alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d + slope·(key − query) where key ≤ query)·v
-
-    q, k, v: (batch, heads, positions, d); slopes: (heads). Press et al., "Train Short, Test Long" (arXiv 2108.12409).
-    """
-    query = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    key = torch.arange(k.shape[-2], device=q.device)
-    scores = (q @ k.mT) * (q.shape[-1] ** -0.5) + slopes.view(-1, 1, 1) * (key - query)
-    return torch.softmax(torch.where(key <= query, scores, -math.inf), -1).to(v.dtype) @ v
+def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | None) -> Tensor | None:
+    """The keys that each query sees by its position; None where it sees all."""
+    query, key = positions_of(scores, offset)
+    found = key <= query if is_causal else None
+    if window is None:
+        return found
+    near = key > query - window if is_causal else (key - query).abs() < window
+    return near if found is None else found & near
 
 
-def _heads(
-    dtype: torch.dtype, batch: int = 4, heads: int = 16, queries: int = 4096, keys: int = 4096, channels: int = 128
-) -> Arguments:
-    positions = {"q": queries, "k": keys, "v": keys}
-    return {name: meta(batch, heads, count, channels, dtype=dtype) for name, count in positions.items()}
+def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax along keys; sinks are further scores, one a head, that take part of the weight."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    column = sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column.to(scores.dtype)), -1), -1)[..., :-1]
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The slopes of the paper, 2^(-8/heads) and its powers: values, not only a shape."""
+    """The slopes of ALiBi, 2^(-8/heads) and its powers: (heads) of float32."""
     return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32))
 
 
-def _heads_and_slopes(
-    dtype: torch.dtype, batch: int = 4, heads: int = 16, queries: int = 4096, keys: int = 4096, channels: int = 128
-) -> Arguments:
-    return _heads(dtype, batch, heads, queries, keys, channels) | {"slopes": alibi_slopes(heads)}
+def _slopes(dims: tuple[int, ...], _: Sizes) -> Tensor:
+    return alibi_slopes(*dims)
 
 
-SPECS = (
-    Spec("flash_attention", flash_attention, "attention", _heads),
-    Spec("flash_attention_causal", flash_attention_causal, "attention", _heads),
-    Spec("flash_attention_alibi", flash_attention_alibi, "attention", _heads_and_slopes),
+def _documents(dims: tuple[int, ...], _: Sizes) -> Tensor:
+    """Documents of 300 positions."""
+    return (torch.arange(dims[1]) // 300).expand(dims)
+
+
+SIZES = {"heads": 16}
+QKV = {
+    "q": tensor("batch heads queries channels"),
+    "k": tensor("batch heads keys channels"),
+    "v": tensor("batch heads keys channels"),
+}
+GROUPED = {"k": tensor("batch kv_heads keys channels"), "v": tensor("batch kv_heads keys channels"), "is_causal": True}
+
+
+@FAMILY.spec(
+    QKV,
+    sizes={**SIZES, "kv_heads": 4},
+    variants={
+        "causal": {"is_causal": True},
+        "grouped": GROUPED,
+        "window": {"is_causal": True, "window": 1024},
+        "alibi": {"is_causal": True, "slopes": values("heads", _slopes)},
+        "softcap": {"is_causal": True, "softcap": 50.0},
+        "mask": {"mask": tensor("batch 1 1 keys")},
+        "bool_mask": {"mask": mask("batch 1 1 keys")},
+        "sinks": {**GROUPED, "sinks": tensor("heads")},
+        "documents": {"q": QKV["k"], "is_causal": True, "documents": values("batch keys", _documents)},
+        "logsumexp": {"return_logsumexp": True},
+        "dropout": {"p": 0.1, "training": True, "seed": 0},
+    },
+    aliases={
+        "flash_attention_causal": "causal",
+        "flash_attention_alibi": "alibi",
+        "attention": "",
+        "scaled_dot_product_attention": "",
+    },
 )
+@fg.kernel
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    documents: Tensor | None = None,
+    offset: int = 0,
+    return_logsumexp: bool = False,
+    p: float = 0.0,
+    training: bool = False,
+    seed: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale·q·kᵀ + mask)·v
+
+    q: (batch, heads, queries, d); k, v: (batch, kv_heads, keys, d), where heads is a multiple of kv_heads; scale: 1/√d by
+    default; mask: floats that are added, or booleans that are True where a key is seen, of a shape that broadcasts. is_causal:
+    query i sees the keys up to i + offset; window: it sees the last `window` of those (without is_causal, keys nearer than
+    `window` on both sides); softcap: scores become cap·tanh(scores/cap); slopes: (heads), ALiBi; sinks: (heads), scores without
+    values; documents: (batch, keys), queries and keys see their own document; p, training, seed: dropout of the weights. The
+    logsumexp, on request, is (batch, heads, queries). Dao et al., "FlashAttention" (arXiv 2205.14135); Press et al., ALiBi
+    (arXiv 2108.12409).
+    """
+    heads = q.shape[-3]
+    scores = (q @ shared(k, heads).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        query, key = positions_of(scores, offset)
+        scores = scores + slopes.view(-1, 1, 1) * (key - query)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if documents is not None:
+        scores = torch.where(documents[:, None, :, None] == documents[:, None, None, :], scores, -math.inf)
+    visible = seen(scores, offset, is_causal, window)
+    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+    weights = fg.dropout(weights_of(scores, sinks), p, training, seed=seed)
+    result = weights.to(v.dtype) @ shared(v, heads)
+    return (result, torch.logsumexp(scores.float(), -1)) if return_logsumexp else result
+
+
+def _lengths(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
+    """Different lengths, of at least one key and all queries."""
+    most, least = sizes["keys"] if "keys" in sizes else sizes["blocks"] * sizes["page"], sizes.get("queries", 1)
+    return (torch.arange(dims[0]) * 7919 % max(most - least + 1, 1) + least).clamp(max=most)
+
+
+DECODE = {
+    "q": tensor("batch heads queries channels"),
+    "k_cache": tensor("batch kv_heads keys channels"),
+    "v_cache": tensor("batch kv_heads keys channels"),
+    "lengths": values("batch", _lengths),
+}
+DECODE_SIZES = {"batch": 16, "heads": 32, "kv_heads": 8, "queries": 1, "keys": 8192}
+CACHE_OPTIONS: Variants = {"window": {"window": 1024}, "softcap": {"softcap": 50.0}, "sinks": {"sinks": tensor("heads")}}
+
+
+def with_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of the last queries of each sequence, of which as many keys count as its length says."""
+    scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    visible = seen(scores, (lengths - q.shape[-2]).view(-1, 1, 1, 1), True, window)
+    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+    return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+
+
+@FAMILY.spec(
+    DECODE,
+    sizes=DECODE_SIZES,
+    variants=CACHE_OPTIONS,
+    aliases={"flash_attn_with_kvcache": ""},
+    trains=False,
+)
+@fg.kernel
+def cached_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale·q·kᵀ where key < length and causal)·v, over a cache
+
+    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache,
+    v_cache: (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries; the rest as in
+    `flash_attention`.
+    """
+    return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks)
+
+
+@FAMILY.spec(
+    {
+        "q": tensor("batch heads queries channels"),
+        "k_cache": tensor("pages page kv_heads channels"),
+        "v_cache": tensor("pages page kv_heads channels"),
+        "page_table": values(
+            "batch blocks", lambda dims, sizes: torch.arange(dims[0] * dims[1]).flip(0).view(dims) % sizes["pages"]
+        ),
+        "lengths": values("batch", _lengths),
+    },
+    sizes={**DECODE_SIZES, "blocks": 512, "pages": 8192},
+    variants=CACHE_OPTIONS,
+    aliases={"paged_decode": ""},
+    trains=False,
+)
+@fg.kernel
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale·q·kᵀ where key < length and causal)·v, over the pages of a cache
+
+    q: (batch, heads, queries, d), as in `cached_attention`; k_cache, v_cache: (pages, page, kv_heads, d); page_table: (batch,
+    blocks) of pages; lengths: (batch) of integers; the rest as in `flash_attention`. Kwon et al., "PagedAttention" (arXiv
+    2309.06180).
+    """
+    k, v = (cache[page_table].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
+    return with_cache(q, k, v, lengths, scale, window, softcap, sinks)

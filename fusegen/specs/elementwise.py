@@ -1,4 +1,4 @@
-"""Elementwise chains: activations, and what stands around them."""
+"""Elementwise chains: activations, and sums and dropout around them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.spec import Arguments, Spec, meta
+from fusegen.specs.activations import gelu_of
+from fusegen.specs.operands import tensor
+from fusegen.specs.spec import Family
+
+FAMILY = Family("elementwise")
+
+X, BIAS = tensor("rows features"), tensor("features")
+SIZES = {"features": 8192}
+ERF, QUICK = {"approximate": "none"}, {"approximate": "quick"}
+OFF = {"training": False, "seed": None}
 
 
+@FAMILY.spec(
+    {"input": X, "approximate": "tanh"},
+    sizes=SIZES,
+    variants={"erf": ERF, "quick": QUICK},
+    aliases={"gelu_pytorch_tanh": "", "quick_gelu": "quick"},
+)
 @fg.kernel
-def gelu(x: Tensor) -> Tensor:
-    """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """x·Φ(x), or ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), or x·σ(1.702·x)
 
-    x: any shape. Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv 1606.08415), the tanh form.
+    input: any shape; approximate: "none", "tanh" or "quick". Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv
+    1606.08415).
     """
-    return F.gelu(x, approximate="tanh")
+    return gelu_of(input, approximate)
 
 
+@FAMILY.spec(
+    {"x": tensor("batch positions features")}, sizes={"batch": 8, "positions": 1024, "features": 3072}, aliases=["NewGELU"]
+)
 @fg.kernel
 def gelu_new(x: Tensor) -> Tensor:
     """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), in eight operations as GPT-2 writes it
@@ -30,58 +49,190 @@ def gelu_new(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+@FAMILY.spec({"input": X}, sizes=SIZES, aliases=["swish"])
 @fg.kernel
-def bias_gelu_add(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """gelu(x + bias) + residual, with the tanh form of gelu
+def silu(input: Tensor) -> Tensor:
+    """x·σ(x)
 
-    x, residual: (…, features); bias: (features).
+    input: any shape. Ramachandran et al., "Searching for Activation Functions" (arXiv 1710.05941).
     """
-    return F.gelu(x + bias, approximate="tanh") + residual
+    return F.silu(input)
 
 
+@FAMILY.spec({"input": X}, sizes=SIZES)
 @fg.kernel
-def gelu_dropout_add(x: Tensor, residual: Tensor, *, p: float = 0.1, training: bool = True, seed: int | None = None) -> Tensor:
-    """dropout(gelu(x), p) + residual, with the tanh form of gelu
+def relu(input: Tensor) -> Tensor:
+    """max(x, 0)
+
+    input: any shape.
+    """
+    return F.relu(input)
+
+
+@FAMILY.spec({"input": X, "beta": 1.0}, sizes=SIZES, variants={"beta": {"beta": 2.0, "threshold": 5.0}})
+@fg.kernel
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(β·x))/β, and x where β·x is over the threshold
+
+    input: any shape.
+    """
+    return F.softplus(input, beta, threshold)
+
+
+@FAMILY.spec({"input": X}, sizes=SIZES)
+@fg.kernel
+def mish(input: Tensor) -> Tensor:
+    """x·tanh(log(1 + exp(x)))
+
+    input: any shape. Misra, "Mish: A Self Regularized Non-Monotonic Activation Function" (arXiv 1908.08681).
+    """
+    return F.mish(input)
+
+
+@FAMILY.spec({"input": X, "alpha": 1.0}, sizes=SIZES)
+@fg.kernel
+def elu(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, else α·(exp(x) − 1)
+
+    input: any shape. Clevert et al., "Fast and Accurate Deep Network Learning by Exponential Linear Units" (arXiv 1511.07289).
+    """
+    return F.elu(input, alpha)
+
+
+@FAMILY.spec({"input": X}, sizes=SIZES)
+@fg.kernel
+def hardswish(input: Tensor) -> Tensor:
+    """x·min(max(x + 3, 0), 6)/6
+
+    input: any shape. Howard et al., "Searching for MobileNetV3" (arXiv 1905.02244).
+    """
+    return F.hardswish(input)
+
+
+@FAMILY.spec({"input": X}, sizes=SIZES)
+@fg.kernel
+def sigmoid(input: Tensor) -> Tensor:
+    """1/(1 + exp(−x))
+
+    input: any shape.
+    """
+    return torch.sigmoid(input)
+
+
+@FAMILY.spec({"input": X}, sizes=SIZES)
+@fg.kernel
+def tanh(input: Tensor) -> Tensor:
+    """(exp(x) − exp(−x))/(exp(x) + exp(−x))
+
+    input: any shape.
+    """
+    return torch.tanh(input)
+
+
+@FAMILY.spec({"input": X, "negative_slope": 0.01}, sizes=SIZES)
+@fg.kernel
+def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where x > 0, else slope·x
+
+    input: any shape.
+    """
+    return F.leaky_relu(input, negative_slope)
+
+
+@FAMILY.spec({"x": X}, sizes=SIZES, aliases=["relu2"])
+@fg.kernel
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)²
+
+    x: any shape. So et al., "Primer: Searching for Efficient Transformers" (arXiv 2109.08668).
+    """
+    return F.relu(x).square()
+
+
+@FAMILY.spec(
+    {"x": X, "bias": BIAS, "approximate": "tanh"}, sizes=SIZES, variants={"erf": ERF, "quick": QUICK}, aliases=["BiasGELU"]
+)
+@fg.kernel
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x + bias)
+
+    x: (…, features); bias: (features); approximate: as in `gelu`.
+    """
+    return gelu_of(x + bias, approximate)
+
+
+@FAMILY.spec({"x": X, "bias": BIAS, "residual": X, "approximate": "tanh"}, sizes=SIZES, variants={"erf": ERF, "quick": QUICK})
+@fg.kernel
+def bias_gelu_add(x: Tensor, bias: Tensor, residual: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x + bias) + residual
+
+    x, residual: (…, features); bias: (features); approximate: as in `gelu`.
+    """
+    return gelu_of(x + bias, approximate) + residual
+
+
+@FAMILY.spec(
+    {"x": X, "residual": X, "seed": 0, "approximate": "tanh"},
+    sizes=SIZES,
+    variants={"eval": OFF, "erf": ERF, "quick": QUICK, "p0": {"p": 0.0}},
+)
+@fg.kernel
+def gelu_dropout_add(
+    x: Tensor, residual: Tensor, p: float = 0.1, training: bool = True, seed: int | None = None, approximate: str = "none"
+) -> Tensor:
+    """dropout(gelu(x), p) + residual
 
     x, residual: the same shape; seed: of the mask, by default drawn from torch's generator. Srivastava et al., "Dropout: A Simple
     Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014).
     """
-    return fg.dropout(F.gelu(x, approximate="tanh"), p, training, seed=seed) + residual
+    return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
 
+DROPPED = {"x": X, "residual": X, "bias": BIAS, "seed": 0}
+
+
+@FAMILY.spec(DROPPED, sizes=SIZES, variants={"no_bias": {"bias": None}, "eval": OFF}, aliases={"dropout_add": "no_bias"})
 @fg.kernel
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate)·up
+def bias_dropout_add(
+    x: Tensor, residual: Tensor, bias: Tensor | None = None, p: float = 0.1, training: bool = True, seed: int | None = None
+) -> Tensor:
+    """dropout(x + bias, p) + residual
 
-    gate, up: the same shape. Shazeer, "GLU Variants Improve Transformer" (arXiv 2002.05202).
+    x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
     """
-    return F.silu(gate) * up
+    return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
 
 
-def _activation(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
-    return {"x": meta(rows, features, dtype=dtype)}
+@FAMILY.spec(DROPPED, sizes=SIZES, variants={"no_bias": {"bias": None}, "eval": OFF}, trains=False)
+@fg.kernel(mutates=("x",))
+def bias_dropout_add_(
+    x: Tensor, residual: Tensor, bias: Tensor | None = None, p: float = 0.1, training: bool = True, seed: int | None = None
+) -> Tensor:
+    """dropout(x + bias, p) + residual, written to x
+
+    x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
+    """
+    return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
 
 
-def _gpt2(dtype: torch.dtype, batch: int = 8, positions: int = 1024, features: int = 3072) -> Arguments:
-    return {"x": meta(batch, positions, features, dtype=dtype)}
+@FAMILY.spec({"input": X, "p": 0.1, "seed": 0}, sizes=SIZES)
+@fg.kernel
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
+    """x/(1 − p) with probability 1 − p, else 0; the backward pass computes the mask again
+
+    input: any shape; seed: of the mask, by default drawn from torch's generator.
+    """
+    return fg.dropout(input, p, training, seed=seed)
 
 
-def _bias_gelu_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
-    return {name: meta(rows, features, dtype=dtype) for name in ("x", "residual")} | {"bias": meta(features, dtype=dtype)}
+@FAMILY.spec({"a": X, "b": X}, sizes=SIZES, variants={"three": {"c": X}, "four": {"c": X, "d": X}})
+@fg.kernel
+def add(a: Tensor, b: Tensor, c: Tensor | None = None, d: Tensor | None = None) -> Tensor:
+    """a + b + c + d: sums of residuals
 
-
-def _gelu_dropout_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
-    return {name: meta(rows, features, dtype=dtype) for name in ("x", "residual")} | {"seed": 0}
-
-
-def _swiglu(dtype: torch.dtype, rows: int = 4096, features: int = 14336) -> Arguments:
-    return {name: meta(rows, features, dtype=dtype) for name in ("gate", "up")}
-
-
-SPECS = (
-    Spec("gelu", gelu, "elementwise", _activation),
-    Spec("gelu_new", gelu_new, "elementwise", _gpt2),
-    Spec("bias_gelu_add", bias_gelu_add, "elementwise", _bias_gelu_add),
-    Spec("gelu_dropout_add", gelu_dropout_add, "elementwise", _gelu_dropout_add),
-    Spec("swiglu", swiglu, "elementwise", _swiglu),
-)
+    a, b, c, d: shapes that broadcast.
+    """
+    total = a + b
+    for more in (c, d):
+        total = total if more is None else total + more
+    return total

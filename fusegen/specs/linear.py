@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.spec import Arguments, Spec, meta
+from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of
+from fusegen.specs.heads import placed, split
+from fusegen.specs.normalization import rms_normalized
+from fusegen.specs.operands import size, tensor
+from fusegen.specs.rotary import HALVES
+from fusegen.specs.spec import Family, Variants
+
+FAMILY = Family("linear")
+
+SIZES = {"rows": 8192, "inputs": 4096, "outputs": 16384}
+X, WEIGHT, BIAS, OUT = tensor("rows inputs"), tensor("outputs inputs"), tensor("outputs"), tensor("rows outputs")
 
 
+@FAMILY.spec(
+    {"input": X, "weight": WEIGHT, "bias": BIAS, "activation": "gelu_tanh"},
+    sizes=SIZES,
+    variants={
+        "plain": {"bias": None, "activation": "linear"},
+        "silu": {"activation": "silu"},
+        "relu2": {"activation": "relu2", "bias": None},
+        "residual": {"activation": "linear", "residual": OUT},
+        "dropout_residual": {"activation": "linear", "residual": OUT, "p": 0.1, "training": True, "seed": 0},
+    },
+    aliases={"linear_act": "", "linear_gelu": "", "linear_residual": "residual"},
+)
+@fg.kernel
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "linear",
+    residual: Tensor | None = None,
+    p: float = 0.0,
+    training: bool = False,
+    seed: int | None = None,
+) -> Tensor:
+    """dropout(act(x·weightᵀ + bias), p) + residual
+
+    input: (…, inputs); weight: (outputs, inputs); bias: (outputs); residual: (…, outputs); activation: a name of `transformers`, as
+    "gelu", "gelu_tanh", "silu", "relu2"; seed: of the mask, by default drawn from torch's generator.
+    """
+    y = fg.dropout(activate(F.linear(input, weight, bias), activation), p, training, seed=seed)
+    return y if residual is None else y + residual
+
+
+@FAMILY.spec({"x": X, "weight": WEIGHT, "bias": BIAS}, sizes=SIZES)
 @fg.kernel
 def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """gelu(x·weightᵀ + bias), with the tanh form of gelu
@@ -19,6 +64,10 @@ def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
+@FAMILY.spec(
+    {"x": X, "weight": tensor("2*pairs inputs"), "cos": tensor("rows pairs"), "sin": tensor("rows pairs")},
+    sizes={"rows": 8192, "pairs": 2048},
+)
 @fg.kernel
 def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(a·cos − b·sin, b·cos + a·sin) of interleaved pairs (a, b) of y = x·weightᵀ
@@ -30,16 +79,235 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 
-def _linear_bias_gelu(dtype: torch.dtype, rows: int = 8192, inputs: int = 4096, outputs: int = 16384) -> Arguments:
-    return {"x": meta(rows, inputs, dtype=dtype), "weight": meta(outputs, inputs, dtype=dtype), "bias": meta(outputs, dtype=dtype)}
+PACKED = "heads*2*pairs+2*kv_heads*2*pairs"
+SEPARATE = {
+    "weight": tensor("heads*2*pairs inputs"),
+    "k_weight": tensor("kv_heads*2*pairs inputs"),
+    "v_weight": tensor("kv_heads*2*pairs inputs"),
+}
 
 
-def _linear_rotary(dtype: torch.dtype, rows: int = 8192, inputs: int = 4096, pairs: int = 2048) -> Arguments:
-    angles = {name: meta(rows, pairs, dtype=dtype) for name in ("cos", "sin")}
-    return {"x": meta(rows, inputs, dtype=dtype), "weight": meta(2 * pairs, inputs, dtype=dtype)} | angles
-
-
-SPECS = (
-    Spec("linear_bias_gelu", linear_bias_gelu, "linear", _linear_bias_gelu),
-    Spec("linear_rotary", linear_rotary, "linear", _linear_rotary),
+@FAMILY.spec(
+    {
+        "x": tensor("batch positions inputs"),
+        "weight": tensor(f"{PACKED} inputs"),
+        "heads": size("heads"),
+        "kv_heads": size("kv_heads"),
+    },
+    sizes={"positions": 2048},
+    variants={
+        "bias": {"bias": tensor(PACKED)},
+        "rotary": HALVES,
+        "separate": SEPARATE,
+        "separate_rotary": {**SEPARATE, **HALVES},
+        "qk_norm_rotary": {**HALVES, "q_norm_weight": tensor("2*pairs"), "k_norm_weight": tensor("2*pairs")},
+    },
+    aliases=["FusedQKVLinear", "fused_qkv_linear"],
 )
+@fg.kernel
+def qkv_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    k_weight: Tensor | None = None,
+    v_weight: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v = split(x·weightᵀ + bias) by heads, with q and k normalized and rotated on request
+
+    x: (batch, positions, inputs); weight: ((heads + 2·kv_heads)·channels, inputs), or that of q alone with k_weight and
+    v_weight beside it; bias: of the packed weight; q: (batch, heads, positions, channels); k, v: (batch, kv_heads, positions,
+    channels); cos, sin, interleaved: as in `rotary`; q_norm_weight, k_norm_weight: (channels), as in `qk_norm`.
+    """
+    if k_weight is None or v_weight is None:
+        q, k, v = split(F.linear(x, weight, bias), heads, kv_heads)
+    else:
+        channels = weight.shape[0] // heads
+        q, k, v = (torch.unflatten(F.linear(x, each), -1, (-1, channels)).transpose(1, 2) for each in (weight, k_weight, v_weight))
+    q, k = placed(q, k, q_norm_weight, k_norm_weight, cos, sin, interleaved, eps)
+    return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+NORMED = {"x": X, "norm_weight": tensor("inputs"), "norm_bias": tensor("inputs"), "weight": WEIGHT, "bias": BIAS}
+NORM_SIZES = {"rows": 8192, "outputs": 12288}
+OPTIONS: Variants = {
+    "no_bias": {"bias": None},
+    "zero_centered_gamma": {"zero_centered_gamma": True},
+    "return_norm": {"return_norm": True},
+    "gelu": {"activation": "gelu_tanh"},
+}
+
+
+@FAMILY.spec(NORMED, sizes=NORM_SIZES, variants=OPTIONS, aliases=["FusedLinearLayerNorm", "LayerNormLinear"])
+@fg.kernel
+def layer_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    zero_centered_gamma: bool = False,
+    return_norm: bool = False,
+    activation: str = "linear",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """act(layer_norm(x)·weightᵀ + bias), and layer_norm(x) on request
+
+    x: (…, inputs); norm_weight, norm_bias: (inputs); weight: (outputs, inputs); bias: (outputs); zero_centered_gamma: the
+    norm's factor is 1 + norm_weight; activation: as in `linear`. TransformerEngine's ``LayerNormLinear``.
+    """
+    gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
+    normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+    y = activate(F.linear(normalized, weight, bias), activation)
+    return (y, normalized) if return_norm else y
+
+
+@FAMILY.spec(
+    {name: operand for name, operand in NORMED.items() if name != "norm_bias"} | {"bias": None},
+    sizes=NORM_SIZES,
+    variants={"bias": {"bias": BIAS}, **{name: option for name, option in OPTIONS.items() if name != "no_bias"}},
+    aliases=["RMSNormLinear"],
+)
+@fg.kernel
+def rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+    return_norm: bool = False,
+    activation: str = "linear",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """act(rms_norm(x)·weightᵀ + bias), and rms_norm(x) on request
+
+    x: (…, inputs); norm_weight: (inputs); weight: (outputs, inputs); bias: (outputs); zero_centered_gamma, casting_mode: as in
+    `rms_norm`; activation: as in `linear`.
+    """
+    normalized = rms_normalized(x, norm_weight, eps, zero_centered_gamma, casting_mode)
+    y = activate(F.linear(normalized, weight, bias), activation)
+    return (y, normalized) if return_norm else y
+
+
+GATES = {"swiglu": "silu", "geglu": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
+MLP_SIZES = {"rows": 8192, "inputs": 4096, "hidden": 14336}
+
+
+@FAMILY.spec(
+    {
+        "x": X,
+        "norm_weight": tensor("inputs"),
+        "norm_bias": tensor("inputs"),
+        "fc1_weight": tensor("hidden inputs"),
+        "fc1_bias": tensor("hidden"),
+        "fc2_weight": tensor("inputs hidden"),
+        "fc2_bias": tensor("inputs"),
+        "activation": "gelu_tanh",
+    },
+    sizes={**MLP_SIZES, "hidden": 16384},
+    variants={
+        "relu": {"activation": "relu"},
+        "silu": {"activation": "silu"},
+        "swiglu": {"activation": "swiglu", "fc1_weight": tensor("2*hidden inputs"), "fc1_bias": tensor("2*hidden")},
+        "geglu": {"activation": "geglu", "fc1_weight": tensor("2*hidden inputs"), "fc1_bias": tensor("2*hidden")},
+        "rms_norm": {"normalization": "RMSNorm", "norm_bias": None, "fc1_bias": None, "fc2_bias": None},
+        "residual": {"residual": X},
+    },
+    aliases=["LayerNormMLP"],
+)
+@fg.kernel
+def layer_norm_mlp(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor | None,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor | None,
+    activation: str = "gelu",
+    normalization: str = "LayerNorm",
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """act(norm(x)·fc1ᵀ + b₁)·fc2ᵀ + b₂ + residual
+
+    x: (…, inputs); norm_weight, norm_bias: (inputs); fc1_weight: (hidden, inputs), of twice as many rows, gate first, where the
+    activation is gated ("swiglu", "geglu", "reglu", "glu"); fc2_weight: (inputs, hidden); normalization: "LayerNorm" or "RMSNorm".
+    TransformerEngine's ``LayerNormMLP``.
+    """
+    is_rms = normalization == "RMSNorm"
+    normalized = rms_normalized(x, norm_weight, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), norm_weight, norm_bias, eps)
+    h = F.linear(normalized, fc1_weight, fc1_bias)
+    if activation in GATES:
+        gate, up = h.chunk(2, -1)
+        h = ACTIVATIONS[GATES[activation]](gate) * up
+    else:
+        h = activate(h, activation)
+    y = F.linear(h, fc2_weight, fc2_bias)
+    return y if residual is None else y + residual
+
+
+GATED = {"x": X, "gate_weight": tensor("hidden inputs"), "up_weight": tensor("hidden inputs")}
+PACKINGS: Variants = {
+    "packed": {"gate_weight": tensor("2*hidden inputs"), "up_weight": None},
+    "interleaved": {"gate_weight": tensor("2*hidden inputs"), "up_weight": None, "interleaved": True},
+}
+
+
+def gated_linear(x: Tensor, gate: Tensor, up: Tensor | None, interleaved: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """function(x·gateᵀ)·(x·upᵀ), of two weights, or of one that holds both in halves or interleaved rows."""
+    if up is not None:
+        return function(F.linear(x, gate)) * F.linear(x, up)
+    y = F.linear(x, gate)
+    first, second = (y[..., ::2], y[..., 1::2]) if interleaved else y.chunk(2, -1)
+    return function(first) * second
+
+
+@FAMILY.spec(GATED, sizes=MLP_SIZES, variants=PACKINGS)
+@fg.kernel
+def swiglu_linear(x: Tensor, gate_weight: Tensor, up_weight: Tensor | None = None, interleaved: bool = False) -> Tensor:
+    """silu(x·gateᵀ)·(x·upᵀ)
+
+    x: (…, inputs); gate_weight, up_weight: (hidden, inputs); without up_weight, gate_weight holds both: in halves of its rows, or
+    interleaved. Shazeer (arXiv 2002.05202).
+    """
+    return gated_linear(x, gate_weight, up_weight, interleaved, F.silu)
+
+
+@FAMILY.spec({**GATED, "approximate": "tanh"}, sizes=MLP_SIZES, variants={**PACKINGS, "erf": {"approximate": "none"}})
+@fg.kernel
+def geglu_linear(
+    x: Tensor, gate_weight: Tensor, up_weight: Tensor | None = None, interleaved: bool = False, approximate: str = "none"
+) -> Tensor:
+    """gelu(x·gateᵀ)·(x·upᵀ)
+
+    x, gate_weight, up_weight, interleaved: as in `swiglu_linear`; approximate: as in `gelu`.
+    """
+    return gated_linear(x, gate_weight, up_weight, interleaved, lambda gate: gelu_of(gate, approximate))
+
+
+@FAMILY.spec({**GATED, "down_weight": tensor("inputs hidden")}, sizes=MLP_SIZES, variants=PACKINGS, aliases=["SwiGLU", "LlamaMLP"])
+@fg.kernel
+def swiglu_mlp(
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor | None,
+    down_weight: Tensor,
+    interleaved: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """(silu(x·gateᵀ)·(x·upᵀ))·downᵀ + residual
+
+    x, residual: (…, inputs); gate_weight, up_weight, interleaved: as in `swiglu_linear`; down_weight: (inputs, hidden).
+    """
+    y = F.linear(gated_linear(x, gate_weight, up_weight, interleaved, F.silu), down_weight)
+    return y if residual is None else y + residual

@@ -1,4 +1,4 @@
-"""Norms along rows, what is fused around them, and a norm's backward."""
+"""Norms along rows, the chains around them, and a norm's backward pass."""
 
 from __future__ import annotations
 
@@ -7,29 +7,280 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.spec import Arguments, Spec, meta
+from fusegen.specs.activations import gelu_of
+from fusegen.specs.operands import shape, tensor
+from fusegen.specs.spec import Family, Variants
+
+FAMILY = Family("normalization")
+
+X, ROW = tensor("rows features"), tensor("features")
+AFFINE = {"weight": ROW, "bias": ROW}
+CENTERED: Variants = {"zero_centered_gamma": {"zero_centered_gamma": True}}
+MODES: Variants = {"llama": {"casting_mode": "llama"}, "gemma": {"casting_mode": "gemma", "zero_centered_gamma": True}}
+WIDE = {"features": 8192}
+PLAIN = {"weight": None, "bias": None}
 
 
+def rms_normalized(
+    x: Tensor, weight: Tensor | None, eps: float | None, zero_centered_gamma: bool = False, casting_mode: str = "none"
+) -> Tensor:
+    """x/√(mean(x²) + ε)·weight over the last dim; the modes are those of Liger-Kernel.
+
+    Args:
+        x: (…, features).
+        weight: (features).
+        zero_centered_gamma: True if the factor is 1 + weight.
+        casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32, "none" as torch does.
+    """
+    if casting_mode == "none":
+        weight = 1 + weight if zero_centered_gamma and weight is not None else weight
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    wide = x.float()
+    normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
+    if weight is None:
+        return normalized.to(x.dtype)
+    if casting_mode == "llama":
+        return normalized.to(x.dtype) * (1 + weight if zero_centered_gamma else weight)
+    weight = weight.float()
+    return (normalized * (1 + weight if zero_centered_gamma else weight)).to(x.dtype)
+
+
+@FAMILY.spec(
+    {"input": X, "normalized_shape": shape("features"), **AFFINE},
+    variants={"plain": PLAIN, "no_bias": {"bias": None}, **CENTERED, "statistics": {"return_statistics": True}},
+    aliases=["LayerNorm"],
+)
 @fg.kernel
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: fg.Static[float] = 1e-5) -> Tensor:
+def layer_norm(
+    input: Tensor,
+    normalized_shape: fg.Static[tuple[int, ...]],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    zero_centered_gamma: bool = False,
+    return_statistics: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """(x − μ)/√(σ² + ε)·weight + bias, with mean μ and variance σ² of each row
 
-    x: (…, features); weight, bias: (features). Ba et al., "Layer Normalization" (arXiv 1607.06450).
+    input: (…, *normalized_shape); weight, bias: normalized_shape; zero_centered_gamma: the factor is 1 + weight. With
+    statistics: the result, μ and 1/√(σ² + ε). Ba et al., "Layer Normalization" (arXiv 1607.06450).
     """
-    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+    weight = 1 + weight if zero_centered_gamma and weight is not None else weight
+    if return_statistics:
+        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    return F.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
+@FAMILY.spec(
+    {"input": X, "normalized_shape": shape("features"), "weight": ROW, "eps": 1e-6},
+    variants={"plain": {"weight": None}, **CENTERED, **MODES},
+    aliases=["RMSNorm"],
+)
 @fg.kernel
-def layer_norm_gelu_add(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: fg.Static[float] = 1e-5) -> Tensor:
-    """gelu(layer_norm(x)·weight + bias) + residual, with the tanh form of gelu
+def rms_norm(
+    input: Tensor,
+    normalized_shape: fg.Static[tuple[int, ...]],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+) -> Tensor:
+    """x/√(mean(x²) + ε)·weight
 
-    x, residual: (…, features); weight, bias: (features).
+    input: (…, features); normalized_shape: (features,); weight: (features); zero_centered_gamma: the factor is 1 + weight;
+    casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32. Zhang and Sennrich, "Root Mean Square
+    Layer Normalization" (arXiv 1910.07467).
     """
-    return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate="tanh") + residual
+    if casting_mode == "none" and not zero_centered_gamma:
+        return F.rms_norm(input, normalized_shape, weight, eps)
+    return rms_normalized(input, weight, eps, zero_centered_gamma, casting_mode)
 
 
+@FAMILY.spec(
+    {
+        "q": tensor("batch heads positions channels"),
+        "k": tensor("batch kv_heads positions channels"),
+        "q_weight": tensor("channels"),
+        "k_weight": tensor("channels"),
+    },
+    variants={**CENTERED, **MODES},
+)
 @fg.kernel
-def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: fg.Static[float] = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
+def qk_norm(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+) -> tuple[Tensor, Tensor]:
+    """rms_norm(q)·q_weight and rms_norm(k)·k_weight, head by head
+
+    q, k: (…, channels); q_weight, k_weight: (channels); settings: as in `rms_norm`. Henry et al., "Query-Key Normalization for
+    Transformers" (arXiv 2010.04245).
+    """
+    queries = rms_normalized(q, q_weight, eps, zero_centered_gamma, casting_mode)
+    return queries, rms_normalized(k, k_weight, eps, zero_centered_gamma, casting_mode)
+
+
+MODULATED = {"x": tensor("batch positions features"), "scale": tensor("batch features"), "shift": tensor("batch features")}
+BY_ROW = {"scale": tensor("batch positions features"), "shift": tensor("batch positions features")}
+
+
+@FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "weight": AFFINE}, aliases=["adaLN"])
+@fg.kernel
+def modulated_layer_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6
+) -> Tensor:
+    """layer_norm(x)·(1 + scale) + shift
+
+    x: (batch, positions, features); scale, shift: (batch, features), or of the shape of x; weight, bias: (features). Peebles
+    and Xie, "Scalable Diffusion Models with Transformers" (arXiv 2212.09748).
+    """
+    normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+    return modulated(normalized, scale, shift)
+
+
+@FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "weight": {"weight": ROW}})
+@fg.kernel
+def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """rms_norm(x)·weight·(1 + scale) + shift
+
+    x: (batch, positions, features); scale, shift: (batch, features), or of the shape of x; weight: (features).
+    """
+    return modulated(F.rms_norm(x, (x.shape[-1],), weight, eps), scale, shift)
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """x·(1 + scale) + shift; one scale and shift a batch where they have a dim less than x."""
+    if scale.dim() < x.dim():
+        scale, shift = scale.unsqueeze(-2), shift.unsqueeze(-2)
+    return x * (1 + scale) + shift
+
+
+ADDED = {"x": X, "residual": X}
+CHAIN = {"seed": 0, "p": 0.1}
+SUMS: Variants = {
+    "post_norm": {"post_norm": True},
+    "dropout": {**CHAIN, "training": True},
+    "bias_dropout": {**CHAIN, "x_bias": ROW, "training": True},
+}
+
+
+def summed(x: Tensor, residual: Tensor, x_bias: Tensor | None, p: float, training: bool, seed: int | None) -> Tensor:
+    """dropout(x + x_bias, p) + residual."""
+    return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
+
+
+@FAMILY.spec({**ADDED, **AFFINE}, variants={**SUMS, **CENTERED, "plain": PLAIN})
+@fg.kernel
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    zero_centered_gamma: bool = False,
+    post_norm: bool = False,
+    x_bias: Tensor | None = None,
+    p: float = 0.0,
+    training: bool = False,
+    seed: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """h = dropout(x + x_bias, p) + residual; layer_norm(h)·weight + bias, and h
+
+    x, residual: (…, features); weight, bias, x_bias: (features); zero_centered_gamma: the factor is 1 + weight; post_norm: h is no
+    result, as where the residual stream goes through the norm; seed: of the mask, by default drawn from torch's generator.
+    """
+    h = summed(x, residual, x_bias, p, training, seed)
+    weight = 1 + weight if zero_centered_gamma and weight is not None else weight
+    normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    return normalized if post_norm else (normalized, h)
+
+
+@FAMILY.spec(
+    {**ADDED, "weight": ROW}, variants={**SUMS, **CENTERED, **MODES, "plain": {"weight": None}}, aliases=["fused_add_rms_norm"]
+)
+@fg.kernel
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+    post_norm: bool = False,
+    x_bias: Tensor | None = None,
+    p: float = 0.0,
+    training: bool = False,
+    seed: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """h = dropout(x + x_bias, p) + residual; rms_norm(h)·weight, and h
+
+    x, residual: (…, features); weight, x_bias: (features); zero_centered_gamma, casting_mode: as in `rms_norm`; post_norm: h is no
+    result; seed: of the mask, by default drawn from torch's generator. The residual stream of Llama-like models.
+    """
+    h = summed(x, residual, x_bias, p, training, seed)
+    normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
+    return normalized if post_norm else (normalized, h)
+
+
+GELUS: Variants = {"erf": {"approximate": "none"}, "quick": {"approximate": "quick"}}
+
+
+@FAMILY.spec({"x": X, **AFFINE, "approximate": "tanh"}, sizes=WIDE, variants=GELUS)
+@fg.kernel
+def layer_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, approximate: str = "none") -> Tensor:
+    """gelu(layer_norm(x)·weight + bias)
+
+    x: (…, features); weight, bias: (features); approximate: as in `gelu`.
+    """
+    return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
+
+
+@FAMILY.spec({"x": X, **AFFINE, "residual": X, "approximate": "tanh"}, sizes=WIDE, variants=GELUS)
+@fg.kernel
+def layer_norm_gelu_add(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: float = 1e-5, approximate: str = "none"
+) -> Tensor:
+    """gelu(layer_norm(x)·weight + bias) + residual
+
+    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`.
+    """
+    return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate) + residual
+
+
+@FAMILY.spec(
+    {"x": X, **AFFINE, "residual": X, "seed": 0, "approximate": "tanh"},
+    sizes=WIDE,
+    variants={**GELUS, "eval": {"training": False}},
+    aliases=["ln_gelu_dropout_add"],
+)
+@fg.kernel
+def layer_norm_gelu_dropout_add(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    eps: float = 1e-5,
+    p: float = 0.1,
+    training: bool = True,
+    seed: int | None = None,
+    approximate: str = "none",
+) -> Tensor:
+    """dropout(gelu(layer_norm(x)·weight + bias), p) + residual
+
+    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: of the mask, by default drawn from
+    torch's generator.
+    """
+    activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
+    return fg.dropout(activated, p, training, seed=seed) + residual
+
+
+@FAMILY.spec({"x": X, "dy": X, "weight": ROW}, trains=False)
+@fg.kernel
+def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)), dγ = Σ dy·x̂, dβ = Σ dy, with x̂ = (x − μ)·r and g = dy·γ
 
     x, dy: (rows, features); weight: (features). Written by hand; mean and r are computed again from x, so that the forward
@@ -38,54 +289,24 @@ def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: fg.Static[fl
     centered = x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
     normalized = centered * rstd
-    grad = dy * weight
-    dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
-    return dx, (dy * normalized).sum(0), dy.sum(0)
+    return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
 
 
+@FAMILY.spec({"y": X, "dy": X, **AFFINE, "rstd": tensor("rows 1", torch.float32)}, trains=False)
 @fg.kernel
-def rms_norm(x: Tensor, weight: Tensor, eps: fg.Static[float] = 1e-6) -> Tensor:
-    """x/√(mean(x²) + ε)·weight
+def layer_norm_invertible_backward(
+    y: Tensor, dy: Tensor, weight: Tensor, bias: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx, dγ and dβ of layer_norm from its result y, with x̂ = (y − β)/γ; True if an element of γ is 0, where there is no x̂
 
-    x: (…, features); weight: (features). Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
+    y, dy: (rows, features); weight, bias: (features); rstd: (rows, 1) of float32. DeepSpeed's ``normalize_invertible``: the
+    input is not kept. The flag is on the device, so that it can be looked at when the host waits anyway.
     """
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    normalized = (y - bias) / weight
+    dx = _input_gradient(normalized, rstd, dy * weight)
+    return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
 
 
-@fg.kernel
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fg.Static[float] = 1e-6) -> tuple[Tensor, Tensor]:
-    """h = x + residual; rms_norm(h)·weight and h
-
-    x, residual: (…, features); weight: (features). The pre-norm residual stream of Llama-like models.
-    """
-    h = x + residual
-    return F.rms_norm(h, (h.shape[-1],), weight, eps), h
-
-
-def _layer_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
-    return {"x": meta(rows, features, dtype=dtype), "weight": meta(features, dtype=dtype), "bias": meta(features, dtype=dtype)}
-
-
-def _layer_norm_gelu_add(dtype: torch.dtype, rows: int = 16384, features: int = 8192) -> Arguments:
-    return _layer_norm(dtype, rows, features) | {"residual": meta(rows, features, dtype=dtype)}
-
-
-def _layer_norm_backward(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
-    return {name: meta(rows, features, dtype=dtype) for name in ("x", "dy")} | {"weight": meta(features, dtype=dtype)}
-
-
-def _rms_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
-    return {"x": meta(rows, features, dtype=dtype), "weight": meta(features, dtype=dtype)}
-
-
-def _add_rms_norm(dtype: torch.dtype, rows: int = 16384, features: int = 4096) -> Arguments:
-    return _rms_norm(dtype, rows, features) | {"residual": meta(rows, features, dtype=dtype)}
-
-
-SPECS = (
-    Spec("layer_norm", layer_norm, "normalization", _layer_norm),
-    Spec("layer_norm_gelu_add", layer_norm_gelu_add, "normalization", _layer_norm_gelu_add),
-    Spec("layer_norm_backward", layer_norm_backward, "normalization", _layer_norm_backward),
-    Spec("rms_norm", rms_norm, "normalization", _rms_norm),
-    Spec("add_rms_norm", add_rms_norm, "normalization", _add_rms_norm),
-)
+def _input_gradient(normalized: Tensor, rstd: Tensor, grad: Tensor) -> Tensor:
+    """r·(g − mean(g) − x̂·mean(g·x̂)): the gradient by the input of a norm."""
+    return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))

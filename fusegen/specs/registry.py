@@ -6,23 +6,35 @@ import difflib
 from collections.abc import Mapping
 
 from fusegen.errors import SpecNotFoundError
-from fusegen.specs import attention, elementwise, linear, normalization, softmax
+from fusegen.specs import attention, elementwise, embedding, gated, heads, linear, loss, normalization, rotary, softmax
 from fusegen.specs.spec import Spec
 
-_FAMILIES = (elementwise, normalization, softmax, linear, attention)
+_MODULES = (elementwise, gated, normalization, softmax, loss, heads, rotary, embedding, linear, attention)
 
-SPECS: Mapping[str, Spec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
+FAMILIES = tuple(module.FAMILY.name for module in _MODULES)
+"""The names of the families, in order."""
+
+SPECS: Mapping[str, Spec] = {spec.name: spec for module in _MODULES for spec in module.FAMILY.specs}
 """Every spec, in the order of its families."""
+
+_ALIASES = {alias.lower(): (spec, variant) for spec in SPECS.values() for alias, variant in spec.aliases.items()}
 
 
 def find(name: str) -> Spec:
-    """The spec of a name.
+    """The spec of a name, of an alias, or a variant of one: ``rms_norm``, ``RMSNorm``, ``rms_norm:gemma``.
 
     Raises:
         SpecNotFoundError: there is none; names those that look alike.
     """
-    if name in SPECS:
-        return SPECS[name]
-    close = difflib.get_close_matches(name, SPECS, n=3, cutoff=0.5)
-    mend = f"did you mean {' or '.join(close)}?" if close else "fusegen list, or FILE.py:NAME or pkg.mod:NAME for your own"
-    raise SpecNotFoundError(f"no kernel is called {name!r}", mend=mend)
+    known, _, variant = name.partition(":")
+    spec, of_alias = (SPECS[known], "") if known in SPECS else _ALIASES.get(known.lower(), (None, ""))
+    if spec is None:
+        raise _unknown(name, known, [*SPECS, *_ALIASES], "fusegen list, or FILE.py:NAME or pkg.mod:NAME for your own")
+    if variant and variant not in spec.variants:
+        raise _unknown(name, variant, [*spec.variants], f"its variants are {', '.join(spec.variants) or 'none'}")
+    return spec.variant(variant or of_alias)
+
+
+def _unknown(name: str, part: str, known: list[str], otherwise: str) -> SpecNotFoundError:
+    close = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+    return SpecNotFoundError(f"no kernel is called {name!r}", mend=f"did you mean {' or '.join(close)}?" if close else otherwise)

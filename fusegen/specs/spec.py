@@ -1,43 +1,53 @@
-"""What a prebuilt fusion is: a kernel's declaration, and the arguments that it is shown with."""
+"""A prebuilt fusion: a kernel's declaration, the arguments that it is shown with, and its variants."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-import fusegen as fg
 from fusegen.api import Kernel
 from fusegen.dtypes import DType
+from fusegen.lowered import Lowered
+from fusegen.runtime.callables import by_position
+from fusegen.specs.operands import CANONICAL_SIZES, Operand
 
 Arguments: TypeAlias = dict[str, Any]
-Example: TypeAlias = Callable[..., Arguments]
+Variants: TypeAlias = Mapping[str, Mapping[str, Any]]
+K = TypeVar("K", bound=Kernel[..., Any])
 
 DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
-"""What every prebuilt fusion takes."""
+"""The element types that every prebuilt fusion takes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spec:
-    """A prebuilt fusion.
+    """A prebuilt fusion, or a variant of one.
 
     Attributes:
-        name: on the command line.
+        name: on the command line and in `fusegen.ops`.
         kernel: the declaration.
         family: its file.
-        example: arguments for a dtype, by parameter: meta tensors, tensors whose values matter, static values. Its other
-            parameters are sizes, whose defaults are the canonical ones.
+        operands: by parameter: an `Operand`, or the value of a setting.
+        own_sizes: canonical sizes that are not those of `CANONICAL_SIZES`.
+        variants: by name, the operands that differ.
+        aliases: other names that the field's texts use, with the variant that each is ("" is the spec itself).
+        trains: True if it has gradients by all tensors of floats; the names of those by which it has them otherwise.
         dtypes: element types that it takes.
     """
 
     name: str
     kernel: Kernel[..., Any]
     family: str
-    example: Example
+    operands: Mapping[str, Any]
+    own_sizes: Mapping[str, int] = field(default_factory=dict)
+    variants: Variants = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    trains: bool | tuple[str, ...] = True
     dtypes: tuple[DType, ...] = DTYPES
 
     @property
@@ -47,13 +57,80 @@ class Spec:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that the example takes, with their canonical values."""
-        parameters = inspect.signature(self.example).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
+        """The canonical sizes, in the order in which they occur in the operands' shapes."""
+        names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, Operand) for name in value.sizes)
+        return {name: self.own_sizes.get(name) or CANONICAL_SIZES[name] for name in names}
+
+    def variant(self, name: str) -> Spec:
+        """The spec with the operands of a variant, under its own name; the spec itself for an empty name."""
+        return self._variants[name] if name else self
+
+    @property
+    def all_variants(self) -> tuple[Spec, ...]:
+        """The spec and its variants."""
+        return (self, *self._variants.values())
+
+    @cached_property
+    def _variants(self) -> dict[str, Spec]:
+        return {name: self._with(name, operands) for name, operands in self.variants.items()}
+
+    def _with(self, name: str, operands: Mapping[str, Any]) -> Spec:
+        return replace(self, name=f"{self.name}:{name}", operands={**self.operands, **operands}, variants={}, aliases={})
+
+    def example(self, dtype: torch.dtype, **sizes: int) -> Arguments:
+        """Arguments by parameter: meta tensors, tensors whose values matter, settings.
+
+        Args:
+            dtype: of the tensors that have no dtype of their own.
+            sizes: other ones than the canonical.
+        """
+        known = {**CANONICAL_SIZES, **self.own_sizes, **sizes}
+        return {name: value.at(dtype, known) if isinstance(value, Operand) else value for name, value in self.operands.items()}
+
+    def lower(self, dtype: torch.dtype, target: str, **sizes: int) -> Lowered:
+        """Every stage of a call with the example's arguments.
+
+        Args:
+            dtype, sizes: as of `example`.
+            target: its name.
+
+        Raises:
+            FusegenError: it cannot be lowered.
+        """
+        args, kwargs = by_position(self.kernel.function, self.example(dtype, **sizes))
+        return self.fresh().lower(*args, target=target, **kwargs)
 
     def fresh(self) -> Kernel[..., Any]:
-        """The kernel without memory of earlier calls: what it generates follows from its arguments alone."""
-        return fg.kernel(self.kernel.function)
+        """The kernel without memory of earlier calls: its code follows from its arguments alone."""
+        return Kernel(self.kernel.function, self.kernel.mutates, recompute=self.kernel.recompute)
+
+
+class Family:
+    """The specs of a file, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.specs: list[Spec] = []
+
+    def spec(
+        self,
+        operands: Mapping[str, Any],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        variants: Variants | None = None,
+        aliases: Mapping[str, str] | Sequence[str] = (),
+        trains: bool | tuple[str, ...] = True,
+        dtypes: tuple[DType, ...] = DTYPES,
+    ) -> Callable[[K], K]:
+        """Adds the decorated kernel. The arguments are the attributes of `Spec`; aliases in a sequence name the spec itself."""
+        named = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
+
+        def decorate(kernel: K) -> K:
+            spec = Spec(kernel.__name__, kernel, self.name, operands, sizes or {}, variants or {}, named, trains, dtypes)
+            self.specs.append(spec)
+            return kernel
+
+        return decorate
 
 
 def meta(*shape: int, dtype: torch.dtype) -> Tensor:

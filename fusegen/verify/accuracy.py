@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,3 +176,17 @@ def _rms(values: Tensor) -> float:
     if not 0 < scale < math.inf:
         return scale
     return scale * math.sqrt(float((values / scale).square().mean()))
+
+
+def judge_any(got: Tensor, eager: Tensor, exact: Tensor, **settings: Any) -> Verdict:
+    """The verdict on a result of any dtype: integers and booleans are those of float64 or of eager.
+
+    Args:
+        got, eager, exact: as of `judge`.
+        settings: of `judge`, for floats.
+    """
+    if got.is_floating_point() or got.dtype is not eager.dtype or got.shape != eager.shape:
+        return judge(got, eager, exact, **settings)
+    wrong = int(((got != exact) & (got != eager)).sum())
+    errors = Errors(float(wrong > 0), 0.0, 0.0, 0.0, got.numel())
+    return Verdict(errors, f"{wrong} of {got.numel()} elements are neither eager's nor those of float64" if wrong else "")

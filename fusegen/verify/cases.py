@@ -1,13 +1,14 @@
 """The cases of a spec: its example at many sizes, layouts and values, by rules that know no spec.
 
-A size of the example that some tensor's last dim depends on is a *feature*; all others are *rows*. What kinds of kernels the
-canonical example becomes on the largest target decides which further sizes are worth a case.
+A size of the example that some tensor's last dim depends on is a *feature*; all others but counts, as of heads, are *rows*. The
+kinds of kernels that the canonical example becomes on the largest target decide which further sizes are worth a case. A spec has
+all cases in its narrowest element type, and a few in the others and for each of its variants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.passes.fuse import GroupKind
+from fusegen.specs.operands import COUNTS
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.verify.layout import Layout
 from fusegen.verify.values import Values
@@ -65,21 +67,30 @@ class Case:
 
 def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
     """All cases of a spec for an element type."""
-    found = list(_Cases(spec, dtype).all())
+    is_whole = dtype is spec.dtypes[-1]
+    found = list(_Cases(spec, dtype).all() if is_whole else _Cases(spec, dtype).few())
+    for name in spec.variants:
+        found += [replace(case, name=f"{name}: {case.name}") for case in _Cases(spec.variant(name), dtype).fewest(is_whole)]
     assert len({case.name for case in found}) == len(found)
     return tuple(found)
 
 
 def canonical(spec: Spec, dtype: DType) -> Case:
     """The case that is the spec's example."""
-    return next(_Cases(spec, dtype).all())
+    return next(_Cases(spec, dtype).few())
+
+
+def sized_case(spec: Spec, dtype: DType, sizes: Sizes) -> Case:
+    """The example at sizes of one's own."""
+    return _Cases(spec, dtype).case("sized", sizes)
 
 
 class _Cases:
     def __init__(self, spec: Spec, dtype: DType) -> None:
         self.spec, self.dtype = spec, dtype
         self.features = feature_sizes(spec)
-        self.rows = tuple(name for name in spec.sizes if name not in self.features)
+        self.rows = tuple(name for name in spec.sizes if name not in self.features and name not in COUNTS)
+        self.varied = tuple(name for name in spec.sizes if name not in COUNTS)
         self.data = data_parameters(spec)
 
     @cached_property
@@ -100,6 +111,20 @@ class _Cases:
         yield from self.layouts()
         yield from self.hard_values()
 
+    def few(self) -> Iterator[Case]:
+        """The cases in which an element type matters: its vectors, and hard values; the canonical one first."""
+        yield self.case(CANONICAL, self.spec.sizes)
+        yield self.case("odd", self.sized(self.wide(4, 1)))
+        yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, Layout.shifted))
+        yield from self.hard_values()
+
+    def fewest(self, is_whole: bool) -> Iterator[Case]:
+        """The cases of a variant."""
+        yield self.case(CANONICAL, self.spec.sizes)
+        if is_whole:
+            yield self.case("odd", self.sized(self.wide(4, 1)))
+            yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, Layout.shifted))
+
     # Sizes.
 
     def lengths(self) -> Iterator[Case]:
@@ -109,9 +134,9 @@ class _Cases:
         yield self.case("of two", self.sized(self.wide(4, 2)))
         yield self.case("of four", self.sized(self.wide(4, 4)))
         yield self.case("of eight", self.sized(self.wide(4, 8)))
-        yield self.case("ones", dict.fromkeys(self.spec.sizes, 1))
+        yield self.case("ones", dict.fromkeys(self.varied, 1))
         yield self.case("one row", self.sized(dict.fromkeys(self.rows, 1)))
-        yield self.case("all 64", dict.fromkeys(self.spec.sizes, 64) | dict.fromkeys(self.rows[:-1], 2))
+        yield self.case("all 64", dict.fromkeys(self.varied, 64) | dict.fromkeys(self.rows[:-1], 2))
         first = self.arguments(self.sized())
         yield self.case("another length, odd", self.sized(self.wide(2, 1)), before=first)
         yield self.case("another length, of eight", self.sized(self.wide(2, 8)), before=first)
@@ -138,8 +163,8 @@ class _Cases:
             yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
         yield self.case("product of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
         for rows in form_rows(self.spec):
-            yield self.case(f"plan for {rows} rows", {**self.spec.sizes, **dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
-        square = dict.fromkeys(self.spec.sizes, 192)
+            yield self.case(f"plan for {rows} rows", {**dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
+        square = dict.fromkeys(self.varied, 192)
         turned = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
         yield self.case("product of turned operands", square, turned)
         yield self.case("product of turned weights", square, {n: move for n, move in turned.items() if n not in self.data})
@@ -194,7 +219,7 @@ class _Cases:
         """Half the canonical features and few rows, but for what is chosen."""
         few = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
         sizes = few | self.wide(2, 0) | dict(chosen or {})
-        return {name: sizes[name] for name in self.spec.sizes}
+        return {name: sizes[name] for name in self.varied}
 
     def arguments(self, sizes: Sizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:
         """The example's arguments, with layouts in place of meta tensors."""
@@ -236,7 +261,7 @@ def dependencies(spec: Spec) -> Mapping[str, tuple[set[str], ...]]:
 def feature_sizes(spec: Spec) -> tuple[str, ...]:
     """The sizes that last dims depend on."""
     last: set[str] = set().union(*(dims[-1] for dims in dependencies(spec).values()))
-    return tuple(name for name in spec.sizes if name in last)
+    return tuple(name for name in spec.sizes if name in last and name not in COUNTS)
 
 
 def data_parameters(spec: Spec) -> frozenset[str]:
@@ -249,14 +274,14 @@ def data_parameters(spec: Spec) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def kinds(spec: Spec) -> frozenset[GroupKind]:
     """The kinds of the kernels of the canonical example, in 16 bits on the largest target."""
-    low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
+    low = spec.lower(spec.dtypes[-1].torch, _SHAPED_BY)
     return frozenset(group.kind for group in low.groups)
 
 
 @lru_cache(maxsize=256)
 def form_rows(spec: Spec) -> tuple[int, ...]:
     """The most rows for which each form of the canonical example is made, in 16 bits on the largest target."""
-    low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=_SHAPED_BY)
+    low = spec.lower(spec.dtypes[-1].torch, _SHAPED_BY)
     last = {numbers[-1] for form in low.plans for numbers in form.rows.values()}
     return tuple(sorted(last)[:-1])
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fusegen.errors import FusegenError
 from fusegen.ir.reference import evaluate
+from fusegen.ir.versions import owner
 from fusegen.runtime.parameters import Parameters
 from fusegen.specs.spec import Arguments, Spec
-from fusegen.verify.accuracy import Errors, Verdict, judge
+from fusegen.verify.accuracy import Errors, Verdict, judge_any
 from fusegen.verify.cases import Case
 from fusegen.verify.layout import Layout
 from fusegen.verify.lowering import Prepared
@@ -139,9 +140,9 @@ class _Yardstick:
     """
 
     def __init__(self, spec: Spec, case: Case, arguments: Arguments, lowered: Prepared, device: torch.device) -> None:
-        self.function, self.case = spec.kernel.function, case
+        self.spec, self.case = spec, case
         self.arguments = {n: v.contiguous() if isinstance(v, Tensor) else v for n, v in arguments.items()}
-        self.eager = _listed(self.function(**self.arguments))
+        self.eager = self._of_torch(self.arguments)
         self.exact = self._exact(lowered, device)
         self.wider = cache(self._wider)
 
@@ -149,19 +150,37 @@ class _Yardstick:
         if lowered.graph is None:
             return tuple(result.double() for result in self.eager)
         inputs = {spec.name: self.arguments[spec.name] for spec in lowered.graph.inputs}
-        known: Arguments = {**Parameters.of(self.function).defaults, **self.arguments}
+        known: Arguments = {**Parameters.of(self.spec.kernel.function).defaults, **self.arguments}
         scalars = {name: known[name] for name, _ in lowered.graph.scalars}
-        return evaluate(lowered.graph, inputs, scalars, device=device)
+        graph = lowered.graph
+        found = evaluate(graph, inputs, scalars, device=device)
+        names = (str(graph.nodes[owner(graph, put)].attr("name")) for put in graph.writes)
+        writes = dict(zip(names, found[len(graph.outputs) :], strict=True))
+        return (*found[: len(graph.outputs)], *(writes[name] for name in self.spec.kernel.mutates))
 
     def _wider(self) -> tuple[Tensor, ...]:
-        wide: Mapping[str, Any] = {n: v.float() if isinstance(v, Tensor) else v for n, v in self.arguments.items()}
-        return tuple(w.to(e.dtype) for w, e in zip(_listed(self.function(**wide)), self.eager, strict=True))
+        wide = {n: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in self.arguments.items()}
+        return tuple(w.to(e.dtype) for w, e in zip(self._of_torch(wide), self.eager, strict=True))
+
+    def _of_torch(self, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The results of the declaration, run by torch, and what it writes to."""
+        own = written(self.spec, arguments)
+        return (*_listed(self.spec.kernel.function(**{**arguments, **own})), *own.values())
 
     def judge(self, number: int, got: Tensor) -> Verdict:
         """The verdict on one of the results."""
         eager, overflow = self.eager[number], self.case.values.may_overflow
-        verdict = judge(got, eager, self.exact[number], wider=lambda: self.wider()[number], may_overflow=overflow)
+        verdict = judge_any(got, eager, self.exact[number], wider=lambda: self.wider()[number], may_overflow=overflow)
         return replace(verdict, errors=Errors()) if self.case.is_empty else verdict
+
+
+def written(spec: Spec, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies, with the same strides, of the arguments that a spec writes to."""
+    found = {}
+    for name in spec.kernel.mutates:
+        value = arguments[name]
+        found[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+    return found
 
 
 def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Iterator[Outcome]:
@@ -176,7 +195,8 @@ def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, yardstick: _Ya
 
 def _outcome(prepared: Prepared, arguments: Arguments, yardstick: _Yardstick, device: torch.device) -> Outcome:
     try:
-        results = prepared.run(arguments, device)
+        own = written(yardstick.spec, arguments)
+        results = (*prepared.run({**arguments, **own}, device), *own.values())
         _wait(device)
         if len(results) != len(yardstick.eager):
             return Outcome(error=f"{len(results)} results instead of {len(yardstick.eager)}")

@@ -36,7 +36,7 @@ def emitted_digests(*names: str) -> Iterator[str]:
     for architecture in ARCHITECTURES:
         for name in names or SPECS:
             for dtype in SPECS[name].dtypes:
-                low = SPECS[name].fresh().lower(**SPECS[name].example(dtype.torch), target=architecture)
+                low = SPECS[name].lower(dtype.torch, architecture)
                 yield f"{architecture} {name} {dtype.short} {_digest(low)}"
 
 

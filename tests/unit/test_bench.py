@@ -104,8 +104,8 @@ def test_a_failing_kernel_leaves_a_row() -> None:
     assert row.microseconds("fusegen") is not None, "no_grad is on while timing"
 
     @fg.kernel
-    def untraceable(x: torch.Tensor) -> torch.Tensor:
-        return x[x > 0]
+    def untraceable(input: torch.Tensor, approximate: str) -> torch.Tensor:
+        return F.gelu(input[input > 0], approximate=approximate)
 
     class Other(Case):
         kernel = property(lambda self: untraceable)
@@ -239,5 +239,5 @@ def test_the_table_says_what_the_record_says() -> None:
 def test_cases_do_not_share_a_kernel() -> None:
     first, second = (case for case in CASES if case.name == "softmax")
     for case in (first, second):
-        low = case.kernel.lower(**case.build(torch.bfloat16, case.sizes), target="sm_90a")
+        low = case.kernel.lower(**case.meta_arguments(), target="sm_90a")
         assert low.graph.inputs[0].shape[-1] == case.sizes[-1], "the length of rows is literal in each"

@@ -108,11 +108,11 @@ def _provider(name: str, call: Callable[[Arguments], Any]) -> Provider:
 
 
 def test_a_wrong_result_has_no_time() -> None:
-    right = _provider("right", lambda a: torch.softmax(a["x"], -1))
-    wrong = _provider("wrong", lambda a: torch.softmax(a["x"], 0))
-    shaped = _provider("shaped", lambda a: torch.softmax(a["x"], -1)[:1])
+    right = _provider("right", lambda a: torch.softmax(a["input"], -1))
+    wrong = _provider("wrong", lambda a: torch.softmax(a["input"], 0))
+    shaped = _provider("shaped", lambda a: torch.softmax(a["input"], -1)[:1])
     failing = _provider("failing", lambda a: 1 / 0)
-    nothing = _provider("nothing", lambda a: a["x"] * float("nan"))
+    nothing = _provider("nothing", lambda a: a["input"] * float("nan"))
     row = run_case(_small("softmax"), HOST, [wrong, shaped, failing, nothing, right], quick=True)
     found = {timing.provider: timing for timing in row.timings}
     assert found["right"].microseconds and found["right"].error is None
@@ -155,7 +155,10 @@ def test_the_reference_is_wide() -> None:
     case = _small("rms_norm")
     (found,) = reference(case, case.arguments(HOST)) or ()
     assert found.dtype is torch.float64
-    (large,) = reference(case, {"x": torch.ones(1 << 12, 1 << 11), "weight": torch.ones(1 << 11)}) or ()
+    (large,) = (
+        reference(case, {"input": torch.ones(1 << 12, 1 << 11), "normalized_shape": (1 << 11,), "weight": torch.ones(1 << 11)})
+        or ()
+    )
     assert large.dtype is torch.float32
     assert reference(_small("gelu_dropout_add"), {}) is None
 

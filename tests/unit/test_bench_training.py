@@ -77,7 +77,7 @@ def test_wider_arguments_meet_the_same_upstream_gradients() -> None:
     case = _case("layer_norm", 4, 32, dtype=torch.bfloat16)
     arguments = case.arguments(HOST)
     (narrow,) = case._upstream(arguments)
-    (wide,) = case._upstream({name: value.double() for name, value in arguments.items()})
+    (wide,) = case._upstream({name: value.double() if isinstance(value, Tensor) else value for name, value in arguments.items()})
     assert (narrow.dtype, wide.dtype) == (torch.bfloat16, torch.float64) and torch.equal(narrow.double(), wide)
 
 
@@ -129,9 +129,9 @@ def _provider(name: str, function: Callable[..., Any]) -> Provider:
 
 
 def test_a_wrong_gradient_has_no_time() -> None:
-    right = _provider("right", lambda x: F.softmax(x, -1))
-    halved = _provider("halved", lambda x: F.softmax((x + x.detach()) / 2, -1))
-    none = _provider("none", lambda x: F.softmax(x.detach(), -1))
+    right = _provider("right", lambda input: F.softmax(input, -1))
+    halved = _provider("halved", lambda input: F.softmax((input + input.detach()) / 2, -1))
+    none = _provider("none", lambda input: F.softmax(input.detach(), -1))
     row = run_case(_case("softmax", 8, 32), HOST, [right, halved, none], quick=True)
     found = {timing.provider: timing for timing in row.timings}
     assert found["right"].microseconds and found["right"].error is None

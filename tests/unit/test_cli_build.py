@@ -44,7 +44,7 @@ def test_specs_for_several_architectures(tmp_path: Path, run: Run) -> None:
     done = run("build", *words)
     assert done.code == 0, done.err
     assert "building rms_norm for sm_90a, bf16" in done.err
-    assert "cpu, 1 kernel: x: float32[x_dim0, 4096]" in done.out and f"fusegen.load('{out}')" in done.out
+    assert "cpu, 1 kernel: input: float32[input_dim0, 4096]" in done.out and f"fusegen.load('{out}')" in done.out
     kernels = fg.load(out)
     assert list(kernels) == ["softmax", "rms_norm"] and kernels.softmax.targets == ("sm_90a", "cpu")
     x = torch.randn(3, 4096)

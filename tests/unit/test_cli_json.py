@@ -54,8 +54,8 @@ def test_show_without_a_tool(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "explain", "gelu", "--target", "sm_90a", "--shape", "x=4x96:f16")
-    assert found["sizes"] == {"x_dim0": 4}
+    found = document(capsys, "explain", "gelu", "--target", "sm_90a", "--shape", "input=4x96:f16")
+    assert found["sizes"] == {"input_dim0": 4}
     (step,) = found["steps"]
     assert step["kind"] == "pointwise" and step["read_bytes"] == step["written_bytes"] == 4 * 96 * 2
     assert found["fusegen"] == {"launches": 1, "moved_bytes": 2 * 4 * 96 * 2}

@@ -78,7 +78,7 @@ def test_a_document_holds_every_plan(run: Run) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_prebuilt_kernels_take_shapes_too(run: Run) -> None:
-    result = run("tune", "softmax", "--shape", "x=8x500:f16")
+    result = run("tune", "softmax", "--shape", "input=8x500:f16")
     assert result.code == 0 and "== softmax f16 ==" in result.out and "8 x 500" in result.out
 
 

@@ -52,6 +52,7 @@ ORDER = (
     ("declare",),
     ("fusegen",),
     ("specs",),
+    ("ops",),
     ("bench",),
     ("verify",),
     ("doctor",),

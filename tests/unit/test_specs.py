@@ -1,20 +1,29 @@
-"""The prebuilt fusions: every one lowers everywhere, and computes what torch computes from the same lines."""
+"""The prebuilt fusions: every one lowers everywhere, and computes what torch computes from the same lines, with its gradients."""
 
 from __future__ import annotations
 
+import inspect
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fusegen import FusegenError
-from fusegen.errors import SpecNotFoundError
-from fusegen.specs import SPECS, find, materialize
+from fusegen import FusegenError, ops
+from fusegen.dtypes import DType
+from fusegen.errors import ArgumentError, SpecNotFoundError
+from fusegen.specs import SPECS, Spec, find, materialize
+from fusegen.specs.spec import DTYPES
 from fusegen.target import CPU, cuda_targets
+from fusegen.verify.cases import sized_case
+from fusegen.verify.check import check
+from fusegen.verify.lowering import prepare
 from tests.naming import case
+from tests.unit.eager import randn
 
 TARGETS = [target.name for target in (*cuda_targets(), CPU)]
+DEVICE = torch.device("cpu")
 
 SMALL = {
     "rows": 37,
@@ -24,53 +33,126 @@ SMALL = {
     "outputs": 40,
     "pairs": 20,
     "batch": 2,
-    "heads": 3,
+    "heads": 4,
+    "kv_heads": 2,
     "queries": 20,
-    "keys": 20,
+    "keys": 23,
     "channels": 16,
+    "vocabulary": 50,
+    "hidden": 32,
+    "blocks": 6,
+    "pages": 12,
+    "page": 4,
 }
-"""What the sizes of specs are here, by name."""
+"""The sizes of specs here, by name."""
+
+VARIANTS = {each.name: each for spec in SPECS.values() for each in spec.all_variants}
 
 
-def _small(name: str, dtype: torch.dtype) -> dict[str, Any]:
-    spec = SPECS[name]
-    return materialize(spec.example(dtype, **{size: SMALL[size] for size in spec.sizes}), torch.device("cpu"))
+def small(spec: Spec) -> dict[str, int]:
+    return {size: SMALL[size] for size in spec.sizes}
+
+
+def each_variant(*, trains: bool = False) -> pytest.MarkDecorator:
+    """All variants; the gate takes the first of each spec."""
+
+    def marked(name: str) -> Any:
+        return pytest.param(name, marks=() if name in SPECS else pytest.mark.deep)
+
+    return pytest.mark.parametrize("name", [marked(name) for name, spec in VARIANTS.items() if spec.trains or not trains])
 
 
 def test_declaration() -> None:
-    for name in SPECS:
+    for name, spec in SPECS.items():
         with case(name):
-            spec = SPECS[name]
             assert spec.name == name
             assert spec.formula and "\n" not in spec.formula
             assert len((spec.kernel.__doc__ or "").splitlines()) > 1, "the docstring says the shapes"
+
+
+def test_declarations_are_short() -> None:
+    bodies = {name: inspect.getsource(spec.kernel.function).split('"""')[2] for name, spec in SPECS.items()}
+    lines = {name: len(body.splitlines()) - 1 for name, body in bodies.items()}
+    assert median(lines.values()) <= 15 and max(lines.values()) <= 40, lines
+
+
+def test_every_spec_is_a_function_of_ops() -> None:
+    assert sorted(SPECS) == ops.__all__
+    assert all(getattr(ops, name) is spec.kernel for name, spec in SPECS.items())
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_lowers(target: str) -> None:
     for name, spec in SPECS.items():
         with case(name):
-            low = spec.fresh().lower(**spec.example(spec.dtypes[-1].torch), target=target)
+            low = spec.lower(spec.dtypes[-1].torch, target)
             assert low.program.steps and low.explain()
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_equals_torch_on_the_cpu(name: str) -> None:
-    kernel = SPECS[name].fresh()
-    arguments = _small(name, torch.float32)
-    exact = kernel.function(**{p: v.double() if isinstance(v, torch.Tensor) else v for p, v in arguments.items()})
-    for got, wanted in zip(_listed(kernel(**arguments)), _listed(exact), strict=True):
-        assert got.dtype is torch.float32
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", [*(pytest.param(each, marks=pytest.mark.deep) for each in DTYPES[:-1]), DTYPES[-1]], ids=str)
+@each_variant()
+def test_results(name: str, dtype: DType) -> None:
+    """By the accuracy rule, against float64."""
+    spec = VARIANTS[name]
+    given = sized_case(spec, dtype, small(spec))
+    (outcome,) = check(spec, given, [prepare(spec, given, CPU)], DEVICE)
+    assert outcome.passed, outcome
 
 
-def _listed(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)
+@each_variant(trains=True)
+def test_gradients(name: str) -> None:
+    spec = VARIANTS[name]
+    given = materialize(spec.example(torch.float32, **small(spec)), DEVICE)
+    wide = {n: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in given.items()}
+    ours, exact = gradients(spec, spec.fresh(), given), gradients(spec, spec.kernel.function, wide)
+    for parameter, gradient in ours.items():
+        with case(parameter):
+            largest = max(1.0, exact[parameter].abs().max().item())
+            torch.testing.assert_close(gradient.double(), exact[parameter], rtol=1e-5, atol=1e-5 * largest)
+
+
+def gradients(spec: Spec, function: Any, given: dict[str, Any]) -> dict[str, Tensor]:
+    """By each parameter that has them, of a sum with random factors."""
+    floats = [n for n, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    leaves = {n: given[n].clone().requires_grad_() for n in floats if spec.trains is True or n in (spec.trains or ())}
+    results = function(**{**given, **leaves})
+    recorded = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+    factors = [torch.randn(r.shape, generator=torch.Generator().manual_seed(1)).to(r.dtype) for r in recorded]
+    return dict(zip(leaves, torch.autograd.grad(recorded, list(leaves.values()), factors), strict=True))
+
+
+def test_ops_take_the_arguments_of_torch() -> None:
+    x, weight = randn(3, 16), randn(16)
+    torch.testing.assert_close(ops.layer_norm(x, (16,), weight), torch.nn.functional.layer_norm(x, (16,), weight))
+    torch.testing.assert_close(ops.gelu(input=x), torch.nn.functional.gelu(x))
+    torch.testing.assert_close(ops.linear(x, randn(8, 16), activation="relu").min(), torch.tensor(0.0))
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="no activation is called 'gelo'"):
+        ops.linear(randn(3, 16), randn(8, 16), activation="gelo")
+
+
+def test_names_of_the_field_are_found() -> None:
+    names = ("FusedQKVLinear", "FusedLinearLayerNorm", "SwiGLU", "FusedEmbeddingRoPE", "flash_attention_causal", "gelu_dropout_add")
+    for name in (
+        *names,
+        "layer_norm_gelu_dropout_add",
+        "gelu_new",
+        "quick_gelu",
+        "launch_bias_add_transform_0213",
+        "rms_norm:gemma",
+    ):
+        with case(name):
+            assert find(name).formula
+    assert find("quick_gelu").operands["approximate"] == "quick"
 
 
 def test_unknown_name_suggests() -> None:
     with pytest.raises(SpecNotFoundError, match="layer_norm") as caught:
-        find("layernorm")
+        find("layernom")
     assert isinstance(caught.value, FusegenError)
     with pytest.raises(SpecNotFoundError, match="fusegen list"):
         find("zzzzzz")
+    with pytest.raises(SpecNotFoundError, match="gemma"):
+        find("rms_norm:gema")

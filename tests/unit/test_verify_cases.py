@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType
-from fusegen.specs import SPECS, Spec, meta
+from fusegen.specs import SPECS, Spec
+from fusegen.specs.operands import tensor
 from fusegen.verify.cases import CANONICAL, Case, cases, is_meta
 from fusegen.verify.layout import Layout, row_major
 from fusegen.verify.values import Values, draw
@@ -28,7 +29,7 @@ def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
 
 def test_an_example_without_sizes_has_cases_all_the_same() -> None:
     gelu = SPECS["gelu"]
-    plain = Spec("gelu", gelu.kernel, "elementwise", lambda dtype: {"x": meta(16, 64, dtype=dtype)})
+    plain = Spec("gelu", gelu.kernel, "elementwise", {"input": tensor("16 64")})
     assert {CANONICAL, "unaligned", "nan"} <= {case.name for case in cases(plain, DType.FLOAT32)}
 
 
@@ -85,4 +86,4 @@ def test_hard_values_are_hard() -> None:
 
 def test_a_case_says_what_came_before() -> None:
     (case,) = (case for case in cases(SPECS["softmax"], DType.BFLOAT16) if case.name == "another length, odd")
-    assert isinstance(case, Case) and str(case) == "x: bf16 67x2049, after x: 67x2048"
+    assert isinstance(case, Case) and str(case) == "input: bf16 67x2049, after input: 67x2048"

@@ -15,8 +15,8 @@ import fusegen as fg
 from fusegen.cli.main import main
 from fusegen.dtypes import DType
 from fusegen.runtime import tuned
-from fusegen.specs import Spec, meta
-from fusegen.specs.spec import Arguments
+from fusegen.specs import Spec
+from fusegen.specs.operands import tensor
 from fusegen.target import CPU
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome, check, materialize
@@ -33,11 +33,8 @@ def shifted(x: Tensor, bias: Tensor) -> Tensor:
     return x + bias
 
 
-def _example(dtype: torch.dtype, rows: int = 8, features: int = 16) -> Arguments:
-    return {"x": meta(rows, features, dtype=dtype), "bias": meta(features, dtype=dtype)}
-
-
-SHIFTED = Spec("shifted", shifted, "elementwise", _example, (DType.FLOAT32,))
+OPERANDS = {"x": tensor("rows features"), "bias": tensor("features")}
+SHIFTED = Spec("shifted", shifted, "elementwise", OPERANDS, {"rows": 8, "features": 16}, dtypes=(DType.FLOAT32,))
 
 
 def outcome(name: str, change: Callable[[Tensor], Any] = lambda result: result) -> Outcome:
@@ -126,10 +123,10 @@ def test_a_case_has_the_same_numbers_each_time() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "softmax", "--dtype", "f32", "--json", "--case", "odd", "--case", "64-bit"]) == 0
+    assert main(["verify", "softmax", "--dtype", "bf16", "--json", "--case", "odd", "--case", "64-bit"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
-    assert (row["spec"], row["dtype"], row["target"]) == ("softmax", "f32", "cpu")
+    assert (row["spec"], row["dtype"], row["target"]) == ("softmax", "bf16", "cpu")
     assert {case["name"]: case["verdict"] for case in row["cases"]} == {"odd": "passed", "64-bit": "skipped"}
     assert document["written"] == []
 
@@ -149,7 +146,7 @@ def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest
     """What earlier cases left behind must not cost a case; one that does not fit at all is skipped, not passed."""
     calls: list[None] = []
 
-    def once_full(*arguments: Any) -> Arguments:
+    def once_full(*arguments: Any) -> Any:
         calls.append(None)
         if len(calls) <= full:
             raise torch.OutOfMemoryError("no memory")
@@ -157,7 +154,7 @@ def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest
 
     monkeypatch.setattr("fusegen.verify.check.materialize", once_full)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=139 << 30))
-    spec = Spec("shifted", shifted, "elementwise", _example)
+    spec = Spec("shifted", shifted, "elementwise", OPERANDS, SHIFTED.own_sizes)
     case = cases(spec, DType.FLOAT32)[0]
     (outcome,) = check(spec, case, (prepare(spec, case, CPU),), HOST)
     assert len(calls) == 2

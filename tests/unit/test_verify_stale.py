@@ -63,7 +63,7 @@ def test_a_damaged_memory_is_none(lowered: list[str], tmp_path: Path, content: s
 
 def test_the_package_does_not_know_what_a_users_spec_is(lowered: list[str]) -> None:
     for _ in range(2):
-        canonical_case(replace(GELU, example=SHIFTED.example, kernel=SHIFTED.kernel), F32, HOPPER)
+        canonical_case(replace(GELU, operands=SHIFTED.operands, kernel=SHIFTED.kernel), F32, HOPPER)
     assert lowered == [CANONICAL] * 2
 
 

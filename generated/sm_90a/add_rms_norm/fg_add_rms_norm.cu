@@ -212,17 +212,17 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void add_rms_norm_0(float x, float residual, float& squares_part, float& result_1) {
-    const float add_1 = x + residual;                                                 // line 6: h = x + residual
-    squares_part = add_1 * add_1;                                                     // line 7: return F.rms_norm(h, (h.shape[-1],), weight, eps), h
-    result_1 = add_1;                                                                 // line 6: h = x + residual
+    const float add_1 = x + residual;                                                 // line 2: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
+    squares_part = add_1 * add_1;                                                     // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    result_1 = add_1;                                                                 // line 2: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
 }
 
-__device__ __forceinline__ float add_rms_norm_row_1(float squares) {
-    return fast_rsqrt(squares * 0.000244140625f + 1e-06f);                            // line 7: return F.rms_norm(h, (h.shape[-1],), weight, eps), h
+__device__ __forceinline__ float add_rms_norm_row_1(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float add_rms_norm_1(float x, float residual, float rstd, float weight) {
-    return (x + residual) * rstd * weight;                                            // line 7: return F.rms_norm(h, (h.shape[-1],), weight, eps), h
+    return (x + residual) * rstd * weight;                                            // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr, i64 x_dim0) {
+fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr, i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -299,7 +299,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out_0.
-    const float rstd = add_rms_norm_row_1(squares);
+    const float rstd = add_rms_norm_row_1(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -305,21 +305,21 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The peak; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 7: return torch.softmax(scores, -1) @ v
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 3: return torch.softmax(scores, -1)
 }
 
 // Relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 7: return torch.softmax(scores, -1) @ v
+    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 3: return torch.softmax(scores, -1)
 }
 
 // What takes weights from an old peak to a new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 7: return torch.softmax(scores, -1) @ v
+    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 7: return torch.softmax(scores, -1) @ v
+    return total * fast_divide(1.0f, mass);                                           // line 66: result = weights.to(v.dtype) @ shared(v, heads)
 }
 
 // Finishes two neighbouring channels of a query.

@@ -1,6 +1,6 @@
 // gelu: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
-// Reads x_dim0 * 16384 bytes, writes x_dim0 * 16384.
+// Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
+// Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float gelu(float x) {
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(x * (1.5957691216057308f + 0.07135481627260025f * (x * x)))));  // line 6: return F.gelu(x, approximate="tanh")
-    return x * sigmoid_1;
+__device__ __forceinline__ float gelu(float input) {
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(input * (1.5957691216057308f + 0.07135481627260025f * (input * input)))));  // line 7: return F.gelu(x, approximate=approximate)
+    return input * sigmoid_1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -181,28 +181,28 @@ __device__ __forceinline__ float gelu(float x) {
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_gelu(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_gelu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = x_dim0 * 8192;
+    const Index element_count = input_dim0 * 8192;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
-    bf16 x_raw[UNROLL][LANES];
+    bf16 input_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        load_lanes<8>(x_raw[u], x_ptr, position);
+        load_lanes<8>(input_raw[u], input_ptr, position);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        float x[8];
-        widen_vec(x_raw[u], x);
+        float input[8];
+        widen_vec(input_raw[u], input);
         float result[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = gelu(x[v]);
+        for (i32 v = 0; v < 8; ++v) result[v] = gelu(input[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, position, result_raw);

@@ -171,7 +171,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float gelu_new(float x) {
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (x + 0.044715f * (x * x * x))))));  // line 6: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.04…
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (x + 0.044715f * (x * x * x))))));  // line 9: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.04…
     return x * sigmoid_1;
 }
 

@@ -1,6 +1,6 @@
 // layer_norm: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
-// Reads x_dim0 * 8192 + 16384 bytes, writes x_dim0 * 8192.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads input_dim0 * 8192 + 16384 bytes, writes input_dim0 * 8192.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -212,19 +212,19 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float layer_norm_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+    return total * 0.000244140625f;                                                   // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_1(float input, float mean) {
+    return (input - mean) * (input - mean);                                           // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_row_2(float squares) {
-    return fast_rsqrt(squares * 0.000244140625f + 1e-05f);                            // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_row_2(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
 }
 
-__device__ __forceinline__ float layer_norm_2(float x, float mean, float rstd, float weight, float bias) {
-    return (x - mean) * rstd * weight + bias;                                         // line 6: return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float layer_norm_2(float input, float mean, float rstd, float weight, float bias) {
+    return (input - mean) * rstd * weight + bias;                                     // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -257,26 +257,26 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 input_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 3: reduces each row to total.
-    bf16 x_raw[CHUNKS][LANES];
+    bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], input[v]);
         }
     }
 #pragma unroll
@@ -295,12 +295,12 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_1(x[v], mean);
+            squares_part[v] = layer_norm_1(input[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -315,7 +315,7 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = layer_norm_row_2(squares);
+    const float rstd = layer_norm_row_2(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -327,12 +327,12 @@ fg_layer_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, b
         widen_vec(weight_raw, weight);
         float bias[LANES];
         widen_vec(bias_raw, bias);
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_2(x[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = layer_norm_2(input[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -281,34 +281,34 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float layer_norm_backward_0(float dy, float weight) {
-    return dy * weight;                                                               // line 10: grad = dy * weight
+    return dy * weight;                                                               // line 11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
 }
 
 __device__ __forceinline__ void layer_norm_backward_row_1(float total, float total_2, float& mean, float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // line 7: centered = x - x.mean(-1, keepdim=True)
-    mean_2 = total_2 * 0.000244140625f;                                               // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+    mean = total * 0.000244140625f;                                                   // line 8: centered = x - x.mean(-1, keepdim=True)
+    mean_2 = total_2 * 0.000244140625f;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
 }
 
 __device__ __forceinline__ float layer_norm_backward_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+    return (x - mean) * (x - mean);                                                   // line 9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
-__device__ __forceinline__ float layer_norm_backward_row_2(float squares) {
-    return fast_rsqrt(squares * 0.000244140625f + 1e-05f);                            // line 8: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+__device__ __forceinline__ float layer_norm_backward_row_2(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
 __device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float mean, float rstd, float weight, float& total_3_part, float& column_total_part) {
-    const float mul_1 = (x - mean) * rstd;                                            // line 9: normalized = centered * rstd
-    total_3_part = dy * weight * mul_1;                                               // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
-    column_total_part = dy * mul_1;                                                   // line 12: return dx, (dy * normalized).sum(0), dy.sum(0)
+    const float mul_1 = (x - mean) * rstd;                                            // line 10: normalized = centered * rstd
+    total_3_part = dy * weight * mul_1;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+    column_total_part = dy * mul_1;                                                   // line 11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
 }
 
 __device__ __forceinline__ float layer_norm_backward_row_3(float total_3) {
-    return total_3 * 0.000244140625f;                                                 // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+    return total_3 * 0.000244140625f;                                                 // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
 }
 
 __device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float mean, float rstd, float mean_2, float mean_3, float weight) {
-    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // line 11: dx = rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * …
+    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2)
-fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0) {
+fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0, double eps) {
     const Index row_count = x_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
@@ -462,7 +462,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; adds to column_total of each column.
-        const float rstd = layer_norm_backward_row_2(squares);
+        const float rstd = layer_norm_backward_row_2(squares, eps);
         float total_3_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();
 #pragma unroll

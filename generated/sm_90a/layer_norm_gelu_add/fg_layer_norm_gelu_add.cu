@@ -226,21 +226,21 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float layer_norm_gelu_add_row_1(float total) {
-    return total * 0.0001220703125f;                                                  // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+    return total * 0.0001220703125f;                                                  // line 9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
 }
 
 __device__ __forceinline__ float layer_norm_gelu_add_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+    return (x - mean) * (x - mean);                                                   // line 9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
 }
 
-__device__ __forceinline__ float layer_norm_gelu_add_row_2(float squares) {
-    return fast_rsqrt(squares * 0.0001220703125f + 1e-05f);                           // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
+__device__ __forceinline__ float layer_norm_gelu_add_row_2(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // line 9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
 }
 
 __device__ __forceinline__ float layer_norm_gelu_add_2(float x, float mean, float rstd, float weight, float bias, float residual) {
-    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 6: return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appro…
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));
-    return add_1 * sigmoid_1 + residual;
+    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
+    return add_1 * sigmoid_1 + residual;                                              // line 9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -333,7 +333,7 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
     squares = row_sum_f32_meet(shared_array<float>(128));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = layer_norm_gelu_add_row_2(squares);
+    const float rstd = layer_norm_gelu_add_row_2(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -1,6 +1,6 @@
 // rms_norm: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
-// Reads x_dim0 * 8192 + 8192 bytes, writes x_dim0 * 8192.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 8192.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -211,16 +211,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float rms_norm_0(float x) {
-    return x * x;                                                                     // line 6: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rms_norm_0(float input) {
+    return input * input;                                                             // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
-__device__ __forceinline__ float rms_norm_row_1(float squares) {
-    return fast_rsqrt(squares * 0.000244140625f + 1e-06f);                            // line 6: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rms_norm_row_1(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
-__device__ __forceinline__ float rms_norm_1(float x, float rstd, float weight) {
-    return x * rstd * weight;                                                         // line 6: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rms_norm_1(float input, float rstd, float weight) {
+    return input * rstd * weight;                                                     // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -253,27 +253,27 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_rms_norm(const bf16* x_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 input_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 2: reduces each row to squares.
-    bf16 x_raw[CHUNKS][LANES];
+    bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = rms_norm_0(x[v]);
+            squares_part[v] = rms_norm_0(input[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -288,7 +288,7 @@ fg_rms_norm(const bf16* x_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 x_dim0
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out.
-    const float rstd = rms_norm_row_1(squares);
+    const float rstd = rms_norm_row_1(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -296,12 +296,12 @@ fg_rms_norm(const bf16* x_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 x_dim0
         load_lanes<8>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = rms_norm_1(x[v], rstd, weight[v]);
+            result_0[v] = rms_norm_1(input[v], rstd, weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -1,6 +1,6 @@
 // softmax: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
-// Reads x_dim0 * 8192 bytes, writes x_dim0 * 8192.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -233,14 +233,14 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void softmax_1(float x, float largest, float& total_part, float& exp_value) {
-    const float exp_1 = fast_exp(x - largest);                                        // line 6: return torch.softmax(x, -1)
+__device__ __forceinline__ void softmax_1(float input, float largest, float& total_part, float& exp_value) {
+    const float exp_1 = fast_exp(input - largest);                                    // line 7: return torch.softmax(input if temperature == 1.0 else input / temperatu…
     total_part = exp_1;
     exp_value = exp_1;
 }
 
 __device__ __forceinline__ float softmax_2(float exp_value, float total) {
-    return fast_divide(exp_value, total);                                             // line 6: return torch.softmax(x, -1)
+    return fast_divide(exp_value, total);                                             // line 7: return torch.softmax(input if temperature == 1.0 else input / temperatu…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -291,26 +291,26 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_softmax(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
+fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 3: reduces each row to largest.
-    bf16 x_raw[CHUNKS][LANES];
+    bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], x[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], input[v]);
         }
     }
 #pragma unroll
@@ -329,13 +329,13 @@ fg_softmax(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        float x[LANES];
-        widen_vec(x_raw[c], x);
+        float input[LANES];
+        widen_vec(input_raw[c], input);
         float total_part[LANES];
         float exp_value[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            softmax_1(x[v], largest, total_part[v], exp_value[v]);
+            softmax_1(input[v], largest, total_part[v], exp_value[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             exp_value_kept[c][v] = exp_value[v];
         }

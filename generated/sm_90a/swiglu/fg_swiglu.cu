@@ -171,7 +171,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float swiglu(float gate, float up) {
-    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 6: return F.silu(gate) * up
+    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 9: return F.silu(gate) * up
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

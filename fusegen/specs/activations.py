@@ -1,0 +1,65 @@
+"""Activations by the names that `transformers` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusegen.errors import ArgumentError
+
+
+def gelu_of(x: Tensor, approximate: str) -> Tensor:
+    """GELU: by the error function ("none"), by tanh ("tanh"), or as x·σ(1.702·x) ("quick").
+
+    Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv 1606.08415).
+    """
+    if approximate == "quick":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate=approximate)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: gelu_of(x, "tanh"),
+    "gelu_new": lambda x: gelu_of(x, "tanh"),
+    "gelu_pytorch_tanh": lambda x: gelu_of(x, "tanh"),
+    "quick_gelu": lambda x: gelu_of(x, "quick"),
+    "silu": F.silu,
+    "swish": F.silu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+"""The functions that ``activation=`` names."""
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Applies the activation of a name.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(f"no activation is called {activation!r}", mend=f"give one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation](x)
+
+
+def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """The two operands of a gated unit: gate and up, or without up the halves or the interleaved pairs of gate's last dim."""
+    if up is not None:
+        return gate, up
+    if interleaved:
+        return gate[..., ::2], gate[..., 1::2]
+    first, second = gate.chunk(2, -1)
+    return first, second

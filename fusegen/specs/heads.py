@@ -1,0 +1,144 @@
+"""Heads of attention: split from a packed projection, merged again, and written to a cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs.normalization import rms_normalized
+from fusegen.specs.operands import Sizes, size, tensor, values
+from fusegen.specs.rotary import HALVES, PAIRS, rotated
+from fusegen.specs.spec import Family
+
+FAMILY = Family("heads")
+
+PACKED = "heads*2*pairs+2*kv_heads*2*pairs"
+COUNTS = {"heads": size("heads"), "kv_heads": size("kv_heads")}
+NORMS = {"q_weight": tensor("2*pairs"), "k_weight": tensor("2*pairs")}
+
+
+def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, positions, (heads + 2·kv_heads)·channels) as q, k and v of (batch, heads, positions, channels)."""
+    kv_heads = heads if kv_heads is None else kv_heads
+    channels = qkv.shape[-1] // (heads + 2 * kv_heads)
+    widths = [count * channels for count in (heads, kv_heads, kv_heads)]
+    q, k, v = (torch.unflatten(part, -1, (-1, channels)).transpose(1, 2) for part in torch.split(qkv, widths, -1))
+    return q, k, v
+
+
+def placed(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """q and k, normalized by their weights and rotated, each where it is asked for."""
+    q = q if q_weight is None else rms_normalized(q, q_weight, eps)
+    k = k if k_weight is None else rms_normalized(k, k_weight, eps)
+    if cos is None or sin is None:
+        return q, k
+    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+
+
+@FAMILY.spec(
+    {"qkv": tensor(f"batch positions {PACKED}"), "bias": tensor(PACKED), **COUNTS},
+    variants={
+        "no_bias": {"bias": None},
+        "equal": {"kv_heads": size("heads"), "qkv": tensor("batch positions 3*heads*2*pairs"), "bias": tensor("3*heads*2*pairs")},
+        "rotary": HALVES,
+        "rotary_interleaved": PAIRS,
+        "qk_norm": {**NORMS, "bias": None},
+        "qk_norm_rotary": {**NORMS, **HALVES, "bias": None},
+    },
+    aliases={"split_heads": "no_bias", "bias_add_transform_0213": "equal", "launch_bias_add_transform_0213": "equal"},
+)
+@fg.kernel
+def bias_split_heads(
+    qkv: Tensor,
+    bias: Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v = split(qkv + bias), by heads; q and k normalized and rotated on request
+
+    qkv: (batch, positions, (heads + 2·kv_heads)·channels); bias: its last dim; q: (batch, heads, positions, channels); k, v:
+    (batch, kv_heads, positions, channels); cos, sin, interleaved: as in `rotary`; q_weight, k_weight: (channels), as in
+    `qk_norm`. DeepSpeed's transform "0213" (arXiv 2207.00032).
+    """
+    q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
+    return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+OF_HEADS = tensor("batch heads positions channels")
+THREE = {"k": tensor("batch kv_heads positions channels"), "v": tensor("batch kv_heads positions channels")}
+
+
+@FAMILY.spec({"q": OF_HEADS}, variants={"qkv": THREE}, aliases={"merge_qkv": "qkv", "transform_0213": ""})
+@fg.kernel
+def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
+    """(batch, heads, positions, channels) → (batch, positions, heads·channels); q, k and v beside each other
+
+    q, k, v: (batch, heads, positions, channels), of different heads where they differ. Of gradients it is `bias_split_heads`'s
+    backward.
+    """
+    parts = [part.transpose(1, 2).flatten(2) for part in (q, k, v) if part is not None]
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0].contiguous()
+
+
+CACHES = {"k_cache": tensor("pages page kv_heads 2*pairs"), "v_cache": tensor("pages page kv_heads 2*pairs")}
+TOKENS = {"qkv": tensor(f"rows {PACKED}"), "cos": tensor("rows 2*pairs"), "sin": tensor("rows 2*pairs")}
+
+
+def _slots(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
+    """Different slots of the pages, not in order."""
+    return torch.randperm(sizes["pages"] * sizes["page"], generator=torch.Generator().manual_seed(3))[: dims[0]]
+
+
+@FAMILY.spec(
+    {**TOKENS, **CACHES, "slots": values("rows", _slots), **COUNTS},
+    sizes={"rows": 4096},
+    variants={"qk_norm": NORMS, "bias": {"bias": tensor(PACKED)}},
+    aliases=["reshape_and_cache", "embedding_rotary_cache"],
+    trains=False,
+)
+@fg.kernel(mutates=("k_cache", "v_cache"))
+def split_rotary_cache(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    bias: Tensor | None = None,
+    interleaved: bool = False,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """q, k, v = split(qkv + bias) by heads; q rotated, k rotated and v written to a paged cache
+
+    qkv: (tokens, (heads + 2·kv_heads)·channels); cos, sin: (tokens, r); k_cache, v_cache: (pages, page, kv_heads, channels); slots:
+    (tokens), page·number + offset of each token, all different; q_weight, k_weight: as in `qk_norm`. Returns q: (tokens, heads,
+    channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    """
+    q, k, v = split((qkv if bias is None else qkv + bias).unsqueeze(0), heads, kv_heads)
+    q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
+    k_cache.view(-1, *k_cache.shape[2:])[slots] = k[0].transpose(0, 1).to(k_cache.dtype)
+    v_cache.view(-1, *v_cache.shape[2:])[slots] = v[0].transpose(0, 1).to(v_cache.dtype)
+    return q[0].transpose(0, 1).contiguous()

@@ -1,0 +1,144 @@
+"""Rotary position embeddings (RoPE)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError
+from fusegen.specs.operands import indices, tensor
+from fusegen.specs.spec import Family
+
+FAMILY = Family("rotary")
+
+SIZES = {"heads": 32, "kv_heads": 8}
+QK = {"q": tensor("batch heads positions 2*pairs"), "k": tensor("batch kv_heads positions 2*pairs")}
+HALVES = {"cos": tensor("positions 2*pairs"), "sin": tensor("positions 2*pairs")}
+PAIRS = {"cos": tensor("positions pairs"), "sin": tensor("positions pairs"), "interleaved": True}
+BATCHED = {"cos": tensor("batch positions 2*pairs"), "sin": tensor("batch positions 2*pairs")}
+PARTIAL = {"q": tensor("batch heads positions 4*pairs"), "k": tensor("batch kv_heads positions 4*pairs")}
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotates the first channels of x: pairs that lie half of them apart, or beside each other.
+
+    Args:
+        x: (batch, heads, positions, channels).
+        cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved.
+    """
+    if cos.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    count = cos.shape[-1] * (2 if interleaved else 1)
+    turned, rest = x[..., :count], x[..., count:]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        result = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        result = turned * cos + torch.cat((-b, a), -1) * sin
+    return torch.cat((result, rest), -1) if count < x.shape[-1] else result
+
+
+@FAMILY.spec(
+    {**QK, **HALVES},
+    sizes=SIZES,
+    variants={"interleaved": PAIRS, "batched": BATCHED, "partial": PARTIAL, "partial_interleaved": {**PARTIAL, **PAIRS}},
+    aliases={"apply_rotary_pos_emb": "", "rope": ""},
+)
+@fg.kernel
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """(a·cos − b·sin, b·cos + a·sin) of pairs (a, b) of q and of k
+
+    q: (batch, heads, positions, channels); k: (batch, kv_heads, positions, channels); cos, sin: (positions, r) or (batch,
+    positions, r), where the first r channels are rotated and each pair is r/2 channels apart, as in `transformers`;
+    interleaved: pairs are neighbours, and cos and sin have r/2 numbers a position, as in GPT-J. Su et al., "RoFormer" (arXiv
+    2104.09864).
+    """
+    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+
+
+@FAMILY.spec({**QK, **HALVES}, sizes=SIZES, variants={"interleaved": PAIRS, "partial": PARTIAL}, trains=False)
+@fg.kernel(mutates=("q", "k"))
+def rotary_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """`rotary`, written to q and k
+
+    The arguments are those of `rotary`.
+    """
+    return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
+
+
+SCALED = {"scaling": "llama3", "base": 500000.0, "factor": 8.0}
+
+
+@FAMILY.spec(
+    {**QK, "position_ids": indices("batch positions", below="positions"), "base": 10000.0},
+    sizes=SIZES,
+    variants={
+        "interleaved": {"interleaved": True},
+        "linear": {"scaling": "linear", "factor": 4.0},
+        "llama3": SCALED,
+        "yarn": {"scaling": "yarn", "factor": 16.0, "original_length": 4096},
+    },
+)
+@fg.kernel
+def rotary_position_ids(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    base: fg.Static[float] = 10000.0,
+    interleaved: bool = False,
+    scaling: str | None = None,
+    factor: fg.Static[float] = 1.0,
+    original_length: fg.Static[int] = 8192,
+    low: fg.Static[float] = 1.0,
+    high: fg.Static[float] = 4.0,
+    beta_fast: fg.Static[float] = 32.0,
+    beta_slow: fg.Static[float] = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`rotary` by angles position·base^(−2i/channels) that the kernel computes
+
+    q, k, interleaved: as in `rotary`; position_ids: (batch, positions) of integers; scaling: None, "linear" (positions over
+    factor), "llama3" (`factor`, `low`, `high` as its ``low_freq_factor`` and ``high_freq_factor``), or "yarn" (`factor`,
+    `beta_fast`, `beta_slow`), the last two with the length that the model was trained with. Peng et al., "YaRN" (arXiv
+    2309.00071).
+    """
+    channels = q.shape[-1]
+    exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
+    frequencies, magnitude = 1.0 / base**exponents, 1.0
+    if scaling == "linear":
+        frequencies = frequencies / factor
+    elif scaling == "llama3":
+        frequencies = _llama3(frequencies, factor, low, high, original_length)
+    elif scaling == "yarn":
+        frequencies = _yarn(frequencies, channels, base, factor, original_length, beta_fast, beta_slow)
+        magnitude = 0.1 * math.log(factor) + 1.0
+    elif scaling is not None:
+        raise ArgumentError(f"no scaling is called {scaling!r}", mend="give None, 'linear', 'llama3' or 'yarn'")
+    angles = position_ids[..., None].float() * frequencies
+    angles = angles if interleaved else torch.cat((angles, angles), -1)
+    cos, sin = (angles.cos() * magnitude).to(q.dtype), (angles.sin() * magnitude).to(q.dtype)
+    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+
+
+def _llama3(frequencies: Tensor, factor: float, low: float, high: float, length: int) -> Tensor:
+    """Low frequencies over the factor, high ones as they are, a mixture between them (Llama 3.1)."""
+    wave = 2 * math.pi / frequencies
+    smooth = (length / wave - low) / (high - low)
+    mixed = (1 - smooth) * frequencies / factor + smooth * frequencies
+    far = torch.where(wave > length / low, frequencies / factor, mixed)
+    return torch.where(wave < length / high, frequencies, far)
+
+
+def _yarn(frequencies: Tensor, channels: int, base: float, factor: float, length: int, fast: float, slow: float) -> Tensor:
+    """Interpolates between frequencies and frequencies over the factor, by the turns that a pair makes in the trained length."""
+
+    def pair_of(turns: float) -> float:
+        return channels * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = max(math.floor(pair_of(fast)), 0), min(math.ceil(pair_of(slow)), channels - 1)
+    pairs = torch.arange(channels // 2, dtype=torch.float32, device=frequencies.device)
+    ramp = ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+    return frequencies / factor * ramp + frequencies * (1 - ramp)

@@ -1,0 +1,263 @@
+// logsumexp: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads input_dim0 * 8192 bytes, writes input_dim0 * 2.
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// Barrier of all threads of the block; orders their memory accesses.
+__device__ __forceinline__ void block_sync() {
+  __syncthreads();
+}
+
+// e^x within about 2 + |1.2 x| units in the last place; subnormal results become zero.
+__device__ __forceinline__ float fast_exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
+
+// Index of this thread in its warp.
+__device__ __forceinline__ i32 lane_id() {
+  return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
+}
+
+// The larger of two values; NaN if either is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
+// Element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ T shared_load(const T* array, i32 i) {
+  return array[i];
+}
+
+// Sets element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
+  array[i] = value;
+}
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+// One element to global memory.
+__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
+  u16 bits = bit_cast<u16>(value);
+  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Index of this thread's warp in its block.
+__device__ __forceinline__ i32 warp_id() {
+  return static_cast<i32>(threadIdx.x >> 5);
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
+template <int N>
+__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    dst[k] = bit_cast<float>(pair << 16);
+    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
+    peak = -bit_cast<float>(0x7f800000u);
+    mass = 0.0f;
+}
+
+__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
+    const float where_1 = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
+    peak = maximum(a_peak, b_peak);
+    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
+}
+
+__device__ __forceinline__ float logsumexp_0() {
+    return 1.0f;
+}
+
+__device__ __forceinline__ float logsumexp_row_1(float normalizer_peak, float normalizer_mass) {
+    return normalizer_peak + logf(normalizer_mass);                                   // line 7: return torch.logsumexp(input, dim, keepdim)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Leaves a warp's part of what the threads of a row combine; row_normalizer_f32_meet takes all parts, behind a barrier.
+template <typename Scratch0, typename Scratch1>
+__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    if (lane_id() == 0) {
+        shared_store(peak_scratch, warp_id(), peak);
+        shared_store(mass_scratch, warp_id(), mass);
+    }
+}
+
+// Combines the parts of all warps; every thread receives that of lane 0, since two lanes may round in another order.
+template <typename Scratch0, typename Scratch1>
+__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+    const i32 warp = lane_id() % MEETING;
+    peak = shared_load(peak_scratch, warp);
+    mass = shared_load(mass_scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    peak = shuffle_xor(peak, lane_id());
+    mass = shuffle_xor(mass, lane_id());
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8)
+fg_logsumexp(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
+
+    // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
+    bf16 input_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+    }
+    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        float input[LANES];
+        widen_vec(input_raw[c], input);
+        float normalizer_mass_part[LANES];
+        float normalizer_peak_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            normalizer_mass_part[v] = logsumexp_0();
+            normalizer_peak_part[v] = input[v];
+        }
+#pragma unroll
+        for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
+#pragma unroll
+            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
+        }
+        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
+    }
+    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+    block_sync();
+    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+
+    // Phase 2 of 2: computes row_value; writes out.
+    const float row_value = logsumexp_row_1(normalizer_peak, normalizer_mass);
+    if (thread == 0) {
+        bf16 narrowed;
+        narrow(row_value, narrowed);
+        store(out_ptr, row, narrowed);
+    }
+}

@@ -1,0 +1,770 @@
+// paged_attention_1: attention, emitted by fusegen for sm_90a.
+// Grid min(512 * 1, 132), block 384, 197632 bytes of shared memory.
+// Reads 537002112 bytes, writes 131072.
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+// A TMA descriptor as the driver encodes it; passed to a kernel by value.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// Number of blocks in the grid.
+__device__ __forceinline__ i32 block_count() {
+  return static_cast<i32>(gridDim.x);
+}
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// Barrier of all threads of the block; orders their memory accesses.
+__device__ __forceinline__ void block_sync() {
+  __syncthreads();
+}
+
+// Rounds two floats to bf16 and packs them into one register, `low` in the lower half.
+__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// a / b within two units in the last place, over the full range.
+__device__ __forceinline__ float fast_divide(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// 2^x within two units in the last place; subnormal results become zero.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Index of this thread in its warp.
+__device__ __forceinline__ i32 lane_id() {
+  return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// One element of a buffer that the kernel does not write: loads of one address may become one, and may leave a loop.
+__device__ __forceinline__ i64 load_once(const i64* base, i64 i) {
+  u64 bits;
+  asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load_once(const bf16* base, i64 i) {
+  u16 bits;
+  asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+
+// Gives registers back to the block's pool, down to COUNT a thread (setmaxnreg); all warps of a warpgroup execute it.
+template <i32 COUNT>
+__device__ __forceinline__ void lower_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// The larger of two values; NaN if either is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
+  return a > b ? a : b;
+}
+
+// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// Arrives once at a barrier of this block.
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives at a barrier and announces `bytes` that the copy engine will deliver within the current phase.
+__device__ __forceinline__ void mbarrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Barrier in shared memory whose phase completes after `arrivals` arrivals and all bytes that were announced to it.
+// One thread initialises; `mbarrier_init_fence` and a block (or cluster) barrier come before the first use.
+__device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Makes freshly initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Waits until the phase of parity `parity` has completed. A fresh barrier is in phase 0, so parity 1 passes at once.
+__device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n\t"
+        ".reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+__device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
+    while (!mbarrier_try_wait(barrier, parity)) {
+    }
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
+
+// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
+}
+template <int N>
+__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
+    memcpy(&dst[k], &pair, sizeof(pair));
+  }
+  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+}
+
+// The value itself, but the compiler no longer knows where it comes from: what depends on it is not hoisted out of a
+// loop, where it would hold registers.
+__device__ __forceinline__ i32 opaque(i32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+// Transposes the 4x4 words that the four lanes of a quad hold: word i of lane t becomes word t of lane i.
+template <typename Word>
+__device__ __forceinline__ void quad_transpose(Word (&words)[4]) {
+#pragma unroll
+    for (i32 bit = 2; bit > 0; bit /= 2) {
+        const bool upper = lane_id() & bit;
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+            const Word received = shuffle_xor(upper ? words[i] : words[i | bit], bit);
+            words[i] = upper ? received : words[i];
+            words[i | bit] = upper ? words[i | bit] : received;
+        }
+    }
+}
+
+// Takes registers out of the block's pool, up to COUNT a thread (setmaxnreg); all warps of a warpgroup execute it.
+template <i32 COUNT>
+__device__ __forceinline__ void raise_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+  }
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Copies one box of a 4-d tensor into shared memory; one thread issues, `barrier` receives the bytes. Coordinates run
+// from the contiguous dimension outwards; what lies outside of the tensor arrives as zeros and counts as bytes too.
+__device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& map, u64* barrier, i32 x, i32 y,
+                                            i32 z, i32 w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            shared_address(destination)),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
+// it returns at once.
+__device__ __forceinline__ void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Closes the group of wgmma that this warpgroup issued since the last commit.
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Descriptor of a wgmma operand in shared memory, 128-byte swizzle, tile aligned to 1024 bytes. An atom is 8 lines of 128
+// bytes. K-major: `stride` is the distance of two atoms along rows, `leading` is not used. MN-major (lines run along rows
+// or columns): `leading` is the distance of two atoms along the lines, `stride` that of two atoms along K.
+// To step within a tile, `wgmma_advance` by bytes.
+__device__ __forceinline__ u64 wgmma_descriptor(const void* tile, u32 stride = 1024, u32 leading = 16) {
+    constexpr u64 SWIZZLE_128B = 1ull << 62;
+    const u64 address = (shared_address(tile) & 0x3ffff) >> 4;
+    return SWIZZLE_128B | u64(stride >> 4) << 32 | u64(leading >> 4) << 16 | address;
+}
+
+__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
+
+// Orders register accesses before the wgmma that follow; needed before the first one and after any change of registers.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most PENDING groups of wgmma are in flight. Naming the accumulator keeps the compiler from
+// reading it before the wait, which it could not otherwise know to be what makes the values final.
+template <i32 PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+template <i32 PENDING, i32 REGISTERS>
+__device__ __forceinline__ void wgmma_wait(float (&accumulator)[REGISTERS]) {
+    wgmma_wait<PENDING>();
+#pragma unroll
+    for (i32 i = 0; i < REGISTERS; ++i) asm volatile("" : "+f"(accumulator[i])::"memory");
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+
+// a + b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
+__device__ __forceinline__ i64 wrap_add(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
+}
+
+// a - b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
+__device__ __forceinline__ i64 wrap_sub(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) - static_cast<u64>(b));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+// What the math reads besides what it is called with.
+struct Operands {
+    const i64* lengths_ptr;
+};
+
+__device__ __forceinline__ float paged_attention_1_score(float product, i64 key, i64 lengths) {
+    return key <= wrap_add(0LL, wrap_sub(lengths, 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 15: scores = scores if visible is None else torch.where(visible, scores, -m…
+}
+
+// Scores two neighbouring keys.
+__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head, i32 query,
+                                      i32 key, float (&s)[2]) {
+    const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
+#pragma unroll
+    for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_1_score(product[v], key + v, lengths);
+}
+
+__device__ __forceinline__ float peak_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float peak_combine(float a, float b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ float mass_combine(float a, float b) {
+    return a + b;
+}
+
+// The peak; 0 while there is none.
+__device__ __forceinline__ float anchor(float peak) {
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 3: return torch.softmax(scores, -1)
+}
+
+// Relative to the anchor, at most 1.
+__device__ __forceinline__ float weight(float s, float anchor) {
+    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 3: return torch.softmax(scores, -1)
+}
+
+// What takes weights from an old peak to a new anchor.
+__device__ __forceinline__ float carry(float old_peak, float new_anchor) {
+    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
+}
+
+__device__ __forceinline__ float paged_attention_1_finish(float total, float mass) {
+    return total * fast_divide(1.0f, mass);                                           // line 16: return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+}
+
+// Finishes two neighbouring channels of a query.
+__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch, i32 head,
+                                       i32 query, i32 channel, bf16 (&out)[2]) {
+    float result[2];
+#pragma unroll
+    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_1_finish(total[v], mass);
+    narrow_vec(result, out);
+}
+
+// Of a query's first channel in the output.
+__device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i32 head, i32 query) {
+    return head * 128 + query * 128 + batch * 4096;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+constexpr i32 HEAD_DIM = 128;  // of queries and keys
+constexpr i32 VALUE_DIM = 128;
+constexpr i32 CONSUMERS = 2;  // warpgroups that compute
+constexpr i32 ROWS = 64;  // query rows of a consumer
+constexpr i32 TILE_Q = CONSUMERS * ROWS;
+constexpr i32 TILE_K = 128;
+constexpr i32 STAGES = 2;  // of keys, and as many of values
+constexpr i32 Q_STAGES = 2;
+constexpr i32 SHARING = 4;  // heads of queries that read one head of keys and values
+
+constexpr i32 WARPGROUP = 128;
+constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr i32 K_STEP = 16;  // depth of one wgmma
+constexpr i32 LINE = 64;  // elements in the 128 bytes that the swizzle works on
+constexpr i32 LINE_BYTES = 128;
+constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // the copy engine fills the last one up with zeros
+constexpr i32 VALUE_LINES = (VALUE_DIM + LINE - 1) / LINE;
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && TILE_K % K_STEP == 0, "whole vectors of 16 bytes, whole steps");
+constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: products of one key tile
+constexpr i32 CHANNELS = ROWS * VALUE_DIM / WARPGROUP;  // accumulators of a thread: output
+
+// d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
+template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
+__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate = 1) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred p;\n\t"
+        "setp.ne.b32 p, %66, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, p, 1, 1, %67, %68;\n\t"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+}
+
+// d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, A in registers, B in shared memory.
+// Warp w, lane l: a[2k + h] holds row 16w + l/4 + 8h, columns 8k + 2(l%4) and the next one. TRANSPOSE_B: B is MN-major.
+template <i32 TRANSPOSE_B = 0>
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u32 (&a)[4], u64 b, i32 accumulate = 1) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred p;\n\t"
+        "setp.ne.b32 p, %69, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n\t"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSE_B));
+}
+
+// Shared memory of a block. Tiles are columns of 128-byte lines, as the copy engine writes them.
+struct alignas(1024) SharedMemory {
+    bf16 q[Q_STAGES][LINES][TILE_Q][LINE];
+    bf16 k[STAGES][LINES][TILE_K][LINE];
+    bf16 v[STAGES][VALUE_LINES][TILE_K][LINE];
+    u64 q_full[Q_STAGES], q_empty[Q_STAGES];
+    u64 k_full[STAGES], k_empty[STAGES];
+    u64 v_full[STAGES], v_empty[STAGES];
+};
+static_assert(sizeof(SharedMemory) == 197632, "the launch reserves what the kernel uses");
+
+// Position in a ring of stages. The phase flips at each lap: consumers wait for `phase`, the producer for its opposite.
+template <i32 COUNT>
+struct Cursor {
+    i32 stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == COUNT) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// One tile of queries. Neighbouring blocks work on the same head, whose keys and values they share in the L2 cache.
+struct Work {
+    i32 batch, head, query;
+
+    __device__ __forceinline__ Work(i32 index, i32 heads, i32 query_tiles)
+        : batch(index / query_tiles / heads), head(index / query_tiles % heads), query(index % query_tiles * TILE_Q) {}
+};
+
+// What a thread knows of its two rows. `mass` covers this thread's columns only, until the rows are finished.
+struct Rows {
+    float peak[2] = {peak_identity(), peak_identity()};
+    float mass[2] = {0.0f, 0.0f};
+};
+
+// Accumulator register pair p of a thread: which of its two rows, and how far its two columns are from the first.
+__device__ __forceinline__ constexpr i32 pair_row(i32 p) { return p % 2; }
+__device__ __forceinline__ constexpr i32 pair_column(i32 p) { return p / 2 * 8; }
+
+__device__ __forceinline__ void barriers_init(SharedMemory& shared) {
+    constexpr u32 CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
+    for (i32 stage = 0; stage < Q_STAGES; ++stage) {
+        mbarrier_init(&shared.q_full[stage], 1);
+        mbarrier_init(&shared.q_empty[stage], CONSUMER_WARPS);
+    }
+    for (i32 stage = 0; stage < STAGES; ++stage) {
+        mbarrier_init(&shared.k_full[stage], 1);
+        mbarrier_init(&shared.v_full[stage], 1);
+        mbarrier_init(&shared.k_empty[stage], CONSUMER_WARPS);
+        mbarrier_init(&shared.v_empty[stage], CONSUMER_WARPS);
+    }
+    mbarrier_init_fence();
+}
+
+template <i32 LINES_OF_TILE, i32 ROWS_OF_TILE>
+__device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TILE][LINE], u64& full,
+                                          const TensorMap& map, i32 batch, i32 head, i32 first) {
+    mbarrier_expect(&full, sizeof(tile));
+#pragma unroll
+    for (i32 line = 0; line < LINES_OF_TILE; ++line) {
+        tma_load_4d(tile[line], map, &full, line * LINE, first, head, batch);
+    }
+}
+
+// Tiles in the order in which consumers want them; keys run from the last tile, the only ragged one, to the first.
+__device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
+                                        const TensorMap& v_map, i32 works, i32 heads, i32 query_tiles, i32 key_tiles) {
+    Cursor<Q_STAGES> q;
+    Cursor<STAGES> k, v;
+
+    const auto load_k = [&](const Work& work, i32 tile) {
+        mbarrier_wait(&shared.k_empty[k.stage], k.phase ^ 1);
+        load_tile(shared.k[k.stage], shared.k_full[k.stage], k_map, work.batch, work.head / SHARING, tile * TILE_K);
+        k.advance();
+    };
+    const auto load_v = [&](const Work& work, i32 tile) {
+        mbarrier_wait(&shared.v_empty[v.stage], v.phase ^ 1);
+        load_tile(shared.v[v.stage], shared.v_full[v.stage], v_map, work.batch, work.head / SHARING, tile * TILE_K);
+        v.advance();
+    };
+
+    for (i32 index = block_id(); index < works; index += block_count()) {
+        const Work work(index, heads, query_tiles);
+        load_k(work, key_tiles - 1);
+        mbarrier_wait(&shared.q_empty[q.stage], q.phase ^ 1);
+        load_tile(shared.q[q.stage], shared.q_full[q.stage], q_map, work.batch, work.head, work.query);
+        q.advance();
+        for (i32 tile = key_tiles - 1; tile > 0; --tile) {
+            load_k(work, tile - 1);
+            load_v(work, tile);
+        }
+        load_v(work, 0);
+    }
+}
+
+// Starts s = q . k^T for the warpgroup's rows.
+__device__ __forceinline__ void start_scores(float (&s)[SCORES], u64 q, u64 k) {
+    wgmma_fence();
+#pragma unroll
+    for (i32 step = 0; step < (HEAD_DIM + K_STEP - 1) / K_STEP; ++step) {
+        const i32 line = step * K_STEP / LINE;
+        const i32 within = step * K_STEP % LINE * sizeof(bf16);
+        wgmma_m64n128k16_bf16(s, wgmma_advance(q, line * TILE_Q * LINE_BYTES + within),
+            wgmma_advance(k, line * TILE_K * LINE_BYTES + within), step > 0);
+    }
+    wgmma_commit();
+}
+
+// Starts acc += weights . v. The weights are the operand in registers, v lies with its channels contiguous.
+__device__ __forceinline__ void start_values(float (&acc)[CHANNELS], const u32 (&weights)[SCORES / 2], u64 v) {
+    wgmma_fence();
+#pragma unroll
+    for (i32 step = 0; step < TILE_K / K_STEP; ++step) {
+        const u32 a[4] = {weights[4 * step], weights[4 * step + 1], weights[4 * step + 2], weights[4 * step + 3]};
+        wgmma_m64n128k16_bf16_rs<1>(acc, a, wgmma_advance(v, step * K_STEP * LINE_BYTES));
+    }
+    wgmma_commit();
+}
+
+// The four lanes of a quad hold the columns of the same two rows.
+__device__ __forceinline__ float quad_combine_peak(float peak) {
+    peak = peak_combine(peak, shuffle_xor(peak, 1));
+    return peak_combine(peak, shuffle_xor(peak, 2));
+}
+
+__device__ __forceinline__ float quad_combine_mass(float mass) {
+    mass = mass_combine(mass, shuffle_xor(mass, 1));
+    return mass_combine(mass, shuffle_xor(mass, 2));
+}
+
+// Products of one key tile to weights, in place. `carried` is what the accumulators so far have to be multiplied with.
+// RAGGED: the tile may reach past the last key; such columns see the identity and weigh nothing.
+template <bool RAGGED>
+__device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&carried)[2], const Operands& operands,
+                                      const Work& work, i32 first_query, i32 first_key, i32 queries, i32 keys) {
+    // Rows past the end are scored like the last one and never stored.
+    const i32 query[2] = {min(first_query, queries - 1), min(first_query + 8, queries - 1)};
+    const i32 left = keys - first_key;
+    const float old_peak[2] = {rows.peak[0], rows.peak[1]};
+#pragma unroll
+    for (i32 p = 0; p < SCORES / 2; ++p) {
+        const i32 row = pair_row(p);
+        const i32 column = pair_column(p);
+        // A pair that lies wholly past the end is scored at the last one: the score may read its operands there.
+        const i32 key = RAGGED && column >= left ? (keys - 1) & ~1 : first_key + column;
+        const float product[2] = {s[2 * p], s[2 * p + 1]};
+        float scored[2];
+        score(operands, product, work.batch, work.head, query[row], key, scored);
+#pragma unroll
+        for (i32 j = 0; j < 2; ++j) s[2 * p + j] = RAGGED && column + j >= left ? peak_identity() : scored[j];
+        rows.peak[row] = peak_combine(rows.peak[row], peak_combine(s[2 * p], s[2 * p + 1]));
+    }
+    float anchors[2];
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+        rows.peak[row] = quad_combine_peak(rows.peak[row]);
+        anchors[row] = anchor(rows.peak[row]);
+        carried[row] = carry(old_peak[row], anchors[row]);
+        rows.mass[row] *= carried[row];
+    }
+#pragma unroll
+    for (i32 p = 0; p < SCORES / 2; ++p) {
+        const i32 row = pair_row(p);
+        const i32 column = pair_column(p);
+#pragma unroll
+        for (i32 j = 0; j < 2; ++j) {
+            const float weighed = weight(s[2 * p + j], anchors[row]);
+            s[2 * p + j] = RAGGED && column + j >= left ? 0.0f : weighed;
+        }
+        rows.mass[row] = mass_combine(rows.mass[row], mass_combine(s[2 * p], s[2 * p + 1]));
+    }
+}
+
+// An accumulator's pairs are already in the order in which wgmma wants its operand in registers.
+__device__ __forceinline__ void pack_weights(u32 (&weights)[SCORES / 2], const float (&s)[SCORES]) {
+#pragma unroll
+    for (i32 p = 0; p < SCORES / 2; ++p) weights[p] = cvt_bf16x2(s[2 * p], s[2 * p + 1]);
+}
+
+__device__ __forceinline__ void apply_carry(float (&acc)[CHANNELS], const float (&carried)[2]) {
+#pragma unroll
+    for (i32 p = 0; p < CHANNELS / 2; ++p) {
+        acc[2 * p] *= carried[pair_row(p)];
+        acc[2 * p + 1] *= carried[pair_row(p)];
+    }
+}
+
+// Hands a stage back to the producer, for this warp, and moves on to the next.
+template <i32 COUNT>
+__device__ __forceinline__ void release(u64 (&empty)[COUNT], Cursor<COUNT>& cursor) {
+    if (lane_id() == 0) mbarrier_arrive(&empty[cursor.stage]);
+    cursor.advance();
+}
+
+// Lanes of a quad hold alternating pairs of a row's channels; exchanged, each stores eight that are contiguous.
+__device__ __forceinline__ void store_rows(bf16* out, const float (&acc)[CHANNELS], const Rows& rows,
+                                           const Operands& operands, const Work& work, i32 first_query, i32 queries) {
+    const i32 quad_lane = lane_id() % 4;
+    const float mass[2] = {quad_combine_mass(rows.mass[0]), quad_combine_mass(rows.mass[1])};
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+        const bool stored = first_query + 8 * row < queries;
+        const i32 query = stored ? first_query + 8 * row : queries - 1;
+        const i64 base = out_offset(operands, work.batch, work.head, query);
+#pragma unroll
+        for (i32 first = row; first < CHANNELS / 2; first += 8) {
+            u32 words[4];
+#pragma unroll
+            for (i32 i = 0; i < 4; ++i) {
+                const i32 p = first + 2 * i;
+                const float pair[2] = {acc[2 * p], acc[2 * p + 1]};
+                bf16 finished[2];
+                finish(operands, pair, mass[row], work.batch, work.head, query, pair_column(p) + quad_lane * 2, finished);
+                memcpy(&words[i], finished, sizeof(words[i]));
+            }
+            quad_transpose(words);
+            bf16 octet[8];
+            memcpy(octet, words, sizeof(octet));
+            if (stored) store_vec<8>(out, base + pair_column(first) + quad_lane * 8, octet);
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16* out, const Operands& operands,
+                                        i32 works, i32 heads, i32 queries, i32 keys, i32 query_tiles, i32 key_tiles) {
+    const i32 thread = thread_id() % WARPGROUP;
+    const i32 own_row = consumer * ROWS + thread / 32 * 16 + thread % 32 / 4;
+    const i32 own_key = thread % 4 * 2;
+    const bool ragged = key_tiles * TILE_K > keys;
+
+    Cursor<Q_STAGES> q;
+    Cursor<STAGES> k, v;
+    const auto wait_for_keys = [&] { mbarrier_wait(&shared.k_full[k.stage], k.phase); };
+    const auto wait_for_values = [&] { mbarrier_wait(&shared.v_full[v.stage], v.phase); };
+    const auto q_rows = [&] { return wgmma_descriptor(shared.q[q.stage][0][consumer * ROWS]); };
+    const auto k_tile = [&] { return wgmma_descriptor(shared.k[k.stage]); };
+    const auto v_tile = [&] { return wgmma_descriptor(shared.v[v.stage], 8 * LINE_BYTES, TILE_K * LINE_BYTES); };
+
+    for (i32 index = block_id(); index < works; index += block_count()) {
+        const Work work(index, heads, query_tiles);
+        const i32 first_query = work.query + own_row;
+        // The same for every work, yet what depends on it is not worth keeping in registers from one to the next.
+        const i32 last_key = opaque((key_tiles - 1) * TILE_K + own_key);
+
+        Rows rows;
+        float s[SCORES];
+        u32 weights[SCORES / 2];
+        float acc[CHANNELS] = {};
+        float carried[2];  // of no use yet after the first tile: acc is zero
+
+        mbarrier_wait(&shared.q_full[q.stage], q.phase);
+        wait_for_keys();
+        start_scores(s, q_rows(), k_tile());
+        wgmma_wait<0>(s);
+        release(shared.k_empty, k);
+        if (ragged) {
+            weigh<true>(s, rows, carried, operands, work, first_query, last_key, queries, keys);
+        } else {
+            weigh<false>(s, rows, carried, operands, work, first_query, last_key, queries, keys);
+        }
+        pack_weights(weights, s);
+
+        if (key_tiles > 1) wait_for_keys();
+        for (i32 tile = key_tiles - 2; tile >= 0; --tile) {
+            start_scores(s, q_rows(), k_tile());
+            wait_for_values();
+            start_values(acc, weights, v_tile());
+            wgmma_wait<1>(s);
+            release(shared.k_empty, k);
+            weigh<false>(s, rows, carried, operands, work, first_query, tile * TILE_K + own_key, queries, keys);
+            // Waiting for the next keys already here, a branch, keeps ptxas from moving the wait for acc above weigh.
+            if (tile > 0) wait_for_keys();
+            wgmma_wait<0>(acc);
+            release(shared.v_empty, v);
+            apply_carry(acc, carried);
+            pack_weights(weights, s);
+        }
+        release(shared.q_empty, q);
+
+        wait_for_values();
+        start_values(acc, weights, v_tile());
+        wgmma_wait<0>(acc);
+        release(shared.v_empty, v);
+        store_rows(out, acc, rows, operands, work, first_query, queries);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+fg_paged_attention_1(
+    const __grid_constant__ TensorMap q_map,
+    const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map,
+    i64 batches, i64 heads, i64 queries, i64 keys,
+    bf16* out_ptr,
+    const i64* lengths_ptr) {
+    wait_for_previous();
+    SharedMemory& shared = *shared_array<SharedMemory>(0);
+    const i32 query_tiles = (i32(queries) + TILE_Q - 1) / TILE_Q;
+    const i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
+    const i32 works = i32(batches) * i32(heads) * query_tiles;
+
+    if (thread_id() == 0) barriers_init(shared);
+    block_sync();
+
+    // The last warpgroup produces; a single thread does all of it.
+    const i32 warpgroup = thread_id() / WARPGROUP;
+    if (warpgroup == CONSUMERS) {
+        lower_registers<24>();
+        if (thread_id() == CONSUMERS * WARPGROUP) {
+            produce(shared, q_map, k_map, v_map, works, i32(heads), query_tiles, key_tiles);
+        }
+    } else {
+        raise_registers<240>();
+        const Operands operands{lengths_ptr};
+        consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
+    }
+}
