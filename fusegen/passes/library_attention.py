@@ -24,6 +24,7 @@ from fusegen.target import Backend, Target
 _HEADS_LAST = (0, 2, 1, 3)
 _CHANNELS, _MOST_CHANNELS = 8, 256  # of a head, on GPUs: multiples of the first up to the second
 _MOST_DROPPED = 128  # channels of a head, with dropout: all GPUs' flash kernels take them
+_MOST_STEPS = 8  # between a product of queries and keys and its softmax: a scale, a bias, a mask, and numbers apart
 _MASKS = (Op.WHERE, Op.ADD)
 
 
@@ -119,15 +120,17 @@ def _is_alone(graph: Graph, position: int) -> bool:
     return len(set(graph.users[position])) == 1 and position not in graph.outputs
 
 
-def _scored(graph: Graph, scores: int, values: int) -> _Attention | None:
-    """The attention of some scores, down to their product."""
+def _scored(graph: Graph, scores: int, values: int, left: int = _MOST_STEPS) -> _Attention | None:
+    """The attention of some scores, down to their product by so many steps at most."""
     node = graph.nodes[scores]
+    if not left:
+        return None
     if node.op is Op.MATMUL:
         return _Attention(node.args[0], node.args[1], values, scale=1.0)
     if node.op in (Op.MUL, Op.DIV):
-        return _scaled(graph, scores, values)
+        return _scaled(graph, scores, values, left - 1)
     for number, operand in enumerate(node.args if node.op in _MASKS else ()):
-        below = _scored(graph, _without_cast(graph, operand), values) if _is_score(graph, scores, number) else None
+        below = _scored(graph, _without_cast(graph, operand), values, left - 1) if _is_score(graph, scores, number) else None
         if below is not None:
             return _masked(graph, scores, number, below)
     return None
@@ -140,7 +143,7 @@ def _is_score(graph: Graph, scores: int, number: int) -> bool:
     return (node.op is Op.ADD or number > 0) and len(shape) == len(node.shape) and all(map(same, shape, node.shape))
 
 
-def _scaled(graph: Graph, scores: int, values: int) -> _Attention | None:
+def _scaled(graph: Graph, scores: int, values: int, left: int) -> _Attention | None:
     node = graph.nodes[scores]
     first, second = node.args
     if node.op is Op.MUL and graph.nodes[first].op is Op.CONSTANT:
@@ -148,7 +151,7 @@ def _scaled(graph: Graph, scores: int, values: int) -> _Attention | None:
     factor = graph.nodes[second]
     if factor.op is not Op.CONSTANT or not math.isfinite(factor.number) or not factor.number:
         return None
-    below = _scored(graph, _without_cast(graph, first), values)
+    below = _scored(graph, _without_cast(graph, first), values, left)
     if below is None or below.masks or below.is_causal:
         return None
     number = float(factor.number)

@@ -20,6 +20,7 @@ from fusegen.passes.frames import reframed
 from fusegen.passes.fuse.decide import products_of_attention
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
+from fusegen.passes.whole import by_rows
 from fusegen.runtime.forms import Forms
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
@@ -96,7 +97,7 @@ class Alternatives:
             def bodies(sizes: Sizes) -> Bodies:
                 return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            self._known[key] = Forms(_knowing(graph, facts or ()), self._target, wide=self._wide, bodies=bodies)
+            self._known[key] = Forms(by_rows(_knowing(graph, facts or ())), self._target, wide=self._wide, bodies=bodies)
         return self._known[key]
 
     def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:

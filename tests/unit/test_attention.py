@@ -62,6 +62,8 @@ def test_queries_that_see_no_key_get_nothing_on_a_cpu() -> None:
         ours = fg.kernel(attend)(q, k, v, mask)
         assert not ours.isnan().any() and not ours[..., 1, :].any() and ours[..., 2, :].all()
         torch.testing.assert_close(ours, attend(q, k, v, mask), rtol=1e-5, atol=1e-5)
+    learned = fg.kernel(attend)(q, k, v, minus.requires_grad_())  # of which torch's kernels have no gradient: ours computes it
+    torch.testing.assert_close(learned.detach(), attend(q, k, v, minus).detach(), rtol=1e-5, atol=1e-5)
     masked_softmax = fg.kernel(lambda s, m: torch.softmax(s.masked_fill(~m, -math.inf), -1))
     assert masked_softmax(torch.randn(5, 7), seen)[1].isnan().all()
 

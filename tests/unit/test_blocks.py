@@ -15,7 +15,7 @@ from fusegen.calls.call import Role
 from fusegen.calls.workspace import arrange
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.program import LibraryProduct, Step
+from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
 from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked
 from tests.unit.gate import some
 
@@ -38,6 +38,8 @@ def moved(low: Lowered) -> int:
 def written_by(step: Step) -> set[int]:
     if isinstance(step, LibraryProduct):
         return {step.out.buffer}
+    if isinstance(step, LibraryStep):
+        return {result.buffer for result in step.results}
     return {p.buffer for p in step.kernel.pointers if p.writable} | {m.buffer for m in step.tensor_maps if m.writable}
 
 

@@ -1,6 +1,6 @@
-// distillation_loss_2: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid 1, block 128.
-// Reads 4 bytes, writes 2.
+// distillation_loss_2: row reduction, 2 phases, rows read again in each phase, emitted by fusegen for sm_90a.
+// Grid 1, block 1024, 512 bytes of shared memory: a row is too long for a block to keep, or may be.
+// Reads student_dim0 * 8 bytes, writes 4.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -17,21 +17,86 @@ typedef unsigned long long u64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-// Number of blocks in the grid.
-__device__ __forceinline__ i32 block_count() {
-  return static_cast<i32>(gridDim.x);
-}
-
 // Index of this block in the grid.
 __device__ __forceinline__ i32 block_id() {
   return static_cast<i32>(blockIdx.x);
 }
 
-// a / b within two units in the last place, over the full range.
-__device__ __forceinline__ float fast_divide(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+// Barrier of all threads of the block; orders their memory accesses.
+__device__ __forceinline__ void block_sync() {
+  __syncthreads();
+}
+
+// Index of this thread in its warp.
+__device__ __forceinline__ i32 lane_id() {
+  return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
+
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
+// Element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ T shared_load(const T* array, i32 i) {
+  return array[i];
+}
+
+// Sets element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
+  array[i] = value;
+}
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
 // Same bits, another type of the same size.
@@ -43,46 +108,7 @@ __device__ __forceinline__ To bit_cast(From value) {
   return result;
 }
 
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
-  u16 bits;
-  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bf16>(bits);
-}
-__device__ __forceinline__ float load(const float* base, i64 i) {
-  u32 bits;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
-  return bit_cast<float>(bits);
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-
 // One element to global memory.
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
 __device__ __forceinline__ void store(float* base, i64 i, float value) {
   u32 bits = bit_cast<u32>(value);
   asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
@@ -99,17 +125,30 @@ __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+// Index of this thread's warp in its block.
+__device__ __forceinline__ i32 warp_id() {
+  return static_cast<i32>(threadIdx.x >> 5);
 }
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(float x) { return x; }
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float distillation_loss_2(float value_20, i64 coordinate, float scalar_1) {
-    return fast_divide(value_20, static_cast<float>(coordinate)) * scalar_1;          // line 13: return F.kl_div(approximation, wanted, log_target=True, reduction="batc…
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -117,44 +156,64 @@ __device__ __forceinline__ float distillation_loss_2(float value_20, i64 coordin
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_distillation_loss_2(const float* value_20_ptr, bf16* out_ptr, i64 student_dim0, double scalar_1) {
+constexpr i32 LANES = 4;  // neighbours that one access moves
+constexpr i32 THREADS = 1024;  // that share a row
+constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+template <typename Scratch>
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1)
+fg_distillation_loss_2(const float* value_21_ptr, float* value_23_ptr, i64 student_dim0) {
     wait_for_previous();
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = 1;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index column_count = student_dim0 * 2;
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
 
-    float value_20_raw[UNROLL];
+    // Phase 1 of 2: reduces each row to total.
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+#pragma unroll 4
+    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+        float value_21_raw[LANES];
+        load_lanes<4>(value_21_raw, value_21_ptr, column);
+        float value_21[LANES];
+        widen_vec(value_21_raw, value_21);
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        value_20_raw[u] = load(value_20_ptr, 0);
+        for (i32 v = 0; v < LANES; ++v) {
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], value_21[v]);
+        }
     }
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const float value_20 = widen(value_20_raw[u]);
-        float result[8];
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = distillation_loss_2(value_20, student_dim0, scalar_1);
-        bf16 result_raw[8];
-        narrow_vec(result, result_raw);
-        store(out_ptr, 0, result_raw[0]);
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
+    float total = total_of[0];
+    row_sum_f32_leave(total, shared_array<float>(0));
+    block_sync();
+    total = row_sum_f32_meet(shared_array<float>(0));
 
-    // What is left at the end is less than a group of lanes.
-    const Index position = element_count / LANES * LANES + thread_id();
-    if (block_id() == block_count() - 1 && position < element_count) {
-        float value_20_raw;
-        value_20_raw = load(value_20_ptr, 0);
-        const float value_20 = widen(value_20_raw);
-        float result[1];
-        for (i32 v = 0; v < 1; ++v) result[v] = distillation_loss_2(value_20, student_dim0, scalar_1);
-        bf16 result_raw[1];
-        narrow_vec(result, result_raw);
-        store(out_ptr, 0, result_raw[0]);
+    // Phase 2 of 2: writes value_23.
+    if (thread == 0) {
+        float narrowed;
+        narrow(total, narrowed);
+        store(value_23_ptr, 0, narrowed);
     }
 }
