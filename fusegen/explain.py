@@ -32,9 +32,9 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
         choices: for products, what was chosen.
     """
     lines = [explain_head(program, sizes)]
-    for number, step in enumerate(program.steps, 1):
+    for number, step in program.numbered:
         first, *others = explain_step(program, step, sizes, choices)
-        lines += [f"{number}. {first}", *(f"   {line}" for line in others)]
+        lines += [f"{number} {first}", *(f"   {line}" for line in others)]
     _, workspace = arrange(program.call, sizes)
     if workspace:
         lines.append(f"workspace: {human_bytes(workspace)}")
@@ -120,8 +120,8 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
     count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
     lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
-    for number, inner in enumerate(step.body.steps, 1):
-        lines.append(f"  {number}. {explain_title(inner)}")
+    for number, inner in step.body.numbered:
+        lines.append(f"  {number} {explain_title(inner)}")
         lines += [f"     {line}" for line in _blocks(inner, first)] if isinstance(inner, LoopStep) else []
     return lines
 

@@ -65,7 +65,7 @@ def _name(graph: Graph, position: int) -> str:
 
 
 def _plan(low: Lowered) -> str:
-    return "\n".join(f"{number}. {_step(step, low.sizes)}" for number, step in enumerate(low.program.steps, 1))
+    return "\n".join(f"{number} {_step(step, low.sizes)}" for number, step in low.program.numbered)
 
 
 def _step(step: Step, sizes: Mapping[str, int]) -> str:

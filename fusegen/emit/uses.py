@@ -60,6 +60,11 @@ class Uses:
     widths: frozenset[int]
     maps: bool
 
+    def __or__(self, other: Uses) -> Uses:
+        """What two texts use together."""
+        lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
+        return Uses(*lists, maps=self.maps or other.maps)
+
     @property
     def context(self) -> dict[str, object]:
         """What a primitive's template sees."""

@@ -14,7 +14,7 @@ def summary(stages: Stages) -> str:
         explain_head(stages.program, stages.sizes),
         f"  inputs: {', '.join(stages.inputs) or 'none'}",
         f"  results: {', '.join(stages.results) or 'none'}",
-        *(f"  {number}. {_step(stages, step)}" for number, step in enumerate(stages.program.steps, 1)),
+        *(f"  {number} {_step(stages, step)}" for number, step in stages.program.numbered),
         *([f"  {stages.saved}"] if stages.saved else []),
         f"  more: {', '.join(stages.hints)}",
     ]

@@ -98,7 +98,7 @@ class Form:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The text of each launch, which takes longer than all that comes before."""
-        return tuple(emit(launch, self.program.target) for launch in self.program.all_launches)
+        return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
 
 
 class Forms:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TypeAlias, cast
 
 import sympy
@@ -82,6 +83,7 @@ class Launch:
         extra: formulas of sizes that come before the kernel's own size parameters.
         candidates: the plans that it could have, that which is expected to be fastest first; none where there is one way alone.
         overlaps: whether it is launched while the launch before it still runs, and waits for that itself.
+        part: 0 of a launch of its own; else its number, from 1, among the parts of one launch, of which each has a range of blocks.
     """
 
     kernel: Kernel
@@ -94,6 +96,7 @@ class Launch:
     extra: tuple[Formula, ...] = ()
     candidates: tuple[LanePlan, ...] = ()
     overlaps: bool = False
+    part: int = 0
 
     def __repr__(self) -> str:
         return f"<launch of {self.kernel.name}: {self.group.kind.value}, grid {self.grid}, block {self.block}>"
@@ -120,6 +123,34 @@ class Launch:
         )
         layout = (self.tensor_maps, self.grid, self.block, self.shared_bytes)
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
+
+
+def whole_launch(parts: Sequence[Launch]) -> Launch:
+    """The launch of several parts: their blocks behind each other, their parameters once. The first parameters are the numbers of
+    blocks of all parts but the last."""
+    first = parts[0]
+    kernels = [part.kernel for part in parts]
+    kernel = Kernel(
+        f"{first.kernel.name}_to_{parts[-1].kernel.name.rpartition('_')[2]}",
+        tuple(dict.fromkeys(pointer for kernel in kernels for pointer in kernel.pointers)),
+        tuple(dict.fromkeys(name for kernel in kernels for name in kernel.sizes)),
+        tuple(dict.fromkeys(scalar for kernel in kernels for scalar in kernel.scalars)),
+        first.kernel.body,
+        any(kernel.wide for kernel in kernels),
+        any(kernel.checks for kernel in kernels),
+    )
+    grids = [part.grid for part in parts]
+    return Launch(
+        kernel,
+        first.group,
+        (),
+        reduce(operator.add, grids),
+        first.block,
+        max(part.shared_bytes for part in parts),
+        Traffic(reduce(operator.add, (p.traffic.read for p in parts)), reduce(operator.add, (p.traffic.written for p in parts))),
+        extra=tuple(grids[:-1]),
+        overlaps=first.overlaps,
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,11 +281,37 @@ class Program:
         return tuple(step for step in self.steps if isinstance(step, Launch))
 
     @property
-    def all_launches(self) -> tuple[Launch, ...]:
-        """The kernel launches, those of loops among them, in order."""
-        found: list[Launch] = []
+    def kernels(self) -> tuple[tuple[Launch, ...], ...]:
+        """The parts of each kernel that is launched, those of loops among them, in order; most kernels have one."""
+        found: list[tuple[Launch, ...]] = []
+        for step in self._together:
+            if isinstance(step, LoopStep):
+                found += step.body.kernels
+            elif isinstance(step, tuple):
+                found.append(step)
+        return tuple(found)
+
+    @property
+    def numbered(self) -> tuple[tuple[str, Step], ...]:
+        """The steps with their numbers: ``2.``, or ``2.1`` of the first part of a launch."""
+        found = []
+        for number, step in enumerate(self._together, 1):
+            parts = step if isinstance(step, tuple) else (step,)
+            found += [(f"{number}." if len(parts) == 1 else f"{number}.{place}", part) for place, part in enumerate(parts, 1)]
+        return tuple(found)
+
+    @property
+    def _together(self) -> tuple[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep, ...]:
+        """The steps, launches by the kernel that they are parts of."""
+        found: list[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep] = []
         for step in self.steps:
-            found += step.body.all_launches if isinstance(step, LoopStep) else [step] if isinstance(step, Launch) else []
+            before = found[-1] if found else None
+            if not isinstance(step, Launch):
+                found.append(step)
+            elif step.part > 1 and isinstance(before, tuple):
+                found[-1] = (*before, step)
+            else:
+                found.append((step,))
         return tuple(found)
 
     @cached_property
@@ -264,7 +321,7 @@ class Program:
         return Call(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
-            steps=tuple(step.call for step in self.steps),
+            steps=tuple(_call_of(step) for step in self._together),
             results=self.results,
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in _counts(launch.kernel.body))),
@@ -284,6 +341,12 @@ class Program:
         if key.op is Op.SIZE:
             return SizeArgument(formula(cast(Dim, key.attr("size"))))
         return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
+
+
+def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep) -> CallStep:
+    if isinstance(step, tuple):
+        return whole_launch(step).call if len(step) > 1 else step[0].call
+    return step.call
 
 
 def _is_added_by_products(body: Call, key: int) -> bool:

@@ -2,6 +2,7 @@
 
 from fusegen.emit.cuda.attention import emit_attention
 from fusegen.emit.cuda.contraction import emit_contraction
+from fusegen.emit.cuda.parts import assemble_parts
 from fusegen.emit.cuda.pointwise import emit_pointwise
 from fusegen.emit.cuda.rows import emit_columns, emit_rows
 from fusegen.emit.cuda.scan import emit_scan
@@ -18,3 +19,5 @@ EMITTERS = {
     AttentionBody: emit_attention,
 }
 """The emitter of each kind of kernel."""
+
+__all__ = ["EMITTERS", "assemble_parts"]

@@ -27,9 +27,9 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         entry=entry(kernel),
         language="cuda",
         banner=banner(launch, target),
-        primitives=_section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, math, pipeline))),
-        math=_section("Math", math),
-        pipeline=_section("Pipeline", pipeline),
+        primitives=section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, math, pipeline))),
+        math=section("Math", math),
+        pipeline=section("Pipeline", pipeline),
     )
 
 
@@ -38,5 +38,6 @@ def math_text(functions: Sequence[Function]) -> str:
     return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
 
 
-def _section(title: str, text: str) -> str:
+def section(title: str, text: str) -> str:
+    """A part of the file under a heading."""
     return f"{_RULE}\n// {title}\n{_RULE}\n{text}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text
-from fusegen.emit.views import call_view, checks_view, decode, entry, fragment, kernel_parameters
+from fusegen.emit.views import call_view, checks_view, decode, fragment
 from fusegen.ir.symbolic import Axes, product
 from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.kernel import Kernel
@@ -25,9 +26,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     pipeline = render(
         "cuda/pointwise.cu.jinja",
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        parameters=kernel_parameters(kernel),
+        **head(launch),
         index_type="i64" if kernel.wide else "i32",
         count=c_text(product(body.axes.extents)),
         decode=decode(body.axes, "position", "Index"),

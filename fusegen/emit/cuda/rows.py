@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import Offsets, cuda_offsets
 from fusegen.emit.reductions import kinds, reduction_functions
 from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions, staged_accesses
 from fusegen.emit.text import c_text
-from fusegen.emit.views import checks_view, decode, entry, fragment, kernel_parameters
+from fusegen.emit.views import checks_view, decode, fragment
 from fusegen.ir.symbolic import product
 from fusegen.schedule.bodies import ColumnBody, RowBody
 from fusegen.schedule.kernel import Kernel
@@ -31,9 +32,7 @@ def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: Row
     (phase,) = phase_views(body, offsets)
     pipeline = render(
         "cuda/column_tiles.cu.jinja",
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        parameters=kernel_parameters(kernel),
+        **head(launch),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
@@ -61,9 +60,7 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/rows.cu.jinja",
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        parameters=kernel_parameters(kernel),
+        **head(launch),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
@@ -98,9 +95,7 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/columns.cu.jinja",
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        parameters=kernel_parameters(kernel),
+        **head(launch),
         index_type="i64" if kernel.wide else "i32",
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import Offsets, cuda_offsets
 from fusegen.emit.text import c_text
-from fusegen.emit.views import FragmentView, call_view, decode, entry, fragment, kernel_parameters
+from fusegen.emit.views import FragmentView, call_view, decode, fragment
 from fusegen.ir.symbolic import Modulo, literal
 from fusegen.schedule.access import Access
 from fusegen.schedule.bodies import TileBody
@@ -45,9 +46,7 @@ def emit_tiles(kernel: Kernel, launch: Launch, target: Target) -> Source:
     extents = dict(zip(body.axes.symbols, body.axes.extents, strict=True))
     pipeline = render(
         "cuda/tiles.cu.jinja",
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        parameters=kernel_parameters(kernel),
+        **head(launch),
         index_type="i64" if kernel.wide else "i32",
         row_axis=body.row_axis.name,
         column_axis=body.column_axis.name,

@@ -13,6 +13,7 @@ from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_blocks, lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
+from fusegen.schedule.lower.parts import in_parts
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximating
 from fusegen.schedule.lower.rows import lower_rows
@@ -67,7 +68,7 @@ def lower(
         found = _KINDS[group.kind](context)
         _check_shared(found, target)
         steps += found
-    return Program(graph, target, memory.specs, overlapping(steps, target), tuple(memory.results))
+    return Program(graph, target, memory.specs, overlapping(in_parts(steps, target), target), tuple(memory.results))
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:

@@ -31,4 +31,5 @@ def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
 
 
 def _behind(before: Step, step: Step) -> Step:
-    return replace(step, overlaps=True) if isinstance(step, Launch) and isinstance(before, Launch) else step
+    starts = isinstance(step, Launch) and step.part <= 1
+    return replace(step, overlaps=True) if starts and isinstance(step, Launch) and isinstance(before, Launch) else step
