@@ -44,7 +44,7 @@ from fusegen.specs.linear import (
     swiglu_linear,
     swiglu_mlp,
 )
-from fusegen.specs.loss import binary_cross_entropy_with_logits, cross_entropy, distillation_loss, linear_cross_entropy
+from fusegen.specs.loss import binary_cross_entropy_with_logits, cross_entropy, linear_cross_entropy
 from fusegen.specs.normalization import (
     add_layer_norm,
     add_rms_norm,
@@ -75,7 +75,6 @@ __all__ = [
     "cached_attention",
     "clamped_swiglu",
     "cross_entropy",
-    "distillation_loss",
     "dropout",
     "elu",
     "embedding",

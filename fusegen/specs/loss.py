@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.operands import indices, tensor
+from fusegen.specs.operands import indices, positive, tensor
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("loss")
@@ -49,7 +49,7 @@ def loss_of(
 @FAMILY.spec(
     {"input": tensor("rows vocabulary"), "target": indices("rows", below="vocabulary")},
     sizes=SIZES,
-    variants={**OPTIONS, "weight": {"weight": tensor("vocabulary")}, "probabilities": {"target": tensor("rows vocabulary")}},
+    variants={**OPTIONS, "weight": {"weight": positive("vocabulary")}, "probabilities": {"target": tensor("rows vocabulary")}},
     aliases=["CrossEntropyLoss"],
     trains=("input",),
 )
@@ -114,19 +114,3 @@ def binary_cross_entropy_with_logits(
     input, target: the same shape; the rest as in `torch.nn.functional.binary_cross_entropy_with_logits`.
     """
     return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
-
-
-@FAMILY.spec(
-    {"student": tensor("rows vocabulary"), "teacher": tensor("rows vocabulary")},
-    sizes=SIZES,
-    variants={"temperature": {"temperature": 2.0}, "reverse": {"reverse": True}},
-)
-@fg.kernel
-def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, reverse: bool = False) -> Tensor:
-    """T²·KL(softmax(teacher/T) ‖ softmax(student/T)), the mean over rows; KL(student ‖ teacher) in reverse
-
-    student, teacher: (rows, classes) of logits. Hinton et al., "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
-    """
-    log_p, log_q = F.log_softmax(student / temperature, -1), F.log_softmax(teacher / temperature, -1)
-    approximation, wanted = (log_q, log_p) if reverse else (log_p, log_q)
-    return F.kl_div(approximation, wanted, log_target=True, reduction="batchmean") * temperature**2

@@ -70,7 +70,16 @@ def tensor(shape: str, dtype: torch.dtype | None = None) -> Operand:
 
 def values(shape: str, make: Callable[[tuple[int, ...], Sizes], Tensor]) -> Operand:
     """A tensor whose values matter, made on the CPU."""
-    return Operand(shape, lambda dims, _, sizes: make(dims, sizes))
+    return Operand(shape, lambda dims, _, sizes: make(dims, sizes).contiguous())
+
+
+def positive(shape: str) -> Operand:
+    """A tensor of the spec's dtype with values from 0.5 to 1.5."""
+
+    def make(dims: tuple[int, ...], dtype: torch.dtype, _: Sizes) -> Tensor:
+        return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))).to(dtype)
+
+    return Operand(shape, make)
 
 
 def mask(shape: str) -> Operand:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -94,6 +95,11 @@ class _Cases:
         self.data = data_parameters(spec)
 
     @cached_property
+    def counted(self) -> int:
+        """The product of the sizes that stay as they are."""
+        return prod(self.spec.sizes[name] for name in self.spec.sizes if name not in self.varied)
+
+    @cached_property
     def kinds(self) -> frozenset[GroupKind]:
         """Of the canonical example's kernels."""
         return kinds(self.spec)
@@ -145,9 +151,14 @@ class _Cases:
         """Every way of keeping a row: by a warp, by a block, in shared memory, not at all."""
         if not self.kinds & {GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN}:
             return
+        if GroupKind.CONTRACTION in self.kinds:  # whose weights would be larger than any memory
+            yield from (self.case(f"rows of {n}", self.sized(dict.fromkeys(self.features, n))) for n in (200, 256, 12000))
+            return
+        few = {} if self.counted == 1 else {**dict.fromkeys(self.rows, 1), self.rows[-1]: 7}
         for features in (200, 256, 12000, 16384, 20000, 32768, 65536, 100003, 131072):
-            yield self.case(f"rows of {features}", self.sized(dict.fromkeys(self.features, features)))
-        yield self.case("many staged rows", self.sized(dict.fromkeys(self.features, 24576) | {self.rows[-1]: 300}))
+            yield self.case(f"rows of {features}", self.sized(few | dict.fromkeys(self.features, features)))
+        many = few | dict.fromkeys(self.features, 24576) | {self.rows[-1]: max(1, 300 // self.counted)}
+        yield self.case("many staged rows", self.sized(many))
         if GroupKind.ROW_COLUMN in self.kinds:  # of fewer rows the columns may be summed apart
             for features, rows in ((512, 40000), (2200, 10000)):
                 sizes = self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: rows})
@@ -228,8 +239,9 @@ class _Cases:
         return found | {name: (moves or {}).get(name, _as_it_is)(layout) for name, layout in layouts.items()}
 
     def of_rank(self, least: int, move: Move) -> dict[str, Move]:
-        """A change of memory for all tensors of so many dims and more."""
-        return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least}
+        """A change of memory for all tensors of so many dims and more that are not written to."""
+        written = self.spec.kernel.mutates
+        return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least and name not in written}
 
     def case(self, name: str, sizes: Sizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
         """A case of some sizes."""

@@ -121,13 +121,16 @@ def _is_large(case: Case) -> bool:
 
 
 def materialize(case: Case, device: torch.device) -> Arguments:
-    """The case's arguments; the same numbers each time."""
+    """The case's arguments; the same numbers each time. Matrices of weights are as small as those of new layers, so that 16 bits
+    hold the products."""
     generator = torch.Generator(device).manual_seed(zlib.crc32(case.name.encode()))
 
     def real(name: str, value: Any) -> Any:
         if isinstance(value, Layout):
-            values = case.values if name in case.data else Values.ORDINARY
-            return value.tensor(lambda shape: draw(values, shape, value.dtype, device, generator), device)
+            is_data = name in case.data
+            values = case.values if is_data else Values.ORDINARY
+            scale = 1.0 if is_data or len(value.shape) < 2 or not value.dtype.is_floating_point else value.shape[-1] ** -0.5
+            return value.tensor(lambda shape: draw(values, shape, value.dtype, device, generator) * scale, device)
         return value.to(device) if isinstance(value, Tensor) else value
 
     return {name: real(name, value) for name, value in case.arguments.items()}

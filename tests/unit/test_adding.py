@@ -70,4 +70,4 @@ def test_adding_a_spec(copy: Path) -> None:
     (lines,) = SHELL.findall(guide)
     printed = [run(copy, "-m", "fusegen", *shlex.split(line)[1:]) for line in lines.splitlines()]
     assert len(printed) > 1
-    assert all("squared_relu_glu" in text for text in printed)
+    assert all("tanh_glu" in text for text in printed)

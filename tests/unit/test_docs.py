@@ -23,6 +23,7 @@ from fusegen.bench import record, table
 from fusegen.bench.verdict import Outcome, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
+from fusegen.specs import FAMILIES, SPECS
 from tests.unit import bench_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ def session(path: Path, text: str) -> str:
     """The document with everything that it shows made anew."""
     module = ModuleType("document")  # torch.compile looks for the module of what it reads
     names = vars(module)
-    names |= {"measured": measured, "chosen": chosen, "command": command, "math_of": math_of}
+    names |= {"measured": measured, "chosen": chosen, "command": command, "math_of": math_of, "families": families}
 
     def step(found: re.Match[str]) -> str:
         if found["code"] is not None:
@@ -89,6 +90,13 @@ def command(line: str) -> str:
         code = main(shlex.split(line)[1:])
     assert code == 0, f"{line} ends with {code}"
     return f"$ {line}\n{printed.getvalue()}"
+
+
+def families() -> str:
+    """A table of the families of prebuilt fusions."""
+    names = {family: [spec.name for spec in SPECS.values() if spec.family == family] for family in FAMILIES}
+    rows = [f"| {family} | {', '.join(f'`{name}`' for name in found)} |" for family, found in names.items()]
+    return "\n".join(["| family | functions |", "|---|---|", *rows])
 
 
 def math_of(low: Lowered) -> str:

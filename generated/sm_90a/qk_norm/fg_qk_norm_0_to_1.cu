@@ -1,0 +1,401 @@
+// qk_norm_0: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements each.
+// Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// qk_norm_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements each.
+// Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+// Number of blocks in the grid.
+__device__ __forceinline__ i32 block_count() {
+  return static_cast<i32>(gridDim.x);
+}
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// 1 / sqrt(x), relative error below 2^-22.
+__device__ __forceinline__ float fast_rsqrt(float x) {
+  float result;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+
+// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
+}
+template <int N>
+__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
+    memcpy(&dst[k], &pair, sizeof(pair));
+  }
+  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+}
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
+  if constexpr (W == N) {
+    store_vec(base, i, src);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
+      store_vec(base, i + k, part);
+    }
+  }
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
+template <int N>
+__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    dst[k] = bit_cast<float>(pair << 16);
+    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
+
+namespace part_1 {
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+__device__ __forceinline__ float qk_norm_0_0(float q) {
+    return q * q;                                                                     // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+__device__ __forceinline__ float qk_norm_0_row_1(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+__device__ __forceinline__ float qk_norm_0_1(float q, float rstd, float q_weight) {
+    return q * rstd * q_weight;                                                       // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 4;  // that share a row
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 ROWS = 64;  // under way in a block
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Combines one value of every thread of a row; all of them receive the result.
+__device__ __forceinline__ float row_sum_f32(float value) {
+#pragma unroll
+    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
+    const Index row_count = q_dim0 * q_dim1 * q_dim2;
+    const i32 thread = thread_id() % THREADS;
+    const i32 group = thread_id() / THREADS;  // which of the block's rows
+    // Threads without a row go along with the last one, and have no columns.
+    const Index own = static_cast<Index>(block) * ROWS + group;
+    const bool exists = own < row_count;
+    const Index row = exists ? own : row_count - 1;
+    const Index column_count = exists ? 128 : 0;
+
+    // Phase 1 of 2: reduces each row to squares.
+    bf16 q_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        load_lanes<8>(q_raw[c], q_ptr, row * 128 + column);
+    }
+    float squares_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        float q[LANES];
+        widen_vec(q_raw[c], q);
+        float squares_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            squares_part[v] = qk_norm_0_0(q[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+    }
+    float squares = squares_of[0];
+    squares = row_sum_f32(squares);
+
+    // Phase 2 of 2: computes rstd; writes out_0.
+    const float rstd = qk_norm_0_row_1(squares, eps);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        bf16 q_weight_raw[LANES];
+        load_lanes<8>(q_weight_raw, q_weight_ptr, column);
+        float q_weight[LANES];
+        widen_vec(q_weight_raw, q_weight);
+        float q[LANES];
+        widen_vec(q_raw[c], q);
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = qk_norm_0_1(q[v], rstd, q_weight[v]);
+        }
+        bf16 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        store_lanes<8>(out_0_ptr, row * 128 + column, result_0_raw);
+    }
+}
+}  // part_1
+
+namespace part_2 {
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+__device__ __forceinline__ float qk_norm_1_0(float k_) {
+    return k_ * k_;                                                                   // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+__device__ __forceinline__ float qk_norm_1_row_1(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+__device__ __forceinline__ float qk_norm_1_1(float k_, float rstd, float k_weight) {
+    return k_ * rstd * k_weight;                                                      // line 13: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 8;  // that share a row
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 ROWS = 32;  // under way in a block
+constexpr i32 CHUNKS = 2;  // groups of lanes that a thread holds
+
+// Combines one value of every thread of a row; all of them receive the result.
+__device__ __forceinline__ float row_sum_f32(float value) {
+#pragma unroll
+    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
+    const Index row_count = k_dim1 * q_dim0 * q_dim2;
+    const i32 thread = thread_id() % THREADS;
+    const i32 group = thread_id() / THREADS;  // which of the block's rows
+    // Threads without a row go along with the last one, and have no columns.
+    const Index own = static_cast<Index>(block) * ROWS + group;
+    const bool exists = own < row_count;
+    const Index row = exists ? own : row_count - 1;
+    const Index column_count = exists ? 128 : 0;
+
+    // Phase 1 of 2: reduces each row to squares.
+    bf16 k__raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        load_lanes<8>(k__raw[c], k_ptr, row * 128 + column);
+    }
+    float squares_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        float k_[LANES];
+        widen_vec(k__raw[c], k_);
+        float squares_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            squares_part[v] = qk_norm_1_0(k_[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+    }
+    float squares = squares_of[0];
+    squares = row_sum_f32(squares);
+
+    // Phase 2 of 2: computes rstd; writes out_1.
+    const float rstd = qk_norm_1_row_1(squares, eps);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        bf16 k_weight_raw[LANES];
+        load_lanes<8>(k_weight_raw, k_weight_ptr, column);
+        float k_weight[LANES];
+        widen_vec(k_weight_raw, k_weight);
+        float k_[LANES];
+        widen_vec(k__raw[c], k_);
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = qk_norm_1_1(k_[v], rstd, k_weight[v]);
+        }
+        bf16 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        store_lanes<8>(out_1_ptr, row * 128 + column, result_0_raw);
+    }
+}
+}  // part_2
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parts
+// ---------------------------------------------------------------------------------------------------------------------
+extern "C" __global__ void __launch_bounds__(256, 4)
+fg_qk_norm_0_to_1(i64 blocks_1, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1, double eps) {
+    i32 block = block_id(), blocks = block_count();
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
+    block -= static_cast<i32>(blocks_1);
+    blocks -= static_cast<i32>(blocks_1);
+    part_2::run(block, blocks, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
+}
