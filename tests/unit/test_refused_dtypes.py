@@ -75,7 +75,7 @@ def ours(function: Callable[[Any], Any], x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool], ids=str
+    "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool, torch.float8_e4m3fn], ids=str
 )
 def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
     x = (FLOATS * 16).to(dtype)
