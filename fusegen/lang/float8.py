@@ -25,4 +25,9 @@ def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
         return
     if op is Op.MATMUL:
         raise TraceError(f"a product of {narrow}", mend="convert both first, or call torch._scaled_mm outside")
-    raise TraceError(f"{op.row.name} of {narrow}, in which torch does not compute either", mend="convert first: x.float()")
+    raise no_arithmetic(op.row.name, narrow)
+
+
+def no_arithmetic(name: str, dtype: DType) -> TraceError:
+    """The error of a function that computes, given 8-bit floats."""
+    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", mend="convert first: x.float()")
