@@ -58,7 +58,7 @@ _PRIMITIVES = """
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence
     wgmma_wait
-    widen widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
+    widen widen_e4m3x2 widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 

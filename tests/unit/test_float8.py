@@ -28,7 +28,7 @@ def same_bits(ours: Tensor, theirs: Tensor) -> None:
 
 def every(dtype: torch.dtype) -> Tensor:
     """All values of a dtype of 8 or 16 bits."""
-    return torch.arange(2**8).to(torch.uint8).view(dtype) if dtype.itemsize == 1 else torch.arange(2**16).to(torch.uint16).view(dtype)
+    return torch.arange(2 ** (8 * dtype.itemsize)).to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
 
 
 def wide(dtype: torch.dtype) -> Tensor:
