@@ -26,6 +26,11 @@ def test_conversions(dtype: torch.dtype) -> None:
             same_bits(ours, theirs)
 
 
+def test_sixteen_at_a_time() -> None:
+    x = made(5, 64).to(E4M3)
+    same_bits(fg.kernel(lambda x: torch.cat([x[1:], x[:1]]))(x), torch.cat([x[1:], x[:1]]))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_quantized(name: str) -> None:
     function, arguments = CASES[name]

@@ -103,6 +103,12 @@ def test_they_are_moved(dtype: torch.dtype) -> None:
                 same_bits(a, b)
 
 
+@DTYPES
+def test_an_access_moves_sixteen_of_them(dtype: torch.dtype) -> None:
+    text = fg.kernel(lambda x: x[1:]).lower(torch.zeros(8, 64).to(dtype), target="sm_90a").asm["cuda"]
+    assert "load_lanes<16>(x_raw" in text and "store_lanes<16>(out_ptr" in text
+
+
 def test_closed_over_and_widened() -> None:
     table = torch.randn(5, 16, generator=torch.Generator().manual_seed(2)).to(E4M3)
     agree(lambda x, rows: x + table[rows].float(), (torch.randn(3, 16), torch.tensor([4, 0, 4])))
@@ -125,3 +131,26 @@ def test_nothing_is_computed_in_them() -> None:
     for says, function in COMPUTED.items():
         with case(says):
             refused(function, torch.randn(3, 8).to(E4M3), error=TraceError, says=says)
+
+
+DIFFERENTIABLE: list[Callable[[Any], Any]] = [
+    lambda x: x.to(E4M3),
+    lambda x: x.to(E5M2).float() * 3.3,
+    lambda x: x.float() * 2.7,
+    lambda x: x[torch.tensor([0, 0, 1])].float(),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, E4M3], ids=str)
+def test_gradients_are_rounded_where_torch_rounds_them(dtype: torch.dtype) -> None:
+    """A gradient has the dtype of what it is by, on both sides of a conversion."""
+    for number, function in enumerate(DIFFERENTIABLE):
+        with case(number):
+            found = []
+            for called in (fg.kernel(function), function):
+                x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_()
+                result = called(x)
+                result.backward(torch.linspace(-3, 3, result.numel()).view(result.shape).to(result.dtype))
+                found.append(x.grad)
+            assert found[0] is not None and found[1] is not None
+            same_bits(found[0], found[1])
