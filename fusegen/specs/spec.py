@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.api import Kernel
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 
 Arguments: TypeAlias = dict[str, Any]
 Example: TypeAlias = Callable[..., Arguments]
@@ -78,4 +78,6 @@ def _real(tensor: Tensor, device: torch.device, generator: torch.Generator) -> T
         return tensor.to(device)
     if not tensor.is_floating_point():
         return torch.randint(2, tensor.shape, dtype=tensor.dtype, device=device, generator=generator)
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=device, generator=generator)
+    drawn = from_torch(tensor.dtype)
+    dtype = drawn.compute.torch if drawn.is_float8 else tensor.dtype  # torch draws no 8-bit floats
+    return torch.randn(tensor.shape, dtype=dtype, device=device, generator=generator).to(tensor.dtype)

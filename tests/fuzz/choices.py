@@ -53,7 +53,7 @@ class State:
 
 
 def _is_lost(value: Tensor) -> bool:
-    return value.is_floating_point() and value.numel() > 0 and value.isfinite().double().mean().item() < 0.5
+    return value.is_floating_point() and value.numel() > 0 and value.double().isfinite().double().mean().item() < 0.5
 
 
 # Strategies are made once: making them costs more than drawing.

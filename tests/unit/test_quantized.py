@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 import fusegen as fg
-from tests.unit.quantized import E4M3, cases, into_a_cache, made
+from fusegen.errors import ArgumentError
+from tests.unit.bundles import built
+from tests.unit.quantized import E4M3, E5M2, cases, dequantized, into_a_cache, made, of_a_gate
 from tests.unit.test_float8 import same_bits
 
 CASES = cases(5, 256)
@@ -45,3 +49,30 @@ def test_a_cache_is_written() -> None:
     into_a_cache(theirs, *arguments)
     same_bits(ours, theirs)
     assert len(kernel.lower(ours, *arguments, target="sm_90a").program.launches) == 1
+
+
+def test_a_built_kernel_takes_and_gives_them(tmp_path: Path) -> None:
+    x, scale = made(9, 256).to(E4M3), made(9, 1).abs()
+    kernel = built(tmp_path / "down", dequantized, (x[:4], scale[:4]))
+    assert torch.equal(kernel(x, scale), dequantized(x, scale))
+    with pytest.raises(ArgumentError, match="'x' is float8_e5m2"):
+        kernel(x.to(E5M2), scale)
+    gate, up = made(9, 256), made(9, 256, seed=1)
+    agree_in_bits(built(tmp_path / "up", of_a_gate, (gate[:4], up[:4]))(gate, up), of_a_gate(gate, up))
+
+
+@pytest.mark.deep
+def test_an_operator_of_the_other_compiler_takes_and_gives_them() -> None:
+    def again(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(E5M2), x.abs()
+
+    x = made(5, 64).to(E4M3)
+    for ours, theirs in zip(fg.kernel(again, compiler="extension")(x), again(x), strict=True):
+        same_bits(ours, theirs)
+
+
+def test_bfloat16_is_within_a_unit_of_torch() -> None:
+    """Steps are not rounded in between, as torch rounds them."""
+    gate, up = made(64, 256).bfloat16(), made(64, 256, seed=1).bfloat16()
+    for ours, theirs in zip(fg.kernel(of_a_gate)(gate, up), of_a_gate(gate, up), strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=2**-3, atol=2**-9)
