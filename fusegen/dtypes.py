@@ -48,12 +48,12 @@ class DType(Enum):
 
     @property
     def is_float8(self) -> bool:
-        """Whether this is an 8-bit float, which is stored, moved and converted only."""
+        """True for an 8-bit float, which is stored, moved and converted only."""
         return self in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
     @property
     def is_narrow(self) -> bool:
-        """Whether this is a float of 16 bits or fewer, which computes in float32."""
+        """True for a float of 16 bits or fewer, which computes in float32."""
         return self.is_half or self.is_float8
 
     @property
@@ -71,7 +71,7 @@ class DType(Enum):
 
 
 SATURATES = not torch.tensor(480.0, device="cpu").to(torch.float8_e4m3fn).isnan().item()
-"""Whether torch makes 448 of what is too large for float8_e4m3fn; older versions make NaN of it."""
+"""True if torch converts numbers beyond 448 to 448 in float8_e4m3fn; older versions convert them to NaN."""
 
 _BY_TORCH = {dtype.torch: dtype for dtype in DType}
 _NUMBERS = 2  # the rank of Python numbers in promotion, after tensors with dims and tensors without
