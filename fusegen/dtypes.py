@@ -103,6 +103,9 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
         dtypes: the operands' types; at least one.
         weak: for each operand, whether it is a Python number.
         scalar: for each operand, whether it has no dims; none has by default.
+
+    Raises:
+        TraceError: an 8-bit float meets another dtype.
     """
     ranks = [2 if w else int(s) for w, s in zip(weak, scalar or [False] * len(dtypes), strict=True)]
     groups = [[d for d, r in zip(dtypes, ranks, strict=True) if r == rank] for rank in range(3)]
@@ -110,7 +113,8 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
     for rank, group in enumerate(groups):
         joined = _join(group) if group else None
         if joined is not None and (result is None or _category(joined) > _category(result)):
-            result = DType.FLOAT32 if rank == _NUMBERS and joined.is_float and result is not None else joined
+            is_default = rank == _NUMBERS and joined.is_float and result is not None
+            result = DType.FLOAT32 if is_default else _join([joined if result is None else result, joined])
     if result is None:
         raise ValueError("promotion of no operands")
     return result

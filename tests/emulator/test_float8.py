@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from tests.unit.quantized import E4M3, E5M2, cases, into_a_cache, made
-from tests.unit.test_float8 import every, same_bits, wide
-from tests.unit.test_quantized import agree_in_bits
+from tests.unit.eight_bits import E4M3, E5M2, agree_in_bits, every, same_bits, wide
+from tests.unit.quantized import cases, into_a_cache, made
 
 pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
 CASES = cases(3, 256)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+from tests.unit.eight_bits import E4M3, E5M2
+
 LARGEST = 448.0  # of E4M3
 
 
@@ -23,6 +24,21 @@ def of_a_gate(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     hidden = F.silu(gate) * up
     scale = hidden.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
     return (hidden / scale).clamp(-LARGEST, LARGEST).to(E4M3), scale
+
+
+def of_a_residual(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of a sum, with a scale for each token, and the sum."""
+    hidden = x + residual
+    normed = F.rms_norm(hidden, hidden.shape[-1:], weight, 1e-6)
+    scale = (normed.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-6)
+    return (normed / scale).clamp(-LARGEST, LARGEST).to(E4M3), scale, hidden
+
+
+def of_a_weight(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A scale for each block of 128 x 128."""
+    blocks = x.view(-1, 128, x.shape[1] // 128, 128)
+    largest = blocks.abs().amax((1, 3), keepdim=True).clamp(min=1e-4)
+    return (blocks * (LARGEST / largest)).to(E4M3).view(x.shape), (largest / LARGEST).squeeze(3).squeeze(1)
 
 
 def in_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,6 +81,7 @@ def cases(rows: int, width: int) -> Mapping[str, tuple[Callable[..., Any], tuple
     return {
         "norm": (of_a_norm, (made(rows, width), made(width), torch.tensor(0.01))),
         "gate": (of_a_gate, (made(rows, width), y)),
+        "residual": (of_a_residual, (made(rows, width), made(rows, width, seed=1), made(width))),
         "blocks": (in_blocks, (made(rows, width),)),
         "blocks with what is large": (in_blocks, (x,)),
         "tensor": (of_a_tensor, (made(rows, width),)),

@@ -11,21 +11,11 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from tests.unit.bundles import built
-from tests.unit.quantized import E4M3, E5M2, cases, dequantized, into_a_cache, made, of_a_gate
-from tests.unit.test_float8 import same_bits
+from tests.unit.eight_bits import E4M3, E5M2, agree_in_bits, same_bits
+from tests.unit.quantized import cases, dequantized, into_a_cache, made, of_a_gate, of_a_weight
 
-CASES = cases(5, 256)
+CASES = {**cases(5, 256), "weight": (of_a_weight, (made(256, 384),))}
 LAUNCHES = {"tensor": 2}
-
-
-def agree_in_bits(ours: Tensor | tuple[Tensor, ...], theirs: Tensor | tuple[Tensor, ...]) -> None:
-    pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) and isinstance(theirs, tuple) else [(ours, theirs)]
-    for a, b in pairs:
-        assert isinstance(a, Tensor) and isinstance(b, Tensor)
-        if b.dtype.itemsize == 1:
-            same_bits(a, b)
-        else:
-            torch.testing.assert_close(a, b, rtol=1e-6 if b.dtype is torch.float32 else 1e-2, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", CASES)
