@@ -1,7 +1,7 @@
 """Element types: what is stored in memory, and the wider type that arithmetic uses.
 
-The rule is *precision follows the output*: 16-bit floats compute in float32, float32 in float32, float64 in float64,
-integers in int64. Promotion between tensors is torch's own (``torch.promote_types``).
+The rule is *precision follows the output*: 8-bit and 16-bit floats compute in float32, float32 in float32, float64 in float64,
+integers in int64. Promotion between tensors is torch's own (``torch.promote_types``), which has none of 8-bit floats.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 import torch
 
-from fusegen.errors import UnsupportedError
+from fusegen.errors import TraceError, UnsupportedError
 
 
 class DType(Enum):
@@ -23,6 +23,8 @@ class DType(Enum):
     INT16 = ("i16", "i16", 2, torch.int16)
     INT32 = ("i32", "i32", 4, torch.int32)
     INT64 = ("i64", "i64", 8, torch.int64)
+    FLOAT8_E4M3FN = ("f8e4m3", "f8e4m3", 1, torch.float8_e4m3fn)
+    FLOAT8_E5M2 = ("f8e5m2", "f8e5m2", 1, torch.float8_e5m2)
     FLOAT16 = ("f16", "f16", 2, torch.float16)
     BFLOAT16 = ("bf16", "bf16", 2, torch.bfloat16)
     FLOAT32 = ("f32", "float", 4, torch.float32)
@@ -45,9 +47,19 @@ class DType(Enum):
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property
+    def is_float8(self) -> bool:
+        """True for an 8-bit float, which is stored, moved and converted only."""
+        return self in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+
+    @property
+    def is_narrow(self) -> bool:
+        """True for a float of 16 bits or fewer, which computes in float32."""
+        return self.is_half or self.is_float8
+
+    @property
     def compute(self) -> DType:
         """The type in which values of this type are computed."""
-        if self.is_half:
+        if self.is_narrow:
             return DType.FLOAT32
         return self if self.is_float or self is DType.BOOL else DType.INT64
 
@@ -58,6 +70,9 @@ class DType(Enum):
         return self.short
 
 
+SATURATES = not torch.tensor(480.0, device="cpu").to(torch.float8_e4m3fn).isnan().item()
+"""True if torch converts numbers beyond 448 to 448 in float8_e4m3fn; older versions convert them to NaN."""
+
 _BY_TORCH = {dtype.torch: dtype for dtype in DType}
 _NUMBERS = 2  # the rank of Python numbers in promotion, after tensors with dims and tensors without
 
@@ -66,7 +81,7 @@ def from_torch(dtype: torch.dtype) -> DType:
     """The element type of a torch dtype.
 
     Raises:
-        UnsupportedError: for complex, quantised, 8-bit float and other types that fusegen does not know.
+        UnsupportedError: for complex, quantised and other types that fusegen does not know.
     """
     if dtype not in _BY_TORCH:
         known = ", ".join(map(str, DType))
@@ -88,6 +103,9 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
         dtypes: the operands' types; at least one.
         weak: for each operand, whether it is a Python number.
         scalar: for each operand, whether it has no dims; none has by default.
+
+    Raises:
+        TraceError: an 8-bit float meets another dtype.
     """
     ranks = [2 if w else int(s) for w, s in zip(weak, scalar or [False] * len(dtypes), strict=True)]
     groups = [[d for d, r in zip(dtypes, ranks, strict=True) if r == rank] for rank in range(3)]
@@ -95,7 +113,8 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
     for rank, group in enumerate(groups):
         joined = _join(group) if group else None
         if joined is not None and (result is None or _category(joined) > _category(result)):
-            result = DType.FLOAT32 if rank == _NUMBERS and joined.is_float and result is not None else joined
+            is_default = rank == _NUMBERS and joined.is_float and result is not None
+            result = DType.FLOAT32 if is_default else _join([joined if result is None else result, joined])
     if result is None:
         raise ValueError("promotion of no operands")
     return result
@@ -104,6 +123,9 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
 def _join(dtypes: Sequence[DType]) -> DType:
     result = dtypes[0].torch
     for dtype in dtypes[1:]:
+        if dtype.torch is not result and (dtype.is_float8 or from_torch(result).is_float8):
+            what = f"{from_torch(result)} and {dtype} have no common dtype, in torch neither"
+            raise TraceError(what, mend="convert both to one dtype first, x.float() say")
         result = torch.promote_types(result, dtype.torch)
     return from_torch(result)
 

@@ -31,6 +31,7 @@ class Target:
         wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
         cluster: blocks that can share a row and reach each other's shared memory; 1 where none can.
         overlap: whether a kernel can be launched while the one before it still runs, and wait for that itself.
+        converts_float8: whether instructions convert 8-bit floats.
         products: skeletons for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
     """
 
@@ -41,6 +42,7 @@ class Target:
     wgmma: bool = False
     cluster: int = 1
     overlap: bool = False
+    converts_float8: bool = False
     products: tuple[str, ...] = ()
 
     def clusters(self, size: int) -> int:
@@ -67,11 +69,14 @@ CPU = Target("cpu", Backend.CPU)
 _CUDA = (
     Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912, products=("mma.sync",)),
     Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376, products=("mma.sync",)),
-    Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376, products=("mma.sync",)),
-    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, wgmma=True, cluster=16, overlap=True, products=("wgmma",)),
-    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, cluster=16, overlap=True, products=("mma.sync",)),
-    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, cluster=8, overlap=True, products=("mma.sync",)),
-)
+    Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376, converts_float8=True, products=("mma.sync",)),
+    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, converts_float8=True, wgmma=True, cluster=16, overlap=True,
+           products=("wgmma",)),
+    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, converts_float8=True, cluster=16, overlap=True,
+           products=("mma.sync",)),
+    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, converts_float8=True, cluster=8, overlap=True,
+           products=("mma.sync",)),
+)  # fmt: skip
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
 _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}
 

@@ -25,7 +25,10 @@ from fusegen.schedule.words import plan_words
 from fusegen.timing import Times, interleaved
 
 _MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
-_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30}
+_TOLERANCES = {
+    torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
+    torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30,
+}  # fmt: skip
 """Root mean square by which two plans' results may differ, over that of the result: they add up in other orders."""
 
 
@@ -275,8 +278,11 @@ def _check_alike(name: str, plan: LanePlan, found: Sequence[Any], wanted: Sequen
 def _alike(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
+    tolerance = _TOLERANCES[one.dtype]
+    if one.itemsize == 1:  # torch has no difference of 8-bit floats
+        one, other = one.float(), other.float()
     finite = one.isfinite() & other.isfinite()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return False
     difference, whole = (torch.linalg.vector_norm(t[finite].double()) for t in (one - other, other))
-    return float(difference) <= _TOLERANCES[one.dtype] * float(whole)
+    return float(difference) <= tolerance * float(whole)

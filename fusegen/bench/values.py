@@ -14,6 +14,8 @@ from fusegen.bench.case import Case
 from fusegen.specs.spec import Arguments
 
 _TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float8_e5m2: 2**-2,
+    torch.float8_e4m3fn: 2**-3,
     torch.bfloat16: 2**-5,
     torch.float16: 2**-8,
     torch.float32: 2**-15,
@@ -63,6 +65,8 @@ def _difference(result: Tensor, wanted: Tensor) -> float:
     """Root mean square of what a result is off, over that of what is wanted; of integers, the share that differs."""
     if not result.is_floating_point():
         return float((result != wanted).double().mean())
+    if wanted.dtype.itemsize == 1:  # torch has no difference of 8-bit floats
+        result, wanted = result.float(), wanted.float()
     off, whole = _norm(result.to(wanted.dtype) - wanted), _norm(wanted)
     if off == 0:
         return 0.0
@@ -75,7 +79,7 @@ def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:
     if not dtype.is_floating_point:
         return 0.0
     step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    return _TOLERANCES[dtype] + step * math.sqrt(wanted.numel()) / max(_norm(wanted), step)
+    return _TOLERANCES[dtype] + step * math.sqrt(wanted.numel()) / max(_norm(wanted.double()), step)
 
 
 def _norm(tensor: Tensor) -> float:

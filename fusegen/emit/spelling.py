@@ -154,7 +154,7 @@ class Language:
         if target is DType.BOOL:
             return value if source is DType.BOOL else Text(f"{value.within(Precedence.RELATION)} != 0", Precedence.EQUALITY)
         wide = target.compute.spelling
-        if target.is_half:
+        if target.is_narrow:
             as_float = inner if source is DType.FLOAT32 else f"static_cast<float>({inner})"
             return Text(f"round_{target.short}({as_float})")
         if target in (DType.FLOAT32, DType.FLOAT64, DType.INT64):

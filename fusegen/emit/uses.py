@@ -53,17 +53,19 @@ class Uses:
         computed: types in which the math computes.
         widths: bytes of an access to several neighbours.
         maps: whether it takes tensor maps.
+        converts_float8: whether the target has instructions that convert 8-bit floats.
     """
 
     stored: frozenset[DType]
     computed: frozenset[DType]
     widths: frozenset[int]
     maps: bool
+    converts_float8: bool
 
     def __or__(self, other: Uses) -> Uses:
         """What two texts use together."""
         lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
-        return Uses(*lists, maps=self.maps or other.maps)
+        return Uses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
 
     @property
     def context(self) -> dict[str, object]:
@@ -75,8 +77,9 @@ class Uses:
             "computed": [d.spelling for d in DType if d in self.computed],
             "widths": sorted(self.widths),
             "maps": self.maps,
+            "converts_float8": self.converts_float8,
         }
 
 
-EVERYTHING = Uses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True)
+EVERYTHING = Uses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True, converts_float8=True)
 """For a text of which nothing is known."""

@@ -12,6 +12,8 @@ DTYPES: dict[DType, str] = {
     DType.FLOAT32: "at::kFloat",
     DType.BFLOAT16: "at::kBFloat16",
     DType.FLOAT16: "at::kHalf",
+    DType.FLOAT8_E4M3FN: "at::kFloat8_e4m3fn",
+    DType.FLOAT8_E5M2: "at::kFloat8_e5m2",
     DType.INT64: "at::kLong",
     DType.INT32: "at::kInt",
     DType.INT16: "at::kShort",

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from fusegen.calls.numbers import ERRORS
-from fusegen.dtypes import DType, from_torch
+from fusegen.dtypes import SATURATES, DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.formula import formula
 from fusegen.ir.formula import relation as relation_of
@@ -21,11 +21,15 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.argument import Argument
+from fusegen.lang.float8 import require_wide
 from fusegen.lang.memory import Memory, lies_in, require_current, store
 from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
+
+_LAST_ROUNDED_DOWN = 464.0
+"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
 
 _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
@@ -131,6 +135,9 @@ class Tracer:
             raise stale()
         for operand in args:
             require_current(operand)
+        require_wide(op, [a._node.dtype for a in args])
+        if op is Op.CAST and attrs["dtype"] is DType.FLOAT8_E4M3FN and not SATURATES:
+            args = (self._without_overflow(args[0]),)
         positions = [self._operand(op, a) for a in args]
         numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
         if numbers:
@@ -147,6 +154,13 @@ class Tracer:
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
+
+    def _without_overflow(self, value: TracedTensor) -> TracedTensor:
+        """A value with NaN in place of what rounds to more than float8_e4m3fn holds."""
+        if value._node.dtype is DType.FLOAT64 or not value._node.dtype.is_float:
+            value = self.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
+        is_above = self.add(Op.GT, self.add(Op.ABS, value), self.lift(_LAST_ROUNDED_DOWN))
+        return self.add(Op.WHERE, is_above, self.lift(float("nan")), value)
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
         """The memory in which a new value lies, if it is one that exists already."""

@@ -76,8 +76,9 @@ def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> lis
     """
     ((_, dtype),), shape = wanted, (length, rows.shape[1])
     total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
+    rows, placed = (rows.to(total), total) if rows.itemsize == 1 else (rows, dtype)  # torch cannot place 8-bit floats
     if rows.is_cuda and rows.is_floating_point() and len(rows):
-        return [_sums_of_runs(shape, dtype, rows, index, total)]
+        return [_sums_of_runs(shape, placed, rows, index, total).to(dtype)]
     return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
 
 

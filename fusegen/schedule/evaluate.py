@@ -174,7 +174,7 @@ class Evaluator:
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
             constant = self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
-            return self._rounded(constant, node.dtype) if node.dtype.is_half else constant
+            return self._rounded(constant, node.dtype) if node.dtype.is_narrow else constant
         if node.op is Op.SCALAR:
             return self.terms.put(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
         coordinate = index[0] if node.op is Op.IOTA else node.attr("size")
@@ -211,7 +211,7 @@ class Evaluator:
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common in _NARROW_INTEGERS:
             convert = self._wrapped
-        elif common.is_half and node.op.row.result is Result.BOOL:
+        elif common.is_narrow and node.op.row.result is Result.BOOL:
             convert = self._rounded
         else:
             return args
@@ -244,7 +244,7 @@ class Evaluator:
         """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
         source = self.terms.items[arg]
         if source.op is Leaf.CONSTANT and node.dtype not in _NARROW_INTEGERS:
-            return self._rounded(arg, node.dtype) if node.dtype.is_half else self.terms.convert(arg, node.dtype.compute)
+            return self._rounded(arg, node.dtype) if node.dtype.is_narrow else self.terms.convert(arg, node.dtype.compute)
         if source.dtype is node.dtype.compute and node.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL):
             return arg
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)

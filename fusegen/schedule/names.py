@@ -20,8 +20,8 @@ _KEYWORDS = """
 
 _SHARED = """
     thread row col column index lane lanes load store chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16
-    f16 Index Operands operands exp log sin cos tanh part erf sqrt abs floor ceil trunc rint pow fabs fmod acc out position first
-    row_count column_count element_count
+    f16 f8e4m3 f8e5m2 Index Operands operands exp log sin cos tanh part erf sqrt abs floor ceil trunc rint pow fabs fmod acc out
+    position first row_count column_count element_count
 """
 """Names that all pipelines share."""
 
@@ -39,7 +39,8 @@ _PRIMITIVES = """
     cluster_rank cluster_size cluster_sync cluster_wait copy_async_some ldmatrix ldmatrix_transposed mma_m16n8k16_bf16
     mma_m16n8k16_f16
     copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
-    double_from_bits each_chunk erf_f32 erf_f64 exp_below exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce
+    double_from_bits each_chunk f8e4m3_to_float f8e5m2_to_float float_to_f8e4m3 float_to_f8e5m2
+    erf_f32 erf_f64 exp_below exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce
     expm1_f32 expm1_f64 expm1_reduced fast_divide fast_exp fast_exp2 fast_one_plus_erf fast_reciprocal fast_rsqrt
     fence_proxy_async float_bits
     float_from_bits float_to_bfloat float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load
@@ -50,14 +51,14 @@ _PRIMITIVES = """
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
     pow_f32 pow_f64
     philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
-    rint_f32 rint_f64 round_bf16 round_f16
+    rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence
     wgmma_wait
-    widen widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
+    widen widen_e4m3x2 widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusegen.api import Kernel
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
 from fusegen.specs.operands import CANONICAL_SIZES, Operand
@@ -155,4 +155,6 @@ def _real(tensor: Tensor, device: torch.device, generator: torch.Generator) -> T
         return tensor.to(device)
     if not tensor.is_floating_point():
         return torch.randint(2, tensor.shape, dtype=tensor.dtype, device=device, generator=generator)
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=device, generator=generator)
+    drawn = from_torch(tensor.dtype)
+    dtype = drawn.compute.torch if drawn.is_float8 else tensor.dtype  # torch draws no 8-bit floats
+    return torch.randn(tensor.shape, dtype=dtype, device=device, generator=generator).to(tensor.dtype)

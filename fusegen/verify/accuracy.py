@@ -1,10 +1,10 @@
 """The accuracy rule: how far a result may be from float64, measured by what torch eager does on the same inputs.
 
 NaN and infinities stand where the exact result, rounded to the dtype, has them; the root mean square of the errors is within
-1.1 times eager's for 16-bit results and 1.25 times for float32 (where there are elements enough for it to say something, and it is
-more than a hundredth of a unit in the last place); the
-greatest error is within twice eager's plus two units in the last place. Where eager itself overflows, either the result is as
-good as torch's in float32, rounded once, or it has nothing wrong where eager is right.
+1.1 times eager's for results of 16 bits or fewer and 1.25 times for float32 (where there are elements enough for it to say
+something, and it is more than a hundredth of a unit in the last place); the greatest error is within twice eager's plus two units
+in the last place. Where eager itself overflows, either the result is as good as torch's in float32, rounded once, or it has nothing
+wrong where eager is right.
 """
 
 from __future__ import annotations
@@ -78,17 +78,23 @@ def judge(
         return Verdict(Errors(), f"{got.dtype} {tuple(got.shape)} instead of {eager.dtype} {tuple(eager.shape)}")
     if got.shape != exact.shape:
         return Verdict(Errors(), f"shape {tuple(got.shape)} instead of {tuple(exact.shape)}")
-    rounded = exact.to(got.dtype)
+    dtype, rounded = got.dtype, exact.to(got.dtype)
+    got, eager, rounded = _comparable(got), _comparable(eager), _comparable(rounded)
     eager_overflows, overflows = (bool(_is_elsewhere(one, rounded).any()) for one in (eager, got))
     if eager_overflows and wider is not None:
-        found = _Comparison(got, wider(), exact, rounded)
+        found = _Comparison(dtype, got, _comparable(wider()), exact, rounded)
         if not found.failure():
             return Verdict(found.errors, overflows=overflows)
-    found = _Comparison(got, eager, exact, rounded)
+    found = _Comparison(dtype, got, eager, exact, rounded)
     failure = found.failure()
     if failure and may_overflow and (eager_overflows or found.eager_is_far_away()):
         return Verdict(found.errors, overflows=True)
     return Verdict(found.errors, failure, overflows and not failure)
+
+
+def _comparable(result: Tensor) -> Tensor:
+    """A result as it is, or wider where torch cannot compare and subtract it: 8-bit floats."""
+    return result.float() if result.is_floating_point() and result.itemsize == 1 else result
 
 
 def _repetitions(exact: Tensor) -> int:
@@ -102,7 +108,8 @@ def _is_elsewhere(one: Tensor, other: Tensor) -> Tensor:
 
 
 class _Comparison:
-    def __init__(self, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor) -> None:
+    def __init__(self, dtype: torch.dtype, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor) -> None:
+        self.info, self.rms_bound = torch.finfo(dtype), rms_bound(dtype)
         self.got, self.eager, self.exact, self.rounded = got, eager, exact, rounded
         self.finite = rounded.isfinite() & got.isfinite() & eager.isfinite()
         expected = exact[self.finite]
@@ -124,8 +131,8 @@ class _Comparison:
     def _places(self) -> str:
         """NaN and infinities; which side of the greatest number something just there falls on is a matter of its error."""
         wrong = _is_elsewhere(self.got, self.rounded) & ~_is_elsewhere(self.eager, self.rounded)
-        limit = torch.finfo(self.got.dtype).max
-        allowed = _GREATEST * self.errors.eager_worst + _UNITS * torch.finfo(self.got.dtype).eps * limit
+        limit = self.info.max
+        allowed = _GREATEST * self.errors.eager_worst + _UNITS * self.info.eps * limit
         is_there = ((self.exact.abs() - limit).abs() <= allowed) & (self.got.sign() == self.exact.sign())
         wrong &= ~(is_there & (self.got.abs().double() >= limit - 2 * allowed))
         count = int(wrong.sum())
@@ -135,7 +142,7 @@ class _Comparison:
         return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
 
     def _rms(self) -> str:
-        bound = rms_bound(self.got.dtype)
+        bound = self.rms_bound
         invisible = _INVISIBLE * torch.finfo(self.got.dtype).eps * _rms(self.expected)
         if self.different < ENOUGH or self.errors.rms <= max(bound * self.errors.eager_rms, invisible) + 1e-300:
             return ""
@@ -161,8 +168,7 @@ class _Comparison:
         return self._worst((self.got[alone].double() - expected).abs(), expected)
 
     def _unit(self, expected: Tensor) -> Tensor:
-        info = torch.finfo(self.got.dtype)
-        return info.eps * expected.abs().clamp(min=info.tiny)
+        return self.info.eps * expected.abs().clamp(min=self.info.tiny)
 
     def _at(self, place: tuple[int, ...]) -> str:
         ours, theirs, exact = (t[place].item() for t in (self.got, self.eager, self.exact))

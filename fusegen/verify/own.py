@@ -152,7 +152,9 @@ class _Check:
         nodes = [self.graph.nodes[position] for position in self.graph.outputs]
         shapes = [tuple(formula(dim)(self.sizes) for dim in node.shape) for node in nodes]
         return [
-            torch.randn(shape, dtype=node.dtype.torch, device=self.device, generator=generator) if is_active else None
+            torch.randn(shape, dtype=node.dtype.compute.torch, device=self.device, generator=generator).to(node.dtype.torch)
+            if is_active
+            else None
             for shape, node, is_active in zip(shapes, nodes, active, strict=True)
         ]
 

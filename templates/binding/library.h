@@ -27,12 +27,15 @@ inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, cons
 
 // Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
 inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length, const std::vector<at::Tensor>& given) {
-  const at::Tensor &rows = given[0], &index = given[1];
+  const at::Tensor& index = given[1];
   const at::ScalarType dtype = wanted[0].second;
-  const std::vector<int64_t> shape = {length, rows.size(1)};
-  const bool is_half = rows.is_floating_point() && rows.element_size() < 4;
-  const at::ScalarType total = is_half ? at::kFloat : rows.scalar_type();
-  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0)) return {sums_of_runs(shape, dtype, rows, index, total)};
+  const std::vector<int64_t> shape = {length, given[0].size(1)};
+  const bool is_narrow = given[0].is_floating_point() && given[0].element_size() < 4;
+  const at::ScalarType total = is_narrow ? at::kFloat : given[0].scalar_type();
+  const bool is_byte = given[0].element_size() == 1;  // torch cannot place 8-bit floats
+  const at::Tensor rows = is_byte ? given[0].to(total) : given[0];
+  if (rows.is_cuda() && rows.is_floating_point() && rows.size(0))
+    return {sums_of_runs(shape, is_byte ? total : dtype, rows, index, total).to(dtype)};
   at::Tensor sums = at::zeros(shape, rows.options().dtype(total));
   return {sums.index_add_(0, index, rows.to(total)).to(dtype)};
 }

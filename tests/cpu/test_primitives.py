@@ -52,7 +52,8 @@ TRANSCENDENTAL_ULP = {
 }
 ROUNDINGS = ("floor", "ceil", "trunc", "rint")
 INTEGERS = {"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
-FLOATS = {"bf16": torch.bfloat16, "f16": torch.float16, "float": torch.float32, "double": torch.float64}
+EIGHTS = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+FLOATS = {"bf16": torch.bfloat16, "f16": torch.float16, **EIGHTS, "float": torch.float32, "double": torch.float64}
 BINARY = ("maximum", "minimum", "remainder_floor", "floor_divide")
 LIBRARY_CALLS = ("remainder_floor", "floor_divide")  # fmod, and integer division, stay scalar
 
@@ -96,7 +97,7 @@ def all_loops() -> Iterator[str]:
         yield loop(f"t_sign_of_{kind}", kind, [kind], "out[i] = sign_of(a[i])")
         for name in BINARY:
             yield loop(f"t_{name}_{kind}", kind, [kind, kind], f"out[i] = {name}(a[i], b[i])")
-    for name in ("round_bf16", "round_f16"):
+    for name in ("round_bf16", "round_f16", *(f"round_{kind}" for kind in EIGHTS)):
         yield loop(f"t_{name}", "float", ["float"], f"out[i] = {name}(a[i])")
     for kind in FLOATS:
         wide = "double" if kind == "double" else "float"
@@ -258,6 +259,25 @@ def test_sixteen_bit_floats(cpu: Built, name: str, dtype: torch.dtype) -> None:
     assert_same(cpu(f"t_round_{name}", x), x.to(dtype).float())
 
 
+@pytest.mark.parametrize("name", EIGHTS)
+def test_eight_bit_floats(cpu: Built, name: str) -> None:
+    dtype = EIGHTS[name]
+    every = torch.arange(2**8).to(torch.uint8).view(dtype)
+    assert_same(cpu(f"t_widen_{name}", every, out=torch.float32), every.float())
+    middles = (every.float() + torch.cat([every[1:], every[:1]]).float()) / 2  # ties
+    halves = torch.arange(-(2**15), 2**15).to(torch.int16)
+    x = torch.cat(
+        [
+            float_samples(), halves.view(torch.bfloat16).float(), halves.view(torch.float16).float(),
+            every.float(), middles, middles.nextafter(torch.zeros(())), middles.nextafter(torch.tensor(INF)),
+        ]
+    )  # fmt: skip
+    bounded = x.clamp(-448, 448) if name == "f8e4m3" else x  # which older versions of torch do not do themselves
+    for got in (cpu(f"t_narrow_float_{name}", x, out=dtype), cpu(f"t_narrow_double_{name}", x.double(), out=dtype)):
+        assert_same(got.float(), bounded.to(dtype).float())
+    assert_same(cpu(f"t_round_{name}", x), bounded.to(dtype).float())
+
+
 def pairs(kind: str) -> tuple[Tensor, Tensor]:
     """All pairs of special values, and random ones; divisors of integers leave out zero."""
     if kind == "i64":
@@ -309,9 +329,9 @@ def test_every_inline_function_vectorises(cpu: Built) -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for processors of x86")
 @pytest.mark.parametrize("processor", some(X86_PROCESSORS, ["haswell"]))
-def test_halves_vectorise_whichever_the_processor(tmp_path: Path, processor: str) -> None:
-    """What converts a half may choose by instruction set, and this machine has but one: compiled for each, never run."""
-    loops = [text for text in all_loops() if re.search(r" t_\w+_f16\(", text)]
+def test_narrow_floats_vectorise_whichever_the_processor(tmp_path: Path, processor: str) -> None:
+    """What converts a narrow float may choose by instruction set, and this machine has but one: compiled for each, never run."""
+    loops = [text for text in all_loops() if re.search(r" t_\w+_(f16|f8e4m3|f8e5m2)\(", text)]
     symbols, vectorised = build(loops, tmp_path / "loops.so", f"-march={processor}")
-    assert len(symbols) == 4
+    assert len(symbols) == 12
     assert vectorised == symbols

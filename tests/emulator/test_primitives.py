@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from fusegen.emit.primitives import body, closure, names
+from fusegen.emit.uses import EVERYTHING
 from fusegen.jit.host import compile_shared
 from fusegen.runtime.emulator import EmulatedSource, host_text, load_emulated
+from fusegen.target import target
 from tests.naming import case
 
 Launch = Callable[..., None]
@@ -61,11 +64,14 @@ USES = {
     "i8 c; narrow(load(integers, 0), c); store(bytes, 0, c); bool t; narrow(load(flags, 1), t); store(flags, 0, t);",
     "narrow_vec": "float v[5]; load_vec(v, floats, 0); bf16 b[5]; narrow_vec(v, b); store_vec(brains, 0, b);"
     "f16 h[5]; narrow_vec(v, h); store_vec(halves, 0, h); float s[5]; narrow_vec(v, s); store_vec(floats, 5, s);"
-    "i64 q[2]; load_vec(q, integers, 0); i8 c[2]; narrow_vec(q, c); store_vec(bytes, 0, c);",
+    "i64 q[2]; load_vec(q, integers, 0); i8 c[2]; narrow_vec(q, c); store_vec(bytes, 0, c);"
+    "f8e4m3 e[5]; narrow_vec(v, e); store_vec(fours, 0, e); f8e5m2 f[5]; narrow_vec(v, f); store_vec(fives, 0, f);",
     "remainder_floor": "store(floats, 0, remainder_floor(load(floats, 1), 3.0f));"
     "store(doubles, 0, remainder_floor(load(doubles, 1), 3.0));"
     "store(integers, 0, remainder_floor(load(integers, 1), load(integers, 2)));",
     "round_f16": "store(floats, 0, round_f16(load(floats, 1)));",
+    "round_f8e4m3": "store(floats, 0, round_f8e4m3(load(floats, 1)));",
+    "round_f8e5m2": "store(floats, 0, round_f8e5m2(load(floats, 1)));",
     "shared_load": "store(doubles, 0, shared_load(shared_array<double>(0), 1));",
     "shared_store": "shared_store(shared_array<i64>(0), 1, load(integers, 0));",
     "shuffle_xor": "store(floats, 0, shuffle_xor(load(floats, 1), 1)); store(doubles, 0, shuffle_xor(load(doubles, 1), 2));"
@@ -74,11 +80,13 @@ USES = {
     "store(integers, 0, sign_of(load(integers, 1)));",
     "warp_sync": "warp_sync();",
     "widen": "store(floats, 0, widen(load(brains, 0)) + widen(load(halves, 0)) + widen(load(floats, 0)));"
+    "store(floats, 0, widen(load(fours, 0)) + widen(load(fives, 0)));"
     "store(integers, 0, widen(load(bytes, 0)) + widen(u8{1}) + widen(i16{1}) + widen(3) + widen(load(integers, 0)));",
+    "widen_vec": "f8e4m3 e[3]; load_vec(e, fours, 0); float v[3]; widen_vec(e, v); store_vec(floats, 0, v);",
 }  # fmt: skip
 USE = """
 extern "C" __global__ void fg_use_%s(i64* integers, float* floats, double* doubles, bf16* brains, f16* halves, i8* bytes,
-                                     bool* flags) {
+                                     bool* flags, f8e4m3* fours, f8e5m2* fives) {
   %s
 }
 """
@@ -95,7 +103,8 @@ def test_each_compiles_for_the_device(arch: str) -> None:
     core = pytest.importorskip("cuda.core")
     uses = [USE % (name, use) for name, use in USES.items() if arch != "sm_80" or "cluster" not in name]  # which begin with sm_90
     text = "".join(uses)
-    bodies = closure(text, names("cuda"), lambda used: body("cuda", used))
+    used = replace(EVERYTHING, converts_float8=target(arch).converts_float8)
+    bodies = closure(text, names("cuda"), lambda name: body("cuda", name, used))
     options = core.ProgramOptions(arch=arch, std="c++17")
     assert core.Program("".join(bodies.values()) + text, "c++", options).compile("cubin").code
 
@@ -105,8 +114,10 @@ def test_each_compiles_for_the_device(arch: str) -> None:
 TYPES = {
     torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 HALVES = (torch.bfloat16, torch.float16)
+EIGHTS = (torch.float8_e4m3fn, torch.float8_e5m2)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, 2.5, -2.5, 7.0, -7.0, 3.0, -3.0, 1e-40, 1e30, math.inf, -math.inf, math.nan]
 
 
@@ -138,13 +149,13 @@ class Map:
             rtol, atol = self.near
             torch.testing.assert_close(got.double(), self.wanted.double(), rtol=rtol, atol=atol, equal_nan=True)
             return
-        integer = {1: got.dtype, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
-        differ = (got.view(integer) != self.wanted.view(integer)) & ~(got.isnan() & self.wanted.isnan())
+        integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+        differ = (got.view(integer) != self.wanted.view(integer)) & ~(got.double().isnan() & self.wanted.double().isnan())
         assert not differ.any(), (got[differ][:5], self.wanted[differ][:5])
 
 
-def around_16_bit_values(dtype: torch.dtype) -> Tensor:
-    """Every value of a 16-bit type, the midpoints to its neighbours, and the floats beside these."""
+def around_values(dtype: torch.dtype) -> Tensor:
+    """Every value of a type of 8 or 16 bits, the midpoints to its neighbours, and the floats beside these."""
     values = every_value(dtype).float()
     inner = values[values.isfinite()].sort().values
     midpoints = (inner[1:] + inner[:-1]) / 2
@@ -154,7 +165,8 @@ def around_16_bit_values(dtype: torch.dtype) -> Tensor:
 
 
 def every_value(dtype: torch.dtype) -> Tensor:
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    bits = torch.arange(2 ** (8 * dtype.itemsize), dtype=torch.int32)
+    return bits.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
 
 
 def pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +175,8 @@ def pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Map:
-    return Map(f"{TYPES[dtype]} r; narrow(load(x0, i), r); store(out, i, r);", (x,), x.to(dtype))
+    bounded = x.clamp(-448, 448) if dtype is torch.float8_e4m3fn else x  # which older versions of torch do not do themselves
+    return Map(f"{TYPES[dtype]} r; narrow(load(x0, i), r); store(out, i, r);", (x,), bounded.to(dtype))
 
 
 def of_one(name: str, x: Tensor, wanted: Tensor, near: tuple[float, float] | None = None) -> Map:
@@ -175,14 +188,15 @@ def of_two(name: str, ab: tuple[Tensor, Tensor], wanted: Tensor, near: tuple[flo
 
 
 def conversions() -> Iterator[Map]:
-    """To and from 16 bits: rounding as torch does, from doubles twice; integers wrap."""
+    """To and from narrow floats: rounding as torch does, from doubles twice; integers wrap."""
     doubles = torch.tensor([1.0 + 2.0**-9 + 2.0**-30, 1.0 + 2.0**-12 + 2.0**-40, -1e300, math.nan], dtype=torch.float64)
     numbers = torch.cat([torch.randn(500) * 100, torch.tensor(SPECIAL)])
-    for dtype in HALVES:
-        yield narrowed(around_16_bit_values(dtype), dtype)
+    for dtype in (*HALVES, *EIGHTS):
+        yield narrowed(around_values(dtype), dtype)
         yield narrowed(doubles, dtype)
         yield of_one("widen", every_value(dtype), every_value(dtype).float())
-        yield of_one(f"round_{TYPES[dtype]}", numbers, numbers.to(dtype).float())
+        bounded = numbers.clamp(-448, 448) if dtype is torch.float8_e4m3fn else numbers
+        yield of_one(f"round_{TYPES[dtype]}", numbers, bounded.to(dtype).float())
     integers = torch.tensor([0, 1, -1, 127, 128, 255, 256, 2**31, -(2**31) - 1, 2**63 - 1])
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         yield narrowed(integers, dtype)
@@ -234,11 +248,11 @@ def fast_functions() -> Iterator[Map]:
 
 def vectors() -> Iterator[Map]:
     """Of pairs and a rest: the paths of widen_vec, narrow_vec, load_vec and store_vec."""
-    for n in (1, 2, 3, 4, 8):
-        x = torch.randn(n * 32).bfloat16()
+    for n, dtype in itertools.product((1, 2, 3, 4, 8, 16), (torch.bfloat16, *EIGHTS)):
+        x = (torch.randn(n * 32) * 300).to(dtype)
         text = f"""
           if (i >= 32) return;
-          bf16 stored[{n}];
+          {TYPES[dtype]} stored[{n}];
           float wide[{n}];
           load_vec(stored, x0, i * {n});
           widen_vec(stored, wide);
@@ -246,7 +260,8 @@ def vectors() -> Iterator[Map]:
           narrow_vec(wide, stored);
           store_vec(out, i * {n}, stored);
         """
-        yield Map(text, (x,), x * 2)
+        doubled = x.float() * 2
+        yield Map(text, (x,), (doubled.clamp(-448, 448) if dtype is torch.float8_e4m3fn else doubled).to(dtype))
 
 
 WINDOWS = (

@@ -63,7 +63,7 @@ class Bound(Interpreter):
     ) -> None:
         super().__init__(apply(_EXPANSION, graph), inputs, scalars, torch.device("cpu"))
         graph = self.graph
-        self.approximate = approximate and any(graph.nodes[o].dtype.is_half for o in graph.outputs)
+        self.approximate = approximate and any(graph.nodes[o].dtype.is_narrow for o in graph.outputs)
         self.stored, self.streamed = stored, streamed
         self.factor = factor
         self.sharp = sharp
@@ -211,7 +211,7 @@ class Bound(Interpreter):
             return _exact(node, args, attrs)
         floats = [_as_float(a) for a in args]
         rounding = [common if o.weak else common.compute for o in operands]
-        floats = [converted(x, d) if d.is_half else converted_hull(x, d) for x, d in zip(floats, rounding, strict=True)]
+        floats = [converted(x, d) if d.is_narrow else converted_hull(x, d) for x, d in zip(floats, rounding, strict=True)]
         found = COMPARISONS[node.op](self._arithmetic(common.compute), floats[0], floats[1])
         return self._compared(node, floats, found) if self.one else found
 

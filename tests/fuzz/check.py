@@ -19,6 +19,7 @@ from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import LibraryProduct
 from tests.fuzz.bound import Bound, Value
+from tests.fuzz.choices import is_stored_only
 from tests.fuzz.enclosure import Exact, Float
 from tests.fuzz.program import tensors_of
 
@@ -97,9 +98,19 @@ def written(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     for number, result in enumerate(results):
         others = [*results[:number], *results[number + 1 :], *inputs]
         before = [other.clone() for other in others]
-        result.logical_not_() if result.dtype is torch.bool else result.add_(1)
+        _change(result)
         for other, was in zip(others, before, strict=True):
-            assert torch.equal(other.nan_to_num(), was.nan_to_num()), f"writing to result {number} changes another one, or an input"
+            unchanged = torch.equal(widen(other).nan_to_num(), widen(was).nan_to_num())
+            assert unchanged, f"writing to result {number} changes another one, or an input"
+
+
+def _change(result: Tensor) -> None:
+    if result.dtype is torch.bool:
+        result.logical_not_()
+    elif is_stored_only(result):
+        result.view(torch.uint8).add_(1)
+    else:
+        result.add_(1)
 
 
 def results_of(returned: Any) -> tuple[Tensor, ...]:
@@ -129,7 +140,7 @@ def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
         return
     oracle, loose = claims(prepared)
     _, sharp = claims(prepared, sharp=True)
-    wide = all(not n.dtype.is_half for n in prepared.low.traced.nodes)  # torch rounds each step of 16 bits
+    wide = all(not n.dtype.is_narrow for n in prepared.low.traced.nodes)  # torch rounds each step of 16 bits
     of_integers = all(not n.dtype.is_float for n in prepared.low.traced.nodes)
     for number, (ours, theirs, exact, around, bound) in enumerate(zip(got, wanted, oracle, loose, sharp, strict=True)):
         inside(exact, around, f"the oracle's result {number} is outside of the bound, which is wrong")

@@ -36,8 +36,8 @@ class State:
     steps: list[Step] = field(default_factory=list)
 
     def tensors(self) -> list[int]:
-        """Numbers of the tensors."""
-        return [k for k, value in enumerate(self.values) if isinstance(value, Tensor)]
+        """Numbers of the tensors that something can be computed of."""
+        return [k for k, value in enumerate(self.values) if isinstance(value, Tensor) and not is_stored_only(value)]
 
     def add(self, call: str, *operands: int) -> int | None:
         """A step, unless torch refuses it, or its result is too large or has lost everything to overflow."""
@@ -53,7 +53,7 @@ class State:
 
 
 def _is_lost(value: Tensor) -> bool:
-    return value.is_floating_point() and value.numel() > 0 and value.isfinite().double().mean().item() < 0.5
+    return value.is_floating_point() and value.numel() > 0 and value.double().isfinite().double().mean().item() < 0.5
 
 
 # Strategies are made once: making them costs more than drawing.
@@ -85,6 +85,11 @@ def number(draw: Draw, state: State, kind: Callable[[Tensor], bool] = lambda x: 
     if not fitting:
         return None
     return fitting[-1 - min(pick(draw, (0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 5)), len(fitting) - 1)]
+
+
+def is_stored_only(x: Any) -> bool:
+    """True for a tensor of 8-bit floats."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize == 1
 
 
 def is_float(x: Tensor) -> bool:

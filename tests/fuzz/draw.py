@@ -11,7 +11,19 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fuzz.choices import Draw, State, between, broadcast, is_float, is_integer, number, partner, permutations, pick
+from tests.fuzz.choices import (
+    Draw,
+    State,
+    between,
+    broadcast,
+    is_float,
+    is_integer,
+    is_stored_only,
+    number,
+    partner,
+    permutations,
+    pick,
+)
 from tests.fuzz.draw_twice import alike, equal_results, numbers, twice
 from tests.fuzz.program import Input, Program, Storage
 
@@ -20,6 +32,8 @@ LONG = (257, 1000, 1024, 4097, 20000)
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
+EIGHTS = ("float8_e4m3fn", "float8_e5m2")
+"""Types in which nothing is computed: what is of one is moved, converted or returned."""
 _CHANNELS = 64  # that kernels of products and attention take
 KEYS = (64, 63, 65, 127, 128, 129, 1)
 """Around multiples of what a step of attention takes."""
@@ -84,6 +98,9 @@ def programs(draw: Draw, most_steps: int = 12, tiny: bool = False) -> Program:
     exec(program.tensors_text(), space)
     first = [space[program.name_of(k)] for k in range(len(inputs) + len(scalars))]
     state = State(first, max(4 * torch.Size(shape).numel(), 64 if tiny else 512))
+    for k, value in enumerate(first):
+        if is_stored_only(value):
+            state.add("{0}.float()", k)
     if _has_channels(shape):
         (_attention if len(shape) == 4 else _product)(draw, state)
     for each in (*([numbers] if scalars else []), *pick(draw, ((), (), (twice,), (alike,)))):
@@ -146,7 +163,7 @@ def _inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[tuple[Storage, ...], tu
             part = (*shape[:-2], keys if len(shape) == 4 else 64, _CHANNELS) if count else shape
             dtype, (strides, offset, size) = main, _layout(draw, part, LAYOUTS[:3])
         else:
-            dtype = main if between(draw, 0, 3) < 3 else pick(draw, DTYPES)
+            dtype = main if between(draw, 0, 3) < 3 else pick(draw, (*DTYPES, *EIGHTS))
             strides, offset, size = _layout(draw, part)
         storages.append(Storage(size, dtype, _filling(draw, dtype), seed=count))
         hidden = count > 0 and 0 not in part and between(draw, 0, 9) == 9
@@ -208,7 +225,7 @@ def _layout(draw: Draw, shape: tuple[int, ...], kinds: Sequence[str] = LAYOUTS) 
 def _filling(draw: Draw, dtype: str) -> str:
     if dtype == "bool":
         return "flags"
-    if dtype in FLOATS:
+    if dtype in (*FLOATS, *EIGHTS):
         return pick(draw, ("normal",) * 6 + ("positive", "positive", "moved", "small", "hard"))
     return pick(draw, ("small", "small", "natural", "natural", "wide"))
 
@@ -258,8 +275,17 @@ def _bits(draw: Draw, state: State) -> None:
 
 def _cast(draw: Draw, state: State) -> None:
     x = number(draw, state)
-    if x is not None:
-        state.add(f"{{0}}.to(torch.{pick(draw, DTYPES)})", x)
+    if x is None:
+        return
+    dtype = pick(draw, (*DTYPES, *EIGHTS))
+    found = state.add(f"{{0}}.to(torch.{dtype})", x)
+    if dtype in EIGHTS and found is not None:
+        moved = state.add(pick(draw, MOVES), found)
+        state.add("{0}.float()", found if moved is None else moved)
+
+
+MOVES = ("{0}.contiguous()", "{0}.mT", "torch.stack([{0}, {0}])", "{0}[..., 1:]", "torch.where({0} == {0}, {0}, 1.0)", "{0}.abs()")
+"""Of 8-bit floats."""
 
 
 def _dims(draw: Draw, rank: int) -> tuple[int, ...]:

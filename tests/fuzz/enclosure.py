@@ -119,7 +119,7 @@ def rounded(x: Float, p: Precision, units: Tensor | float) -> Float:
 
 
 def converted(x: Float, dtype: DType) -> Float:
-    """Rounded to nearest in a type; 16-bit floats by way of float32, as torch does."""
+    """Rounded to nearest in a type; narrow floats by way of float32, as torch does."""
     if dtype is DType.FLOAT64:
         return x
     to = dtype.torch

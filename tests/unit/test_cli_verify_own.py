@@ -53,6 +53,15 @@ def integers(x):
     return x * 2
 
 @fg.kernel
+def quantized(x):
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+@fg.kernel
+def dequantized(x, scale):
+    return x.float() * scale
+
+@fg.kernel
 def untraceable(x):
     return x.nonzero()
 
@@ -106,6 +115,13 @@ def test_writes_are_verified_and_have_no_gradients(run: Run) -> None:
 
 def test_integers_are_verified_beside_gradients(run: Run) -> None:
     found = tensors(run, "mine.py:places", "--shape", "x=16x64", "i=20:i64")
+    assert found == {"result 0": "passed", "result 1": "passed", "gradient by x": "passed"}
+
+
+def test_eight_bits_are_verified(run: Run) -> None:
+    found = tensors(run, "mine.py:dequantized", "--shape", "x=8x64:f8e5m2", "scale=8x1:f32")
+    assert found == {"result": "passed", "gradient by x": "passed", "gradient by scale": "passed"}
+    found = tensors(run, "mine.py:quantized", "--shape", "x=8x64:bf16")
     assert found == {"result 0": "passed", "result 1": "passed", "gradient by x": "passed"}
 
 

@@ -172,7 +172,7 @@ ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
     ((None, V), TraceError, "NoneType"),
     ((X, "a"), TraceError, "a str"),
     ((X.to(torch.complex64), V), ArgumentError, "complex64"),
-    ((X.to(torch.float8_e4m3fn), V), ArgumentError, "float8_e4m3fn"),
+    ((X.to(torch.float8_e4m3fnuz), V), ArgumentError, "float8_e4m3fnuz"),
     ((X.to_sparse(), V), ArgumentError, "sparse"),
     ((X, 2**70), ArgumentError, "does not fit 64 bits"),
 ]

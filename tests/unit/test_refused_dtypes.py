@@ -22,6 +22,8 @@ NOT_ASKED = {
     "item", "tolist", "numpy",  # no tensors
     "special_round",  # torch refuses what round itself takes
 }  # fmt: skip
+MOVED = {"count_nonzero", "fliplr", "isinf", "isneginf", "isposinf", "nan_to_num", "rot90", "tril", "triu"}
+"""Functions that only move or compare 8-bit floats, for which torch has no kernel on the CPU."""
 FURTHER: list[tuple[str, Callable[[Any], Any]]] = [
     ("batch_norm", lambda x: torch.nn.functional.batch_norm(x, torch.ones(4), torch.ones(4))),
     ("batch_norm", lambda x: torch.nn.BatchNorm1d(4).eval().requires_grad_(False)(x)),
@@ -75,7 +77,7 @@ def ours(function: Callable[[Any], Any], x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool], ids=str
+    "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool, torch.float8_e4m3fn], ids=str
 )
 def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
     x = (FLOATS * 16).to(dtype)
@@ -84,7 +86,7 @@ def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
         theirs, mine = given(call, x.clone()), ours(call, x)
         seen += 1
         refused_by_torch += isinstance(theirs, Exception)
-        if isinstance(mine, FusegenError):
+        if isinstance(mine, FusegenError) or (dtype.itemsize == 1 and dtype.is_floating_point and name in MOVED):
             continue
         wanted = [t.dtype for t in (theirs if isinstance(theirs, tuple) else (theirs,)) if isinstance(t, Tensor)]
         if mine != wanted:

@@ -29,6 +29,19 @@ def test_the_rounded_result_passes(exact: Tensor) -> None:
             assert verdict.errors.rms == verdict.errors.eager_rms > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_of_eight_bits_two_units_in_the_last_place_pass(exact: Tensor, dtype: torch.dtype) -> None:
+    rounded = exact.to(dtype)
+    assert not judge(rounded, rounded, exact).failure
+    few = rounded.view(torch.uint8).clone()
+    few[0, 0] += 1
+    assert not judge(few.view(dtype), rounded, exact).failure
+    few[0, 0] += 7
+    assert "more than twice eager's greatest" in judge(few.view(dtype), rounded, exact).failure
+    few[0, 0] = 0x7F
+    assert "at (0, 0)" in judge(few.view(dtype), rounded, exact).failure
+
+
 def test_a_wrong_last_element_fails(exact: Tensor) -> None:
     for dtype in DTYPES:
         with case(dtype):

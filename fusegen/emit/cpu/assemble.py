@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.emit.banner import banner
 from fusegen.emit.cpu.spelling import CPP
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
+from fusegen.emit.uses import EVERYTHING, Uses
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
@@ -70,10 +71,15 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         entry=entry(kernel),
         language="cpp",
         banner=banner(launch, target),
-        primitives=_section("Primitives", primitives_of(math + pipeline, "cpu")),
+        primitives=_section("Primitives", primitives_of(math + pipeline, "cpu", _uses(kernel))),
         math=_section("Math", math),
         pipeline=_section("Pipeline", pipeline),
     )
+
+
+def _uses(kernel: Kernel) -> Uses:
+    """What the text uses of primitives: the types of elements in memory; of all else everything."""
+    return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
 
 
 def math_text(functions: Sequence[Function]) -> str:

@@ -27,7 +27,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         entry=entry(kernel),
         language="cuda",
         banner=banner(launch, target),
-        primitives=section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, math, pipeline))),
+        primitives=section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline))),
         math=section("Math", math),
         pipeline=section("Pipeline", pipeline),
     )

@@ -39,7 +39,9 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         parts=[(name, PART, _arguments(part)) for name, part in zip(names, parts, strict=True)],
     )
     text = "\n".join([*own, pipeline])
-    uses = reduce(lambda one, other: one | other, (uses_of(p, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True)))
+    uses = reduce(
+        lambda one, other: one | other, (uses_of(p, target, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True))
+    )
     return Source(
         name=whole.kernel.name,
         entry=entry(whole.kernel),

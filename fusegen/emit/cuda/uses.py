@@ -9,14 +9,15 @@ from fusegen.emit.text import code_of
 from fusegen.emit.uses import Uses
 from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
 from fusegen.schedule.program import Launch
+from fusegen.target import Target
 
 _MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
 _UNUSED = frozenset((16,))
 """Where no run of neighbours is moved: ``random_bits`` mentions what moves one all the same."""
-_ROUNDED = {"round_bf16(": DType.BFLOAT16, "round_f16(": DType.FLOAT16}
+_ROUNDED = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 
-def uses_of(launch: Launch, math: str, pipeline: str) -> Uses:
+def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> Uses:
     """What the text of a launch's kernel uses."""
     math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
@@ -26,6 +27,7 @@ def uses_of(launch: Launch, math: str, pipeline: str) -> Uses:
         computed=frozenset(d for d in DType if re.search(rf"\b{d.spelling}\b", math)),
         widths=frozenset(_access(count * d.itemsize) for count in moved for d in stored) or _UNUSED,
         maps=bool(launch.tensor_maps),
+        converts_float8=target.converts_float8,
     )
 
 

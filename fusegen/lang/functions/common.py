@@ -11,6 +11,7 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
+from fusegen.lang.float8 import no_arithmetic
 from fusegen.lang.memory import overwrite
 from fusegen.lang.scalars import TracedScalar, computed
 from fusegen.lang.tracer import Tracer
@@ -85,10 +86,12 @@ def floats(name: str, x: TracedTensor) -> TracedTensor:
     """A value of a float dtype, as a composed function wants it that torch does not have for integers.
 
     Raises:
-        TraceError: it is of integers or bools.
+        TraceError: it is of integers, bools or 8-bit floats.
     """
     if not dtype_of(x).is_float:
         raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
+    if dtype_of(x).is_float8:
+        raise no_arithmetic(name, dtype_of(x))
     return x
 
 

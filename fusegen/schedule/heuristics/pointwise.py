@@ -23,6 +23,13 @@ _NARROW_THREADS = 256  # of blocks with half the lanes
 _UNROLLS = (1, 2, 4)
 
 
+def widest(itemsizes: Sequence[int]) -> int:
+    """The neighbours that a thread takes at once: as many of the narrowest elements as one access moves, and no more than 8 where
+    something is wider than a byte."""
+    lanes = _VECTOR_BYTES // min(itemsizes, default=4)
+    return max(1, lanes if max(itemsizes, default=4) == 1 else min(_MOST_LANES, lanes))
+
+
 def pointwise_plans(
     axes: Axes, itemsizes: Sequence[int], offsets: Sequence[Index], target: Target, multiples: Multiples, *, may_wrap: bool = False
 ) -> tuple[PointwisePlan, ...]:
@@ -38,7 +45,7 @@ def pointwise_plans(
     if target.backend is Backend.CPU:
         return cpu.pointwise_plans(axes, offsets)
     inner = axes.extents[-1]
-    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
+    lanes = widest(itemsizes)
     least = min(itemsizes, default=4) * lanes
     dividing = _dividing(divisor(inner, multiples), lanes)
     whole = divisor(math.prod(divisor(e, multiples) for e in axes.extents), {}) % lanes == 0

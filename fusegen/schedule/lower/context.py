@@ -95,9 +95,9 @@ class Context:
 
     @property
     def rounded(self) -> frozenset[int]:
-        """Values that the kernel computes and uses, and that others read in 16 bits."""
+        """Values that the kernel computes and uses, and that others read in 16 bits or fewer."""
         inside = computed(self.graph, self.group)
-        others = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_half]
+        others = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_narrow]
         return frozenset(p for p in others if not inside.isdisjoint(self.graph.users[p]))
 
     @property

@@ -23,8 +23,8 @@ _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIV
 def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions.
 
-    Only 16-bit floats depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to integers)
-    makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
+    Only floats of 16 bits or fewer depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to
+    integers) makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
     neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
     """
     inside = {group: computed(graph, group) for group in groups}
@@ -38,7 +38,7 @@ def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> froz
 
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """The values that must not be approximate, some of them because of what a later group does with them."""
-    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_half}
+    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow}
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users come before their operands
             if position in exact or _jumps(graph, position):
@@ -52,5 +52,5 @@ def _jumps(graph: Graph, position: int) -> bool:
 
 
 def _unrounded(args: Iterable[int], group: Group, memory: Memory) -> Iterable[int]:
-    """The operands that are not read from memory in 16 bits, where every reader sees the same rounded value."""
-    return (a for a in args if a not in group.inputs or not memory.dtype(a).is_half)
+    """The operands that are not read from memory in 16 bits or fewer, where every reader sees the same rounded value."""
+    return (a for a in args if a not in group.inputs or not memory.dtype(a).is_narrow)

@@ -1,10 +1,22 @@
 // Computed value to the element that is stored: floats to nearest even, integers wrap.
-// double to a 16-bit float goes through float (two roundings), as torch does.
+// double to a float of 16 bits or fewer goes through float (two roundings), as torch does.
 FG_INLINE void narrow(float x, bf16& out) { out.bits = float_to_bfloat(x); }
 FG_INLINE void narrow(float x, f16& out) { out.bits = float_to_half(x); }
+//% if "f8e4m3" in types
+FG_INLINE void narrow(float x, f8e4m3& out) { out.bits = float_to_f8e4m3(x); }
+//% endif
+//% if "f8e5m2" in types
+FG_INLINE void narrow(float x, f8e5m2& out) { out.bits = float_to_f8e5m2(x); }
+//% endif
 FG_INLINE void narrow(float x, float& out) { out = x; }
 FG_INLINE void narrow(double x, bf16& out) { out.bits = float_to_bfloat((float)x); }
 FG_INLINE void narrow(double x, f16& out) { out.bits = float_to_half((float)x); }
+//% if "f8e4m3" in types
+FG_INLINE void narrow(double x, f8e4m3& out) { out.bits = float_to_f8e4m3((float)x); }
+//% endif
+//% if "f8e5m2" in types
+FG_INLINE void narrow(double x, f8e5m2& out) { out.bits = float_to_f8e5m2((float)x); }
+//% endif
 FG_INLINE void narrow(double x, float& out) { out = (float)x; }
 FG_INLINE void narrow(double x, double& out) { out = x; }
 FG_INLINE void narrow(bool x, bool& out) { out = x; }

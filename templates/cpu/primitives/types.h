@@ -15,3 +15,9 @@ struct f16 { u16 bits; };
 
 #define FG_INLINE static inline __attribute__((always_inline, unused))
 #define FG_INLINE_BODY __attribute__((always_inline))  // after a lambda's parameters
+//% if "f8e4m3" in types
+struct f8e4m3 { u8 bits; };
+//% endif
+//% if "f8e5m2" in types
+struct f8e5m2 { u8 bits; };
+//% endif

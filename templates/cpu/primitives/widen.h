@@ -1,7 +1,13 @@
-// Element to the type it is computed in: 16-bit floats in float, integers in i64.
+// Element to the type it is computed in: floats of 16 bits or fewer in float, integers in i64.
 // A bool is read as the byte that it is: g++ 12 does not vectorise a loop that loads a bool.
 FG_INLINE float widen(bf16 x) { return float_from_bits((u32)x.bits << 16); }
 FG_INLINE float widen(f16 x) { return half_to_float(x.bits); }
+//% if "f8e4m3" in types
+FG_INLINE float widen(f8e4m3 x) { return f8e4m3_to_float(x.bits); }
+//% endif
+//% if "f8e5m2" in types
+FG_INLINE float widen(f8e5m2 x) { return f8e5m2_to_float(x.bits); }
+//% endif
 FG_INLINE float widen(float x) { return x; }
 FG_INLINE double widen(double x) { return x; }
 FG_INLINE bool widen(const bool& x) {

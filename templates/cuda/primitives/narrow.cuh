@@ -9,6 +9,28 @@ __device__ __forceinline__ void narrow(float value, f16& out) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
 //% endif
+//% if "f8e4m3" in types
+__device__ __forceinline__ void narrow(float value, f8e4m3& out) {
+//% if converts_float8
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  out.bits = static_cast<u8>(pair);
+//% else
+  out.bits = float_to_f8e4m3(value);
+//% endif
+}
+//% endif
+//% if "f8e5m2" in types
+__device__ __forceinline__ void narrow(float value, f8e5m2& out) {
+//% if converts_float8
+  u16 pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  out.bits = static_cast<u8>(fabsf(value) >= 61440.0f ? pair & 0x80u | 0x7cu : pair);  // infinite, where the instruction saturates
+//% else
+  out.bits = float_to_f8e5m2(value);
+//% endif
+}
+//% endif
 //% if "float" in types
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
 //% endif
@@ -24,6 +46,12 @@ __device__ __forceinline__ void narrow(double value, bf16& out) { narrow(static_
 //% endif
 //% if "f16" in types and "double" in computed
 __device__ __forceinline__ void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
+//% endif
+//% if "f8e4m3" in types and "double" in computed
+__device__ __forceinline__ void narrow(double value, f8e4m3& out) { narrow(static_cast<float>(value), out); }
+//% endif
+//% if "f8e5m2" in types and "double" in computed
+__device__ __forceinline__ void narrow(double value, f8e5m2& out) { narrow(static_cast<float>(value), out); }
 //% endif
 //% if "i8" in types
 __device__ __forceinline__ void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }

@@ -10,6 +10,12 @@ typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
+//% if "f8e4m3" in types
+struct f8e4m3 { u8 bits; };
+//% endif
+//% if "f8e5m2" in types
+struct f8e5m2 { u8 bits; };
+//% endif
 //% if maps
 
 // A TMA descriptor as the driver encodes it; passed to a kernel by value.

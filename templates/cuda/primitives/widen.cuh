@@ -11,6 +11,24 @@ __device__ __forceinline__ float widen(f16 x) {
   return result;
 }
 //% endif
+//% if "f8e4m3" in types
+__device__ __forceinline__ float widen(f8e4m3 x) {
+//% if converts_float8
+  float result, unused;
+  widen_e4m3x2(x.bits, result, unused);
+  return result;
+//% else
+  return f8e4m3_to_float(x.bits);
+//% endif
+}
+//% endif
+//% if "f8e5m2" in types
+__device__ __forceinline__ float widen(f8e5m2 x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(static_cast<u16>(x.bits << 8)));  // the upper byte of an f16
+  return result;
+}
+//% endif
 //% if "float" in types
 __device__ __forceinline__ float widen(float x) { return x; }
 //% endif

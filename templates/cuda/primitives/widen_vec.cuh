@@ -17,3 +17,15 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
   if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
 }
 //% endif
+//% if "f8e4m3" in types and converts_float8
+template <int N>
+__device__ __forceinline__ void widen_vec(const f8e4m3 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u16 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    widen_e4m3x2(pair, dst[k], dst[k + 1]);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
+//% endif

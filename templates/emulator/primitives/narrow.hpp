@@ -15,11 +15,15 @@ inline void narrow(float value, f16& out) {
   u32 sign = value == value ? __float_as_uint(value) >> 16 & 0x8000u : 0u;
   out.bits = static_cast<u16>(sign | f16_magnitude(fabsf(value)));
 }
+inline void narrow(float value, f8e4m3& out) { out.bits = float_to_f8e4m3(value); }
+inline void narrow(float value, f8e5m2& out) { out.bits = float_to_f8e5m2(value); }
 inline void narrow(float value, float& out) { out = value; }
 inline void narrow(double value, double& out) { out = value; }
 inline void narrow(double value, float& out) { out = static_cast<float>(value); }
 inline void narrow(double value, bf16& out) { narrow(static_cast<float>(value), out); }
 inline void narrow(double value, f16& out) { narrow(static_cast<float>(value), out); }
+inline void narrow(double value, f8e4m3& out) { narrow(static_cast<float>(value), out); }
+inline void narrow(double value, f8e5m2& out) { narrow(static_cast<float>(value), out); }
 inline void narrow(i64 value, i8& out) { out = static_cast<i8>(value); }
 inline void narrow(i64 value, u8& out) { out = static_cast<u8>(value); }
 inline void narrow(i64 value, i16& out) { out = static_cast<i16>(value); }

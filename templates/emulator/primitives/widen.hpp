@@ -6,6 +6,8 @@ inline float widen(f16 x) {
                                    : __uint_as_float((exponent + 112u) << 23 | fraction << 13);
   return __uint_as_float(sign | __float_as_uint(magnitude));
 }
+inline float widen(f8e4m3 x) { return f8e4m3_to_float(x.bits); }
+inline float widen(f8e5m2 x) { return widen(f16{static_cast<u16>(x.bits << 8)}); }
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline i64 widen(i8 x) { return x; }

@@ -1,0 +1,15 @@
+// float to bits of an 8-bit float of 5 exponent bits, to nearest even; NaN stays NaN. Selected with masks, as in float_to_half.
+FG_INLINE u8 float_to_f8e5m2(float value) {
+    const u32 rebias = (127u - 15u) << 23;
+    const u32 bits = float_bits(value);
+    const u32 magnitude = bits & 0x7fffffffu;
+    const u32 normal = (magnitude - rebias + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
+    // one unit in the last place of 128.0f is the smallest element: the addition rounds
+    const u32 subnormal = float_bits(float_from_bits(magnitude) + 128.0f) - float_bits(128.0f);
+    const u32 is_subnormal = 0u - (u32)(magnitude < float_bits(0x1p-14f));
+    const u32 is_large = 0u - (u32)(magnitude >= float_bits(61440.0f));
+    const u32 is_nan = 0u - (u32)(magnitude > float_bits(__builtin_inff()));
+    const u32 finite = (subnormal & is_subnormal) | (normal & ~is_subnormal);
+    const u32 ordered = (0x7cu & is_large) | (finite & ~is_large);
+    return (u8)((bits >> 24 & 0x80u) | (0x7fu & is_nan) | (ordered & ~is_nan));
+}

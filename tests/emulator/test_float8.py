@@ -1,0 +1,44 @@
+"""8-bit floats in emitted CUDA: conversions, accesses of several elements, and the ways to quantise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from tests.unit.eight_bits import E4M3, E5M2, agree_in_bits, every, same_bits, wide
+from tests.unit.quantized import cases, into_a_cache, made
+
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
+CASES = cases(3, 256)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_conversions(dtype: torch.dtype) -> None:
+    def narrowed(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(dtype), x.to(dtype).float()
+
+    kernel, some = fg.kernel(narrowed), wide(dtype)[-1500:]
+    for x in (some, some.double(), some[1:].clone(), every(torch.float16)[::13].clone(), every(E5M2)):
+        for ours, theirs in zip(kernel(x), narrowed(x), strict=True):
+            same_bits(ours, theirs)
+
+
+def test_sixteen_at_a_time() -> None:
+    x = made(5, 64).to(E4M3)
+    same_bits(fg.kernel(lambda x: torch.cat([x[1:], x[:1]]))(x), torch.cat([x[1:], x[:1]]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantized(name: str) -> None:
+    function, arguments = CASES[name]
+    agree_in_bits(fg.kernel(function)(*arguments), function(*arguments))
+
+
+def test_a_cache_is_written() -> None:
+    ours = torch.zeros(8, 2, 16).to(E4M3)
+    theirs, arguments = ours.clone(), (made(3, 2, 16) * 100, torch.tensor([6, 1, 3]), torch.tensor(0.5))
+    fg.kernel(into_a_cache, mutates=("cache",))(ours, *arguments)
+    into_a_cache(theirs, *arguments)
+    same_bits(ours, theirs)
