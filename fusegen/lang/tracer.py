@@ -114,7 +114,7 @@ class Tracer:
             declared: whether the kernel says that it writes to it.
         """
         position = self.builder.input(spec)
-        self.memories.append(Memory(spec.name, declared=declared, position=position))
+        self.memories.append(Memory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
         value._argument = argument
         return value

@@ -188,9 +188,3 @@ def test_what_is_no_function_cannot_be_declared() -> None:
     for declared in [torch.relu, 5]:
         with case(declared), pytest.raises(ArgumentError, match="no Python function"):
             fg.kernel(declared)
-
-
-def test_parameters_without_names_cannot_be_declared() -> None:
-    for function in [lambda *xs: xs[0], lambda **xs: xs]:
-        with case(function), pytest.raises(ArgumentError, match="cannot take"):
-            fg.kernel(function)
