@@ -21,7 +21,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.argument import Argument
-from fusegen.lang.memory import Memory, lies_in, require_current, store
+from fusegen.lang.memory import Memory, lies_in, require_current, require_filled, store
 from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
@@ -131,6 +131,8 @@ class Tracer:
             raise stale()
         for operand in args:
             require_current(operand)
+            if operand._memory.unfilled and (op.family is not Family.VIEW or op is Op.CONCAT):
+                require_filled(operand)
         positions = [self._operand(op, a) for a in args]
         numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
         if numbers:
@@ -192,7 +194,8 @@ class Tracer:
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self.hidden:
             spec = self.outside.input_of(tensor)
-            self.hidden[id(tensor)] = (tensor, self.value(self.builder.input(spec)))
+            position = self.builder.input(spec)
+            self.hidden[id(tensor)] = (tensor, self.value(position, Memory(spec.name, captured=True, position=position)))
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:

@@ -277,6 +277,7 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
     Op.DETACH: nothing,
+    Op.LAST: nothing,
     Op.GATHER: _gather,
     Op.MATMUL: _matmul,
     Op.SCATTER_ADD: _scatter_add,

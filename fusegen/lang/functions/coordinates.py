@@ -104,6 +104,14 @@ class Coordinates:
         order = (*self.dims, *self.others)
         return permuted(reshaped(x, tuple(self.sizes[d] for d in order)), [order.index(d) for d in range(len(order))])
 
+    def chosen_at_once(self, x: TracedTensor) -> TracedTensor:
+        """The same by one index along all indexed dims, so that what two indices name is one element."""
+        front = self.in_front(x)
+        along = reshaped(self.number(), (self.count, *(1 for _ in self.others)))
+        wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *front._node.shape[1:]))
+        found = x._tracer.add(Op.GATHER, front, wide, dim=0, wraps=False)
+        return self.placed(reshaped(found, (*self.shape, *front._node.shape[1:])))
+
     def _is_every(self, dim: int, index: TracedTensor) -> bool:
         """Tells if an index is every number along its dim, as ``torch.arange`` gives them."""
         return index._node.op is Op.IOTA and same(index._node.shape[0], self.sizes[dim])

@@ -50,6 +50,16 @@ def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = F
 @implements("__getitem__")
 def getitem(input: Any, key: Any) -> TracedTensor:
     """Ints, slices with positive steps, None, the ellipsis, and tensors or lists of integers."""
+    return _indexed(*_complete(input, key), at_once=False)
+
+
+def place_of(input: TracedTensor, key: Any) -> TracedTensor:
+    """The same, to be written to: of what the function computes one index says where an element is."""
+    return _indexed(*_complete(input, key), at_once=not input._memory.declared)
+
+
+def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
+    """The tensor, and keys for all its dims, without an ellipsis."""
     keys = list(key) if isinstance(key, tuple) else [key]
     _check_keys(keys)
     input = tracer_of(input, *keys).lift(input)
@@ -58,7 +68,7 @@ def getitem(input: Any, key: Any) -> TracedTensor:
         raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
-    return _indexed(input, keys)
+    return input, keys
 
 
 def _check_keys(keys: list[Any]) -> None:
@@ -78,7 +88,7 @@ def _is_numbers(key: Any) -> bool:
     return of_ints and len(key) <= _MOST_NUMBERS
 
 
-def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
+def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTensor:
     result, place = input, 0
     together = sum(isinstance(k, list) or (isinstance(k, torch.Tensor) and k.ndim > 0) for k in keys) > 1
     indices: dict[int, TracedTensor] = {}
@@ -95,7 +105,10 @@ def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
             result, place = _slice_dim(result, place, k), place + 1
         else:
             result = select(result, place, k)
-    return Coordinates.of(result, tuple(indices), tuple(indices.values())).chosen(result) if indices else result
+    if not indices:
+        return result
+    coordinates = Coordinates.of(result, tuple(indices), tuple(indices.values()))
+    return coordinates.chosen_at_once(result) if at_once else coordinates.chosen(result)
 
 
 def _index(tracer: Tracer, key: Any) -> TracedTensor:

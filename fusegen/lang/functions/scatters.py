@@ -35,18 +35,12 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     return pointwise.add(x, _sums_of_slices(values, reshaped(chosen, (count,)), place, x._node.shape[place], wraps=False))
 
 
-@implements("index_put")
-def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> TracedTensor:
+def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
     """The tensor plus values, each at the place that tensors of integers name along its first dims.
 
     Raises:
-        UnsupportedError: values are to be replaced, or an index is a mask.
+        UnsupportedError: an index is a mask.
     """
-    if not accumulate:
-        raise UnsupportedError(
-            "index_put without accumulate=True cannot be traced",
-            mend="add with accumulate=True, or write x[index] = value to a parameter that is declared (mutates=)",
-        )
     tracer = tracer_of(input, *indices, values)
     x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
     _require_one_dtype("index_put", x, given)
