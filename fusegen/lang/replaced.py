@@ -183,8 +183,8 @@ def _compared(made: _Made, before: int, dim: int, number: int, value: int, count
 def _chosen(made: _Made, before: int, dim: int, last: int, value: int) -> int:
     """The value's elements by their numbers along the dim, and what was there before where there is none."""
     none = made.add(Op.LT, last, made.builder.constant(0))
-    index = made.add(Op.WHERE, none, made.builder.constant(0), last)
-    found = made.add(Op.GATHER, value, made.add(Op.EXPAND, index, shape=made.shape(before)), dim=dim, wraps=False)
+    wide = made.add(Op.EXPAND, last, shape=made.shape(before))
+    found = made.add(Op.GATHER, value, wide, dim=dim, wraps=True)  # of -1 the last element, which nobody takes
     return made.add(Op.WHERE, none, before, found)
 
 

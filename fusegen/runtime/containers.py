@@ -133,7 +133,7 @@ class _Text:
         layouts: of its arguments.
 
     Attributes:
-        constants: what the text calls ``constant_0`` and so on: classes, and keys.
+        constants: what the text calls ``_constant_0`` and so on: classes, and keys.
     """
 
     def __init__(self, function: Callable[..., Any], layouts: Layouts) -> None:
@@ -148,7 +148,7 @@ class _Text:
         """A function that makes the function of leaves."""
         given = ", ".join(text for name, layout in self._layouts for text in self._given(name, layout))
         leaves = ", ".join(leaf for names in self._names.values() for leaf in names)
-        constants = "".join(f", constant_{number}" for number in range(len(self.constants)))
+        constants = "".join(f", _constant_{number}" for number in range(len(self.constants)))
         lines = [f"def made(_function, _require_unchanged{constants}):", f"    def call({leaves}):"]
         body = [*self._made, f"_result = _function({given})", *self._checked, "return _result"]
         return "\n".join([*lines, *(f"        {line}" for line in body), "    return call", ""])
@@ -193,7 +193,7 @@ class _Text:
 
     def _constant(self, value: object) -> str:
         self.constants.append(value)
-        return f"constant_{len(self.constants) - 1}"
+        return f"_constant_{len(self.constants) - 1}"
 
 
 def _require_unchanged(function: Callable[..., Any], name: str, given: Any, before: Any) -> None:
