@@ -12,7 +12,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, product, simplify_dim
 from fusegen.lang.functions import reductions
-from fusegen.lang.functions.common import binary, cast, dtype_of, tracer_of, unsupported_argument
+from fusegen.lang.functions.common import binary, cast, dtype_of, numbers, tracer_of, unsupported_argument
 from fusegen.lang.functions.indexing import taken
 from fusegen.lang.functions.views import require_shape, reshaped, unsqueeze
 from fusegen.lang.registry import implements
@@ -38,7 +38,7 @@ def searchsorted(
     if not isinstance(input, torch.Tensor):
         raise UnsupportedError("searchsorted of a number cannot be traced", mend="give a tensor")
     tracer = tracer_of(sorted_sequence, input)
-    table, x = tracer.lift(sorted_sequence), tracer.lift(input)
+    table, x = (numbers("searchsorted", tracer.lift(t)) for t in (sorted_sequence, input))
     if dtype_of(table) is not dtype_of(x):
         raise TraceError(f"searchsorted of {dtype_of(x)} among {dtype_of(table)}", mend="convert one of them")
     if not table.ndim or (table.ndim > 1 and table.ndim != x.ndim):
@@ -65,7 +65,7 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> TracedTensor:
     """Whether each number is among some others."""
     tracer = tracer_of(elements, test_elements)
-    x, others = tracer.lift(elements), tracer.lift(test_elements)
+    x, others = (numbers("isin", tracer.lift(t)) for t in (elements, test_elements))
     table = reshaped(others, (simplify_dim(product(others._node.shape)),))
     _require_short("isin", table)
     found = reductions.any_(binary(Op.EQ, unsqueeze(x, -1), table), -1)
