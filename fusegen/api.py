@@ -23,10 +23,12 @@ from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
 from fusegen.operators.facts import has_unknown_floats
 from fusegen.operators.named import autocasts, register, require_closed
-from fusegen.operators.recorded_call import operator_for, recorded_call
+from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.bound import Hidden
 from fusegen.runtime.compile import Variant
+from fusegen.runtime.containers import KINDS as CONTAINERS
+from fusegen.runtime.containers import every_argument
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
 from fusegen.runtime.out import OUT, filled, with_out
@@ -86,17 +88,25 @@ class Kernel(Generic[P, R]):
         """A call that torch.compile, or torch.export, looks into."""
         if self._has_out(kwargs):
             others = {name: value for name, value in kwargs.items() if name != OUT}
-            return filled(self._dispatcher.name, kwargs[OUT], self._recorded(args, others))
-        return self._recorded(args, kwargs)
+            return filled(self._dispatcher.name, kwargs[OUT], self._compiled(args, others))
+        return self._compiled(args, kwargs)
 
-    def _recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call as an operator in the graph that is being recorded."""
+    def _compiled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The same without ``out``."""
+        parameters = self._dispatcher.parameters
+        if not (parameters.variadic or any([isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())])):
+            return self._recorded(self._dispatcher, args, kwargs)
+        values = every_argument(parameters, args, kwargs)
+        return recorded_spread(self.function, parameters, self._dispatcher.name, self.mutates, self.recompute, values)
+
+    def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call of a dispatcher as an operator in the graph that is being recorded."""
         values = (*args, *kwargs.values())
         if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
-        dispatcher = self._dispatcher
-        names = dispatcher.parameters.given
-        return recorded_call(self.function, names, dispatcher.name, self.mutates, self.recompute, args, kwargs)
+        parameters = dispatcher.parameters
+        mutates = self.mutates if dispatcher is self._dispatcher else parameters.writable
+        return recorded_call(dispatcher.function, parameters.given, dispatcher.name, mutates, self.recompute, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
@@ -105,7 +115,8 @@ class Kernel(Generic[P, R]):
 
     def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
         """Tells if a call names a tensor for the result by a parameter that the function does not have."""
-        return OUT in kwargs and OUT not in self._dispatcher.parameters.given
+        parameters = self._dispatcher.parameters
+        return OUT in kwargs and OUT not in parameters.given and not parameters.takes_any_name
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
         """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""
@@ -130,7 +141,7 @@ class Kernel(Generic[P, R]):
         """
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        values = dispatcher.arguments(args, named)
+        dispatcher, values = dispatcher.of_call(args, named)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
 
@@ -153,10 +164,12 @@ class Kernel(Generic[P, R]):
         Raises:
             UnsupportedError: there is none for such a call.
         """
-        values = self._dispatcher.arguments(args, kwargs)
+        dispatcher, values = self._dispatcher.of_call(args, kwargs)
         if self._operator is not None:
             return self._operator
-        return operator_for(self.function, self._dispatcher.name, self.mutates, self._dispatcher.parameters.given, values)
+        return operator_for(
+            dispatcher.function, dispatcher.name, dispatcher.parameters.writable, dispatcher.parameters.given, values
+        )
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.
@@ -301,7 +314,7 @@ def vjp(
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
-    values = dispatcher.arguments((*instance, *args), kwargs)
+    dispatcher, values = dispatcher.of_call((*instance, *args), kwargs)
     return passes_of(dispatcher, partial(kernel._variant, dispatcher, target=target), instance, values, wrt)
 
 

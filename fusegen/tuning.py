@@ -120,7 +120,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
-    values = dispatcher.arguments(args, kwargs)
+    dispatcher, values = dispatcher.of_call(args, kwargs)
     tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
     dispatcher.executable.forget()
     return tuning

@@ -105,6 +105,7 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
     dtype = _default_dtype(found.kernel.function, target) if options.dtype is None else _dtype(options.dtype)
     given = _shapes(options.shape, dtype)
     parameters = Parameters.of(found.kernel.function)
+    parameters.require_fixed()
     arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)
     tensors = {name: tensor for name, tensor in given.items() if name in parameters.given}
     _refuse_unknown(given, parameters)

@@ -227,6 +227,8 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     if op is Op.SCATTER_ADD:
         return _scatter_add(operands, attrs)
+    if op is Op.LAST:
+        return (cast(Dim, attrs["length"]),)
     if op is Op.BLOCKS:
         return cast(Shape, attrs["shape"])
     number = cast(int, attrs["result"])

@@ -243,6 +243,9 @@ class Op(Enum):
     # (rows, index): (length, width) sums, of rows (n, width) those of which the index (n,) names the sum.
     SCATTER_ADD = Row("scatter_add", Family.LIBRARY, 2, Result.SAME)
 
+    # (index): of each number below the length, where the index (n,) has it last; -1 where it has not.
+    LAST = Row("last", Family.LIBRARY, 1, Result.SAME)
+
     # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v of (batch, head, position, channel); heads of q may share one of k and v, and
     # `causal` leaves the keys up to the query's own position. `result` 0 is the values, 1 the logsumexp of each query's scores,
     # which is any number where no score counts; `order` that of its dims. A share `dropout` of the weights is dropped, by bits that

@@ -478,6 +478,7 @@ RULES: dict[Op, Rule] = {
     Op.CUMSUM: lambda x: x.cumsum(-1),
     Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.MATMUL: torch.matmul,
+    Op.LAST: lambda index, length: index.new_full((length,), -1).index_reduce_(0, index, torch.arange(len(index)), "amax"),
     Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),
     Op.ATTENTION: lambda *operands, **attrs: _attention(operands, **attrs),
     Op.ATTENTION_BACKWARD: lambda *operands, **attrs: _attention_backward(operands, **attrs),

@@ -15,18 +15,20 @@ class Argument:
 
     Attributes:
         name: of the parameter.
+        parameter: of the user's function: another one where it is an element of what that takes.
         type: the class that ``isinstance`` answers for.
         attributes: those that the tensor or its class has and torch's tensors have not.
     """
 
     name: str
+    parameter: str
     type: type[torch.Tensor]
     attributes: frozenset[str]
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> Argument:
+    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> Argument:
         """A tensor that a parameter was given."""
         if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor
-            return cls(name, nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor, frozenset())
+            return cls(name, parameter, nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor, frozenset())
         own = (vars(each) for each in type(tensor).__mro__ if each.__module__.partition(".")[0] not in ("torch", "builtins"))
-        return cls(name, type(tensor), frozenset(vars(tensor)).union(*own))
+        return cls(name, parameter, type(tensor), frozenset(vars(tensor)).union(*own))

@@ -1,7 +1,7 @@
 """Which traced tensors share memory, so that an operation in place is seen under every name of a value, or refused.
 
-In place, a value of the function's own becomes a new value of the graph, which all names of the same Python object then mean. Other
-objects over the same memory (a view, what it is a view of) are out of date from then on, and using one is an error.
+In place, a value of the function's own becomes a new value of the graph, of which all objects over the same memory are views from
+then on: a view, what it is a view of. Where it depends on strides if torch would have copied, using such a view is an error.
 
 A parameter that the kernel declares to write to is the caller's memory. Its objects are views of the version that lies there: after
 a write they are views of the next one. A write to the whole of it makes no version at first, so that what follows computes with the
@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.ir.graph import Graph, GraphBuilder, Location, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides, strided_view
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import Dim, same, simplify_dim
 from fusegen.lang.gradients import Recording, note_write
 from fusegen.lang.places import here, location
+from fusegen.lang.replaced import replaced
 
 
 class Memory:
@@ -28,7 +29,8 @@ class Memory:
     Args:
         parameter: whose memory it is; empty for what the function computes.
         declared: whether the kernel says that it writes to it.
-        position: of the parameter.
+        captured: whether it is no parameter: a tensor that the function closes over.
+        position: of the parameter, or of what the function computes.
 
     Attributes:
         writes: how often something was written to it.
@@ -36,11 +38,39 @@ class Memory:
         version: the node that lies in the caller's memory: another one where the whole has a value that no write has stored yet.
     """
 
-    def __init__(self, parameter: str = "", *, declared: bool = False, position: int = -1) -> None:
-        self.parameter, self.declared = parameter, declared
+    def __init__(self, parameter: str = "", *, declared: bool = False, captured: bool = False, position: int = -1) -> None:
+        self.parameter, self.declared, self.captured = parameter, declared, captured
         self.writes = 0
         self.value = self.version = self._first = position
+        self.unfilled = False  # nothing was written to it, and it has no values yet
+        self._beside: Memory | None = None
+        self._beside_writes = 0
+        self._is_lost = False
         self.location: Location | None = None  # of the last write to the whole
+
+    @classmethod
+    def beside(cls, other: Memory, position: int) -> Memory:
+        """The memory of what is a copy or a view of some of another memory, as its strides have it, which are not known."""
+        found = cls(position=position)
+        found._beside, found._beside_writes = other, other.writes
+        return found
+
+    def lose(self) -> None:
+        """Notes that something was written which may be to this memory or to a copy."""
+        self._is_lost = True
+        self.writes += 1
+        if self._beside is not None:
+            self._beside.lose()
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether what lies here depends on whether it, or what was written to, is a copy."""
+        return self._is_lost or (self._beside is not None and self._beside.writes != self._beside_writes)
+
+    @property
+    def may_be_another_s(self) -> bool:
+        """Whether a write to it may be one to another memory."""
+        return self._beside is not None
 
     @property
     def is_written(self) -> bool:
@@ -66,19 +96,31 @@ def require_current(value: _Value) -> None:
     """Brings a value up to date whose memory was written to through another one.
 
     Raises:
-        UnsupportedError: torch would give the new elements, which this value does not know.
+        UnsupportedError: torch would give the new elements, or those of a copy.
     """
     memory = value._memory
-    if value._writes == memory.writes:
+    if value._writes == memory.writes and not memory.is_uncertain:
         return
-    if not memory.declared:
+    is_view = memory.declared or _are_views(value._tracer.builder, value._position, value._root)
+    if memory.is_uncertain or not is_view:
         raise UnsupportedError(
-            "a tensor is used after a view of it, or what it is a view of, was changed in place",
+            "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
             where=here(),
-            mend="write y = y + 1 in place of y += 1, and put parts together with torch.cat or torch.where",
+            mend="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
         )
     value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
     value._root, value._writes = memory.value, memory.writes
+
+
+def require_filled(value: _Value) -> None:
+    """Refuses what ``torch.empty`` gave, before something was written to it.
+
+    Raises:
+        UnsupportedError: nothing was.
+    """
+    if value._memory.unfilled:
+        what = "a tensor that torch.empty, empty_like or new_empty gave is read before something was written to it"
+        raise UnsupportedError(what, where=here(), mend="write to it first, or use torch.zeros")
 
 
 def overwrite(target: _Value, result: _Value) -> None:
@@ -90,16 +132,8 @@ def overwrite(target: _Value, result: _Value) -> None:
     Raises:
         UnsupportedError: the target is a parameter, or a view of one, that the kernel does not declare to write to.
     """
-    memory = target._memory
-    if memory.declared:
-        require_current(target)
-        put(target, target._position, result)
-        return
-    require_own(memory)
-    note_write(target._tracer, target._tracer.builder.nodes[target._position])
-    target._position = result._position
-    memory.writes += 1
-    target._writes = memory.writes
+    require_current(target)
+    put(target, target._position, result)
 
 
 def require_own(memory: Memory) -> None:
@@ -108,6 +142,9 @@ def require_own(memory: Memory) -> None:
     Raises:
         UnsupportedError: it is one.
     """
+    if memory.captured:
+        what = f"the kernel writes to {memory.parameter!r}, which it closes over"
+        raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     if memory.parameter:
         raise UnsupportedError(
             f"the kernel writes to its parameter {memory.parameter!r}, and does not say so",
@@ -117,7 +154,7 @@ def require_own(memory: Memory) -> None:
 
 
 def put(target: _Value, place: int, result: _Value) -> None:
-    """Writes to a place in the memory of a declared parameter.
+    """Writes to a place in the memory of a declared parameter, or of what the function computes.
 
     Args:
         target: a value in that memory.
@@ -125,21 +162,44 @@ def put(target: _Value, place: int, result: _Value) -> None:
         result: what is written, of the place's shape and dtype.
 
     Raises:
-        UnsupportedError: several elements of the place are one in memory.
+        UnsupportedError: several elements of the place are one in memory, or the target is a parameter that the kernel does not
+            declare to write to.
     """
     builder, memory = target._tracer.builder, target._memory
+    if not memory.declared:
+        require_own(memory)
+        note_write(target._tracer, builder.nodes[target._position])
+        memory.unfilled = False
     if 0 in builder.nodes[place].shape or result._position == place:
+        return
+    _require_distinct(builder, place, memory.value)
+    if not memory.declared and (memory.may_be_another_s or not _are_views(builder, target._position, memory.value, written=True)):
+        _leave(target, with_value(builder, place, target._position, result._position))
         return
     if place == memory.value:
         memory.value, memory.location = result._position, location()
+    elif not memory.declared:
+        memory.value = with_value(builder, place, memory.value, result._position)
     else:
-        _require_distinct(builder, place, memory.value)
         before = memory.value
         store(builder, memory)
         where = _rebased(builder, place, before, memory.version)
         memory.value = memory.version = _put(builder, where, result._position, memory, location())
     memory.writes += 1
     require_current(target)
+
+
+def with_value(builder: GraphBuilder, place: int, root: int, value: int) -> int:
+    """A tensor with a value at a place, as a new value.
+
+    Args:
+        place: made of views and gathers of the tensor.
+        root: the tensor.
+        value: of the place's shape and dtype.
+    """
+    if 0 in builder.nodes[place].shape:
+        return root
+    return replaced(builder, _views(builder, place, root) or (), value, location())
 
 
 def store(builder: GraphBuilder, memory: Memory) -> None:
@@ -150,6 +210,50 @@ def store(builder: GraphBuilder, memory: Memory) -> None:
 
 def _put(builder: GraphBuilder, place: int, value: int, memory: Memory, where: Location | None) -> int:
     return builder.add(Op.PUT, [place, value], location=where, shape=builder.nodes[memory.version].shape)
+
+
+def _leave(target: _Value, value: int) -> None:
+    """Gives a value memory of its own, with what was written to it: torch may have copied what it is a view of, or not, so that
+    nobody may look at that from then on.
+
+    Args:
+        value: the node that it is now.
+    """
+    left = target._memory
+    left.lose()
+    target._memory = Memory(position=value)
+    target._memory.writes = target._writes = left.writes
+    target._position = target._root = value
+
+
+def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
+    """Whether a value is a view of what the function computes, however that lies in memory; or has no element.
+
+    Args:
+        written: whether it must be one through which something can be written.
+    """
+    steps = _views(builder, position, root)
+    if steps is None:
+        return 0 in builder.nodes[position].shape
+    for step in steps:
+        node = builder.nodes[step]
+        if node.op is Op.CONCAT or (written and node.op is Op.DETACH):
+            return False
+        if node.op is Op.RESHAPE and not _only_splits(builder.nodes[node.args[0]].shape, node.shape):
+            return False
+    return True
+
+
+def _only_splits(source: Shape, result: Shape) -> bool:
+    """Whether a reshape only takes dims apart, and adds or drops dims of size 1: it is a view of any strides."""
+    sizes = [size for size in result if not same(size, 1)]
+    for size in (size for size in source if not same(size, 1)):
+        found: Dim = 1
+        while sizes and not same(found, size):
+            found = simplify_dim(found * sizes.pop(0))
+        if not same(found, size):
+            return False
+    return not sizes
 
 
 def _views(builder: GraphBuilder, position: int, root: int) -> list[int] | None:

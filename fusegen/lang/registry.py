@@ -131,16 +131,29 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
 
 
 def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """The result as a tensor of its own where a handler gave an argument back as it was, and torch would give other memory."""
+    """The result as a tensor of its own where a handler gave an argument back, or a view of it, and torch gives other memory."""
+    if name not in _GIVES_ITSELF and hasattr(result, "_memory") and not any(result is a for a in args):
+        return result if result._root == result._position else result._tracer.value(result._position)
+    if name in _MAKES_CONTIGUOUS and _is_part_of_own(result):
+        return result._tracer.value(result._position, Memory.beside(result._memory, result._position))
     if not any(result is a for a in args) or (name in _GIVES_ITSELF and not _is_copied(name, result)):
         return result
     writes = next(w for a, w in zip(args, before, strict=True) if a is result)
     return result if writes is None or writes != result._writes else result._tracer.value(result._position)
 
 
+_MAKES_CONTIGUOUS = ("contiguous", "ravel")
+
+
+def _is_part_of_own(value: Any) -> bool:
+    """Whether a value is a view of a part of what the function computes, of which the strides are not known."""
+    memory = value._memory
+    return not memory.declared and not memory.parameter and value._position != memory.value
+
+
 def _is_copied(name: str, value: Any) -> bool:
     """Whether torch copies a declared parameter, or a part of it, to make it contiguous."""
-    if name not in ("contiguous", "ravel") or not value._memory.declared:
+    if name not in _MAKES_CONTIGUOUS or not value._memory.declared:
         return False
     return not lies_in(value._tracer.builder, value._position, value._memory, contiguous=True)
 
@@ -149,7 +162,7 @@ _ITSELF_OR_A_VIEW = """
     contiguous detach alias to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int
     long short bool view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze
     __getitem__ permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal real data
-    atleast_1d atleast_2d atleast_3d
+    atleast_1d atleast_2d atleast_3d select linalg_diagonal unfold meshgrid broadcast_tensors
 """
 _GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
 """Functions whose result may be the tensor itself, or a view of all of it."""
@@ -199,7 +212,15 @@ _CLOSE = 0.9
 """From which likeness on a name means the same: torch has the one that is not known, so that it is not misspelt."""
 
 
+_BY_VALUES = frozenset(
+    {"nonzero", "argwhere", "masked_select", "masked_scatter", "masked_scatter_", "unique", "unique_consecutive"}
+)
+"""Functions whose result's size depends on values."""
+
+
 def _suggestion(name: str) -> str:
+    if name in _BY_VALUES:
+        return "its size depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
     known = [each for each in known_names() if not each.endswith("_")]
     close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     if name.endswith("_") and not name.endswith("__"):

@@ -18,6 +18,7 @@ from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
 from fusegen.lang import registry
+from fusegen.lang.memory import require_filled
 from fusegen.lang.places import here, raised_at, returned_at
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
@@ -187,6 +188,7 @@ def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> Trac
     if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
         raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
     result = tracer.lift(value)
+    require_filled(result)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
         what = "the kernel returns a number, not a tensor"

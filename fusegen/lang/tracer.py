@@ -22,7 +22,7 @@ from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.argument import Argument
 from fusegen.lang.float8 import require_wide
-from fusegen.lang.memory import Memory, lies_in, require_current, store
+from fusegen.lang.memory import Memory, lies_in, require_current, require_filled, store
 from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
@@ -118,7 +118,7 @@ class Tracer:
             declared: whether the kernel says that it writes to it.
         """
         position = self.builder.input(spec)
-        self.memories.append(Memory(spec.name, declared=declared, position=position))
+        self.memories.append(Memory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
         value._argument = argument
         return value
@@ -135,6 +135,8 @@ class Tracer:
             raise stale()
         for operand in args:
             require_current(operand)
+            if operand._memory.unfilled and (op.family is not Family.VIEW or op is Op.CONCAT):
+                require_filled(operand)
         require_wide(op, [a._node.dtype for a in args])
         if op is Op.CAST and attrs["dtype"] is DType.FLOAT8_E4M3FN and not SATURATES:
             args = (self._without_overflow(args[0]),)
@@ -206,7 +208,8 @@ class Tracer:
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self.hidden:
             spec = self.outside.input_of(tensor)
-            self.hidden[id(tensor)] = (tensor, self.value(self.builder.input(spec)))
+            position = self.builder.input(spec)
+            self.hidden[id(tensor)] = (tensor, self.value(position, Memory(spec.name, captured=True, position=position)))
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:

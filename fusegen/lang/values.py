@@ -266,7 +266,7 @@ class TracedTensor:
     def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
         self._tracer = tracer
         self._position = position
-        self._memory = memory or Memory()
+        self._memory = memory or Memory(position=position)
         self._writes, self._root = self._memory.writes, self._memory.value
 
     @property

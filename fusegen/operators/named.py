@@ -42,6 +42,7 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
         what = f"{getattr(function, '__name__', name)} cannot be {name}: {error}"
         mend = "annotate all parameters and the result: Tensor, float, int, bool, str, a tuple of Tensors as a result"
         raise ArgumentError(what, mend=mend) from None
+    _require_single(name, schema)
     library = _library(name.partition("::")[0])
     run = _without_autocast(run)
     operator = _defined(library, name, schema, run, _without_autocast(lambda *v: tree_map_only(Tensor, _fresh, function(*v))))
@@ -81,6 +82,18 @@ def _require_free(name: object) -> None:
     for wanted in (name, f"{name}_backward"):
         if torch._C._dispatch_has_kernel(wanted):
             raise ArgumentError(f"torch has an operator {wanted} already", mend="choose another name")
+
+
+def _require_single(name: str, schema: str) -> None:
+    """Refuses lists of tensors, which an operator's backward pass could not name.
+
+    Raises:
+        ArgumentError: a parameter is one.
+    """
+    parameters = schema.partition(" -> ")[0]
+    if "Tensor[" in parameters or "Tensor?[" in parameters:
+        what = f"{name} takes a list of tensors, by which a named operator has no gradients"
+        raise ArgumentError(what, mend="declare a parameter for each tensor; or declare the kernel without op=")
 
 
 def _library(name: str) -> Any:

@@ -7,6 +7,7 @@ its results: so whoever records sees all that it reads, and watches it. torch dr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.errors import UnsupportedError
 from fusegen.operators.facts import constants_of, facts_of
 from fusegen.operators.plan import BOXED, CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
+from fusegen.runtime.containers import Layouts, flat_function, flat_names, spread
+from fusegen.runtime.parameters import Parameters
 
 
 def recorded_call(
@@ -64,6 +67,47 @@ def recorded_call(
             leaves[place] = results[count]
             count += 1
     return tree_unflatten(leaves, structure)
+
+
+def recorded_spread(
+    function: Callable[..., Any],
+    parameters: Parameters,
+    name: str,
+    mutates: tuple[str, ...],
+    recompute: Recompute,
+    values: Sequence[Any],
+) -> Any:
+    """The same of arguments that hold tensors: each of these is an argument of the operator.
+
+    Args:
+        function, name, mutates, recompute: as of `recorded_call`.
+        parameters: of the function.
+        values: all arguments, in the order of the parameters.
+    """
+    layouts, leaves = spread(parameters.given, values, parameters.variadic)
+    flat = getattr(FLAT, flat_one(function, layouts))
+    names = flat_names(layouts)
+    writable = tuple([leaf for parameter in mutates for leaf in names[parameter]])
+    return recorded_call(flat, [leaf for each in names.values() for leaf in each], name, writable, recompute, leaves, {})
+
+
+FLAT = SimpleNamespace()
+"""Functions of leaves: torch.compile finds one by its name, and cannot take it for a constant."""
+
+_numbers: dict[Any, int] = {}  # of what they were made of, which lives as long as they do
+
+
+def flat_one(function: Callable[..., Any], layouts: Layouts) -> str:
+    """The name of a function of leaves among those of `FLAT`, made where it is not there yet."""
+    number = _numbers.setdefault((function, layouts), len(_numbers))
+    name = f"function_{number}"
+    if not hasattr(FLAT, name):
+        setattr(FLAT, name, flat_function(function, layouts))
+    return name
+
+
+flat_one._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""As torch.compiler.assume_constant_result does."""
 
 
 def _expected(

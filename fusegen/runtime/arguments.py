@@ -65,7 +65,7 @@ def check_plain(kernel: str, name: str, value: object) -> None:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
     if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
         what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
-        raise ArgumentError(what, mend="pass the tensors one by one, each as a parameter of its own")
+        raise ArgumentError(what, mend="pass the tensors one by one: a folder or a command names each parameter")
     try:
         hash(value)
     except TypeError:

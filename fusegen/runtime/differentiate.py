@@ -105,7 +105,7 @@ class Calls(Plan):
 
     def __init__(self, dispatcher: Dispatcher, variant_of: VariantOf, wrt: Sequence[str] | None) -> None:
         self.dispatcher = dispatcher
-        self.wrt = None if wrt is None else tuple(dict.fromkeys(wrt))
+        self.wrt = None if wrt is None else tuple(dict.fromkeys(leaf for name in wrt for leaf in dispatcher.inputs(name)))
         self._by_default = wrt is None
         self._variant_of = variant_of
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.autodiff.keep import Recompute
+from fusegen.errors import ArgumentError
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
@@ -22,6 +23,8 @@ from fusegen.runtime.arguments import check, check_memory, check_plain, check_va
 from fusegen.runtime.backends import builder, machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
 from fusegen.runtime.compile import Variant
+from fusegen.runtime.containers import KINDS as CONTAINERS
+from fusegen.runtime.containers import Layouts, flat_function, flat_names, spread
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
@@ -36,6 +39,10 @@ from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler
 
+RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
+
+_MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
+
 
 class Dispatcher(Plan):
     """Runs the calls of a kernel.
@@ -44,7 +51,8 @@ class Dispatcher(Plan):
         function: the user's function.
         name: the kernel's name.
         mutates: parameters that it may write to.
-        recorded: what runs a call that is recorded in a graph of torch's operators; the function where there is nothing else.
+        recorded: runs a call that is recorded in a graph of torch's operators, by this dispatcher; the function where there is
+            nothing else.
         requires: refuses variants that the kernel must not have.
         recompute: the rule by which backward passes compute values again.
         compiler: the way to compile; None is that of the settings.
@@ -60,7 +68,7 @@ class Dispatcher(Plan):
         function: Callable[..., Any],
         name: str,
         mutates: Sequence[str] = (),
-        recorded: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
+        recorded: RecordedCall | None = None,
         requires: Callable[[Variant], None] | None = None,
         recompute: Recompute = "auto",
         compiler: Compiler | None = None,
@@ -68,6 +76,7 @@ class Dispatcher(Plan):
         self.function = function
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
+        self._flat: dict[Layouts, FlatDispatcher] = {}
         self.variants = Variants(function, name, mutates)
         self.parameters = self.variants.parameters
         self.passes = KnownPasses(recompute, compiler)
@@ -77,18 +86,13 @@ class Dispatcher(Plan):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """One of the copied function, which knows no call."""
-        mutates = [
-            given
-            for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
-            if name in self.parameters.mutates
-        ]
         function = copy.deepcopy(self.function, memo)
-        return Dispatcher(function, self.name, mutates, recompute=self.recompute, compiler=self._compiler)
+        return Dispatcher(function, self.name, self.parameters.writable, recompute=self.recompute, compiler=self._compiler)
 
     @cached_property
     def _positional(self) -> int | None:
         """How many arguments a call has that names none of them; None where some must be named."""
-        return None if self.parameters.keyword_only else len(self.parameters.names)
+        return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.names)
 
     # Calls.
 
@@ -106,6 +110,9 @@ class Dispatcher(Plan):
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
         found = self.executable.recently(values)
         if found is None:
+            flat = self._spread(values)
+            if flat is not None:
+                return flat[0].call(flat[1], {})
             if is_watched(values):
                 return self._as_torch_does(values, args, kwargs)
             found = self.executable.found(values)
@@ -122,19 +129,50 @@ class Dispatcher(Plan):
             what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
-            return self._recorded_call(args, kwargs)
+            return self._recorded_call(self, args, kwargs)
         return self.function(*args, **kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """All arguments in the order of the parameters."""
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """All arguments in the order of the parameters, for a call that runs nothing.
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
+        """The dispatcher of a call that runs nothing, and all its arguments: leaves in place of containers that hold tensors.
 
         Raises:
             ArgumentError: something is neither a tensor nor a value that can select code.
         """
+        flat = self._spread(self.parameters.bind(args, kwargs))
+        return (self, self.arguments(args, kwargs)) if flat is None else (flat[0], flat[0].arguments(flat[1], {}))
+
+    def _spread(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
+        """The dispatcher of the leaves of containers that hold tensors, and the leaves; None where no argument is one."""
+        for value in values:
+            if isinstance(value, CONTAINERS):
+                break
+        else:
+            return None
+        layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
+        if all(layout is None for _, layout in layouts):
+            return None
+        with self._lock:
+            if layouts not in self._flat:
+                if len(self._flat) >= _MOST_LAYOUTS:
+                    self._flat.clear()
+                self._flat[layouts] = FlatDispatcher(self, layouts)
+            return self._flat[layouts], leaves
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """The parameters of this dispatcher that a parameter of the user's function is."""
+        return (name,)
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """All arguments in the order of the parameters, for a call that runs nothing and takes tensors one by one.
+
+        Raises:
+            ArgumentError: something is neither a tensor nor a value that can select code.
+        """
+        self.parameters.require_fixed()
         values = self.parameters.bind(args, kwargs)
         for name, value in zip(self.parameters.names, values, strict=True):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
@@ -231,6 +269,49 @@ class Dispatcher(Plan):
         self.variants.make_static(scalars)
         program, hidden = self.executable.first(values)
         return program(values, hidden)
+
+
+class FlatDispatcher(Dispatcher):
+    """Runs the calls of a kernel whose arguments hold tensors, all of one layout: each leaf is a parameter.
+
+    Args:
+        kernel: the kernel's dispatcher.
+        layouts: of the arguments.
+    """
+
+    def __init__(self, kernel: Dispatcher, layouts: Layouts) -> None:
+        self._kernel, self._layouts = kernel, layouts
+        self._leaves = flat_names(layouts)
+        parameters = kernel.parameters
+        mutates = [leaf for name in parameters.writable for leaf in self._leaves[name]]
+        function = flat_function(kernel.function, layouts)
+        function.__annotations__ = {
+            n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
+        }
+        super().__init__(
+            function, kernel.name, mutates, kernel._recorded_call, kernel._requires, kernel.recompute, kernel._compiler
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
+        """That of the copied kernel."""
+        return FlatDispatcher(copy.deepcopy(self._kernel, memo), self._layouts)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """The leaves of a call's arguments.
+
+        Raises:
+            ArgumentError: they are put together in another way.
+        """
+        given = self._kernel.parameters
+        layouts, leaves = spread(given.given, given.bind(args, kwargs), given.variadic)
+        if layouts != self._layouts:
+            what = f"{self.name}: the lists, tuples and dicts among the arguments hold others than at first"
+            raise ArgumentError(what, mend="call fg.vjp again with such arguments")
+        return leaves
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """The leaves of a parameter."""
+        return self._leaves.get(name, (name,))
 
 
 class _OfNothing(Program):

@@ -82,6 +82,16 @@ def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> lis
     return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
 
 
+def last(_: Wanted, length: int, index: Tensor) -> list[Tensor]:
+    """Of each number below the length, where the index has it last; -1 where it has not: (length,).
+
+    Args:
+        index: (n,), int64, from 0 to below the length.
+    """
+    places = torch.arange(len(index), device=index.device)
+    return [index.new_full((length,), -1).scatter_reduce_(0, index, places, "amax")]
+
+
 _FEW = 2  # sums for each row up to which all are computed, rather than those of the runs, each of which is then copied to its place
 
 
@@ -276,6 +286,7 @@ class Function:
 
 FUNCTIONS = {
     "scatter_add": Function(scatter_add, 0, 1, range(2, 3), (2,)),
+    "last": Function(last, 0, 1, range(1, 2), (1,)),
     "attention": Function(attention, 3, 0, range(3, 5), (4, 3, 1)),
     "attention_backward": Function(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
 }

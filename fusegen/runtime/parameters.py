@@ -7,7 +7,7 @@ import keyword
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
@@ -21,7 +21,10 @@ Static = Annotated[T, _STATIC]
 """``fg.Static[int]``: the argument's value selects code instead of being passed at run time."""
 
 _REQUIRED = inspect.Parameter.empty
-_REFUSED_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+ELEMENT_OF = "_element_of"
+"""An attribute of a function of leaves: by parameter, that of the user's function of which it is an element."""
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Parameters:
         names: what graphs and emitted texts call them, in order: the same names where these are distinct identifiers there.
         defaults: where there are any, by given name.
         mutates: those that the function may write to, as texts call them.
+        variadic: those that take any number of arguments, ``*args`` and ``**kwargs``, as the user calls them.
+        takes_any_name: whether one of them is ``**kwargs``.
+        element_of: by name in texts, the parameter of the user's function of which a parameter is an element.
     """
 
     function: Callable[..., Any]
@@ -41,6 +47,9 @@ class Parameters:
     names: tuple[str, ...]
     defaults: Mapping[str, object]
     mutates: frozenset[str] = frozenset()
+    variadic: tuple[str, ...] = ()
+    takes_any_name: bool = False
+    element_of: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: Callable[..., Any], mutates: Sequence[str] = ()) -> Parameters:
@@ -50,19 +59,21 @@ class Parameters:
             mutates: names of those that it may write to.
 
         Raises:
-            ArgumentError: for ``*args`` and ``**kwargs``, which a kernel cannot have, and for a name that no parameter has.
+            ArgumentError: for a name that no parameter has.
         """
         found = inspect.signature(function).parameters
-        for parameter in found.values():
-            if parameter.kind in _REFUSED_KINDS:
-                raise ArgumentError(f"{function.__name__}: a kernel cannot take {parameter}", mend="name every parameter")
         defaults = {name: p.default for name, p in found.items() if p.default is not _REQUIRED}
         names = parameter_names(function.__name__, tuple(found))
         unknown = [name for name in mutates if name not in found]
         if unknown:
             what = f"{function.__name__}: mutates names {unknown[0]!r}, which is no parameter"
             raise ArgumentError(what, mend=f"name some of {', '.join(found)}")
-        return cls(function, tuple(found), names, defaults, frozenset(n for g, n in zip(found, names, strict=True) if g in mutates))
+        writable = frozenset(n for g, n in zip(found, names, strict=True) if g in mutates)
+        variadic = {name: p.kind for name, p in found.items() if p.kind in _VARIADIC}
+        takes_any_name = inspect.Parameter.VAR_KEYWORD in variadic.values()
+        owners = getattr(function, ELEMENT_OF, {})
+        element_of = {name: owners[given] for given, name in zip(found, names, strict=True) if given in owners}
+        return cls(function, tuple(found), names, defaults, writable, tuple(variadic), takes_any_name, element_of)
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
@@ -70,11 +81,26 @@ class Parameters:
         raw = dict(getattr(self.function, "__annotations__", {}))
         return {name: hint for name in raw if (hint := _resolved(self.function, name, raw[name])) is not None}
 
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """Parameters that the function may write to, as the user calls them."""
+        return tuple(given for given, name in self._pairs if name in self.mutates)
+
     @cached_property
     def keyword_only(self) -> frozenset[str]:
         """Parameters that a call must name."""
         found = inspect.signature(self.function).parameters.items()
         return frozenset(n for n, p in found if p.kind is inspect.Parameter.KEYWORD_ONLY)
+
+    def require_fixed(self) -> None:
+        """Refuses parameters that take any number of arguments.
+
+        Raises:
+            ArgumentError: there are some.
+        """
+        if self.variadic:
+            what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, of which this can name none"
+            raise ArgumentError(what, mend="declare a kernel that names every parameter")
 
     @cached_property
     def static(self) -> frozenset[str]:

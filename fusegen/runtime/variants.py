@@ -206,7 +206,7 @@ class Variants:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
         given = tuple(numbers.items())
-        arguments = tuple(Argument.of(n, t) for n, t in tensors.items())
+        arguments = tuple(Argument.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
         return Request(

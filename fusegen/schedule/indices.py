@@ -79,7 +79,9 @@ def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
 
 def _input_name(graph: Graph, position: int) -> str | None:
     """What the user calls the tensor that a node is a view of; None for what is computed."""
-    while (node := graph.nodes[position]).op is Op.PUT or (node.family is Family.VIEW and len(node.args) == 1):
+    while (
+        (node := graph.nodes[position]).op is Op.PUT or node.op is Op.GATHER or (node.family is Family.VIEW and len(node.args) == 1)
+    ):
         position = owner(graph, position) if node.op is Op.PUT else node.args[0]
     return str(node.attr("name")) if node.op is Op.INPUT else None
 

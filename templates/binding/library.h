@@ -25,6 +25,13 @@ inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, cons
   return found.index_copy_(0, to, sums.to(dtype)).narrow(0, 0, length);
 }
 
+// Of each number below the length, where the index has it last; -1 where it has not.
+inline std::vector<at::Tensor> last(const Wanted&, int64_t length, const std::vector<at::Tensor>& given) {
+  const at::Tensor& index = given[0];
+  at::Tensor found = at::full({length}, -1, index.options());
+  return {found.scatter_reduce_(0, index, at::arange(index.size(0), index.options()), "amax")};
+}
+
 // Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
 inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& index = given[1];

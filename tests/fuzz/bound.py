@@ -96,6 +96,8 @@ class Bound(Interpreter):
             return _viewed(node.op, args, attrs)
         if node.op is Op.GATHER:
             return _gathered(args[0], args[1], attrs)
+        if node.op is Op.LAST:
+            return _last(args[0], attrs)
         if node.op is Op.SCATTER_ADD:
             found = _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
             in_memory = isinstance(found, Float) and node.dtype.is_half  # narrow or wide
@@ -288,6 +290,14 @@ def _scattered(m: Arithmetic, x: Value, index: Value, attrs: Mapping[str, Any]) 
     found = _viewed(Op.RESHAPE, [sums], {"shape": (attrs["length"], x.lo.shape[1])})
     assert isinstance(found, Float)
     return where(index.sure.all(), found, anything(found.lo))
+
+
+def _last(index: Value, attrs: Mapping[str, Any]) -> Value:
+    """Where an index has each number last; no claim where some index is uncertain."""
+    assert isinstance(index, Exact)
+    at = torch.where(index.sure, index.value, torch.zeros_like(index.value))
+    found = EXACT[Op.LAST](at, **attrs)
+    return Exact(found, index.sure.all().expand(found.shape))
 
 
 def _as_float(x: Value) -> Float:

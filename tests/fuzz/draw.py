@@ -384,8 +384,11 @@ def _indexing(draw: Draw, state: State) -> None:
         f"torch.take_along_dim({{0}}, {inside}, {dim})", f"F.embedding({index}, {{0}})", f"{{0}}[..., None, {index}]",
         f"{{0}}.index_add({dim}, {inside}.flatten(), {{0}}.index_select({dim}, {inside}.flatten()))",
         f"{{0}}.scatter_add({dim}, {inside}, {{0}}.gather({dim}, {inside}))",
-        f"{{0}}.index_put(({inside},), {{0}}[{inside}], accumulate=True)",
+        f"{{0}}.index_put(({inside},), {{0}}[{inside}], accumulate=True)", f"{{0}}.index_put(({inside},), {{0}}[{inside}].neg())",
     ]  # fmt: skip
+    if len(size) > 1:
+        two = f"({{1}} % {max(size[0], 1)}).long(), ({{1}} % {max(size[1], 1)}).long() - {size[1]}"
+        calls.append(f"{{0}}[{two}]")
     state.add(pick(draw, calls), x, i)
 
 

@@ -113,9 +113,16 @@ def test_a_file_of_several_kernels_is_imported_once(run: Run, tmp_path: Path) ->
 
 def test_a_declaration_that_is_refused_has_a_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "refused.py"
-    path.write_text("import fusegen as fg\n\n@fg.kernel\ndef every(*xs):\n    return xs[0]\n")
+    path.write_text("import fusegen as fg\n\n@fg.kernel(mutates=('y',))\ndef every(x):\n    return x\n")
     refused = run("explain", f"{path}:every")
-    assert refused.code == 2 and f"a kernel cannot take *xs · at: {path}:3" in refused.err
+    assert refused.code == 2 and f"mutates names 'y', which is no parameter · at: {path}:3" in refused.err
+
+
+def test_a_kernel_of_any_number_of_tensors_has_no_shapes(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "any.py"
+    path.write_text("import fusegen as fg\n\n@fg.kernel\ndef every(*xs):\n    return xs[0]\n")
+    refused = run("explain", f"{path}:every", "--shape", "xs=4")
+    assert refused.code == 2 and "'xs' takes any number of arguments" in refused.err
 
 
 def test_modules_that_are_not_fused(run: Run, file: str) -> None:

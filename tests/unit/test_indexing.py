@@ -161,7 +161,6 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], type[FusegenError], str
     (lambda i, x: x.take_along_dim(i, 0), (torch.tensor([0]), X), ShapeError, "take_along_dim of 2 dims"),
     (lambda i, x: x.index_select(0, i), (torch.zeros(2, 1, dtype=torch.int64), X), ShapeError, "2 dims"),
     (lambda i, x: x[i > 0], (torch.tensor([1] * 6), X), UnsupportedError, "mask"),
-    (lambda i, x: x[i, i], (torch.tensor([1]), X), UnsupportedError, "several tensors"),
     (lambda i, x: x[0, 0, i], (torch.tensor([1]), X), ShapeError, "3 indices"),
     (lambda i, x: x[:, 0:0][:, i], (torch.tensor([1]), X), ShapeError, "size 0"),
 ]

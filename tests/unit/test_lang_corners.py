@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, ShapeError, TraceError, UnsupportedError
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from tests.naming import case
 from tests.unit.eager import agree, agree_each, ints, randn, refused
 
@@ -182,10 +182,6 @@ def test_no_argument_is_ignored() -> None:
     for function, says in IGNORED:
         with case(says):
             refused(function, X, Y, error=TraceError, says=says, line="lambda")
-
-
-def test_an_argument_that_holds_tensors() -> None:
-    refused(lambda p, x: p[0] + x, (X, Y), X, error=ArgumentError, says="holds tensors")
 
 
 def test_an_accident_in_a_handler_names_the_line() -> None:

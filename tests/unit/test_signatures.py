@@ -41,6 +41,8 @@ OVERLOADED |= {
     "norm": "out, by name alone",
     "full_like": "by name alone",
     "scatter_": "src and value are one",
+    "scatter": "src and value are one",
+    "isin": "a number may stand for either tensor",
     "copy_": "src and other are one",
 }
 

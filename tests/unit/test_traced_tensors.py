@@ -244,8 +244,35 @@ def _of_each_row(x: Tensor) -> Any:
     return y
 
 
-def test_views_of_what_changed_in_place_are_refused() -> None:
+def test_views_of_what_changed_in_place() -> None:
     for function in [_of_a_row, _of_a_part, _of_the_whole, _of_each_row]:
+        with case(function):
+            agree(function, (X.clone(),))
+
+
+def _of_a_reshaped_one(x: Tensor) -> Any:
+    y = x * 2
+    z = y.reshape(-1)
+    y += 1
+    return z
+
+
+def _of_a_contiguous_one(x: Tensor) -> Any:
+    y = x * 2
+    z = y.T.contiguous()
+    y += 1
+    return z
+
+
+def _by_a_contiguous_one(x: Tensor) -> Any:
+    y = x * 2
+    z = y.T.contiguous()
+    z += 1
+    return y
+
+
+def test_views_that_may_be_copies_are_refused_once_changed() -> None:
+    for function in [_of_a_reshaped_one, _of_a_contiguous_one, _by_a_contiguous_one]:
         with case(function), pytest.raises(UnsupportedError, match="changed in place"):
             fg.kernel(function)(X.clone())
 

@@ -257,11 +257,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], type[FusegenError], str]] = {
     "a larger result": (lambda x: x[0].add_(x), ShapeError, "in place"),
     "floats in integers": (lambda x: x.to(torch.int32).add_(0.5), TraceError, "does not hold"),
     "a value too large": (lambda x: x[0].copy_(x), ShapeError, "expand"),
-    "a mask": (lambda x: x.__setitem__(x > 0, 1.0), UnsupportedError, "mask"),
-    "accumulate": (lambda x: x.index_put_((torch.arange(2),), x[:2], accumulate=True), TraceError, "accumulate"),
+    "values at a mask": (lambda x: x.__setitem__(x > 0, x[0]), UnsupportedError, "mask"),
     "another dtype": (lambda x: x.index_copy_(0, torch.arange(2), x[:2].double()), TraceError, "index_copy_"),
     "another shape": (lambda x: x.index_copy_(0, torch.arange(2), x[:1]), ShapeError, "index_copy_"),
-    "in a value": (lambda x: (x * 2).__setitem__(0, 1), UnsupportedError, "no parameter"),
 }
 
 

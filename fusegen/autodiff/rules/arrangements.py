@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from fusegen.autodiff.rules.reductions import places
@@ -11,7 +12,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import contiguous_strides
-from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 
 _MATRIX = 2  # dims of a matrix
@@ -88,11 +89,92 @@ def _gather(y: Value, dy: Value) -> Gradients:
     """
     x, index, dim = y.arg(0), y.arg(1), cast(int, y.node.attr("dim"))
     wraps, count = bool(y.node.attr("wraps")), literal(index.node.shape[dim])
+    if dim == 0 and _is_of_rows(x, index, dim) and (sparse := _Sparse.of(dy)) is not None:
+        return sparse.summed(_vector(_from_front(index.arg(0), x, dim, wraps=wraps)), x.node.shape), None
+    if _is_one_a_slice(x, index, dim):
+        return _one_a_slice(x, _from_front(index.arg(0), x, dim, wraps=wraps), dy), None
     if count is not None and count <= _MOST_INDICES:
         return _by_comparison(x, _from_front(index, x, dim, wraps=wraps), dy, dim, count), None
     if _is_of_rows(x, index, dim):
         return _by_rows(x, _from_front(index.arg(0), x, dim, wraps=wraps), dy, dim), None
     return _by_elements(x, _from_front(index, x, dim, wraps=wraps), dy, dim), None
+
+
+def _is_one_a_slice(x: Value, index: Value, dim: int) -> bool:
+    """Tells if each index chooses along the second dim, in a slice that an index has chosen, as several do of an element."""
+    while x.node.op is Op.RESHAPE:
+        x = x.arg(0)
+    if dim != 1 or x.node.op is not Op.GATHER or index.node.op is not Op.EXPAND:
+        return False
+    count, *others = index.arg(0).node.shape
+    return same(count, index.node.shape[0]) and same(index.node.shape[1], 1) and all(same(size, 1) for size in others)
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """A gradient of slices, as many as rows, each with one row of what is not 0.
+
+    Attributes:
+        rows: what is not 0.
+        place: where each row is in its slice.
+        share: how many rows a slice has.
+    """
+
+    rows: Value
+    place: Value
+    share: Dim
+
+    @classmethod
+    def of(cls, dy: Value) -> _Sparse | None:
+        """The gradient as `dense` made it; None of others."""
+        count = dy.node.shape[0]
+        while dy.node.op is Op.RESHAPE:
+            dy = dy.arg(0)
+        if dy.node.op is not Op.SCATTER_ADD or not same(dy.arg(0).node.shape[0], count):
+            return None
+        share = exact_quotient(cast(Dim, dy.node.attr("length")), count)
+        found = dy.arg(1)
+        place = found.arg(1) if share is not None and found.node.op is Op.ADD else None
+        if place is None or share is None or found.position != _in_slices(place, share).position:
+            return None
+        return cls(dy.arg(0), place, share)
+
+    def below(self, index: Value, size: Dim) -> _Sparse:
+        """The gradient by larger slices, in each of which an index says where one of these is."""
+        return _Sparse(self.rows, index * _size(index, self.share) + self.place, simplify_dim(size * self.share))
+
+    def dense(self, shape: Shape) -> Value:
+        """The gradient with all zeros."""
+        count = self.rows.node.shape[0]
+        sums = self.rows.apply(Op.SCATTER_ADD, _in_slices(self.place, self.share), length=simplify_dim(count * self.share))
+        return sums.apply(Op.RESHAPE, shape=shape)
+
+    def summed(self, index: Value, shape: Shape) -> Value:
+        """The gradient by what an index chooses slices of."""
+        place = index * _size(index, self.share) + self.place
+        sums = self.rows.apply(Op.SCATTER_ADD, place, length=simplify_dim(shape[0] * self.share))
+        return sums.apply(Op.RESHAPE, shape=shape)
+
+
+def _in_slices(place: Value, share: Dim) -> Value:
+    """Where a row is among those of all slices."""
+    return places(place, 0) * _size(place, share) + place
+
+
+def _one_a_slice(x: Value, index: Value, dy: Value) -> Value:
+    """The gradient by slices, in each of which an index chooses a part."""
+    count, size, *others = x.node.shape
+    sparse = _Sparse.of(dy)
+    if sparse is None:
+        rows = dy.apply(Op.RESHAPE, shape=(count, simplify_dim(product(others))))
+        return _Sparse(rows, _vector(index), size).dense(x.node.shape)
+    return sparse.below(_vector(index), size).dense(x.node.shape)
+
+
+def _vector(index: Value) -> Value:
+    """The indices as int64, without further dims."""
+    flat = index.apply(Op.RESHAPE, shape=(index.node.shape[0],))
+    return flat if flat.dtype is DType.INT64 else flat.apply(Op.CAST, dtype=DType.INT64)
 
 
 def _from_front(index: Value, x: Value, dim: int, *, wraps: bool) -> Value:
@@ -195,6 +277,7 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
     Op.DETACH: nothing,
+    Op.LAST: nothing,
     Op.GATHER: _gather,
     Op.MATMUL: _matmul,
     Op.SCATTER_ADD: _scatter_add,

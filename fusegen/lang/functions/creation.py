@@ -14,7 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, check_device, unsupported_argument
-from fusegen.lang.functions.views import cat, reshaped, unsqueeze
+from fusegen.lang.functions.views import cat, own, reshaped, unsqueeze
 from fusegen.lang.registry import creates, implements
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
@@ -157,6 +157,33 @@ def zeros_like(input: TracedTensor, **settings: Any) -> TracedTensor:
 def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
     """Ones of the input's shape."""
     return full_like(input, 1, **settings)
+
+
+# Without values: until something is written there, nobody can read it.
+
+
+def _unfilled(value: TracedTensor) -> TracedTensor:
+    found = own(value)
+    found._memory.unfilled = True
+    return found
+
+
+@creates("empty")
+def empty(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """A tensor of a shape, to be written to."""
+    return _unfilled(zeros(tracer, *sizes, dtype=dtype, **settings))
+
+
+@implements("empty_like")
+def empty_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """A tensor of the input's shape, to be written to."""
+    return _unfilled(zeros_like(input, **settings))
+
+
+@implements("new_empty")
+def new_empty(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """A tensor of a shape, of the input's dtype, to be written to."""
+    return _unfilled(_new(input, size, 0, dtype, settings))
 
 
 @creates("tensor", "scalar_tensor", "as_tensor")

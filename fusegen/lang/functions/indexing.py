@@ -14,6 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import binary, dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.lang.functions.coordinates import Coordinates
 from fusegen.lang.functions.views import cat, holds, is_negative, reshaped, select, sliced, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
@@ -48,7 +49,17 @@ def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = F
 
 @implements("__getitem__")
 def getitem(input: Any, key: Any) -> TracedTensor:
-    """Ints, slices with positive steps, None, the ellipsis, and one tensor or list of integers."""
+    """Ints, slices with positive steps, None, the ellipsis, and tensors or lists of integers."""
+    return _indexed(*_complete(input, key), at_once=False)
+
+
+def place_of(input: TracedTensor, key: Any) -> TracedTensor:
+    """The same, to be written to: of what the function computes one index says where an element is."""
+    return _indexed(*_complete(input, key), at_once=not input._memory.declared)
+
+
+def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
+    """The tensor, and keys for all its dims, without an ellipsis."""
     keys = list(key) if isinstance(key, tuple) else [key]
     _check_keys(keys)
     input = tracer_of(input, *keys).lift(input)
@@ -57,7 +68,7 @@ def getitem(input: Any, key: Any) -> TracedTensor:
         raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
-    return _indexed(input, keys)
+    return input, keys
 
 
 def _check_keys(keys: list[Any]) -> None:
@@ -65,13 +76,10 @@ def _check_keys(keys: list[Any]) -> None:
         if not (k is None or k is Ellipsis or isinstance(k, _KEYS) or _is_numbers(k)) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced",
-                mend="use ints, slices, None, ... and one tensor or short list of integers; torch.where for masks",
+                mend="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
         raise ShapeError("an index with several ellipses", mend="use one; the dims that it stands for follow from the others")
-    if sum(isinstance(k, (torch.Tensor, list)) for k in keys) > 1:
-        mend = "index one dim after the other where each index is of all rows, or use torch.gather"
-        raise UnsupportedError("indexing by several tensors cannot be traced", mend=mend)
 
 
 def _is_numbers(key: Any) -> bool:
@@ -80,11 +88,15 @@ def _is_numbers(key: Any) -> bool:
     return of_ints and len(key) <= _MOST_NUMBERS
 
 
-def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
+def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTensor:
     result, place = input, 0
+    together = sum(isinstance(k, list) or (isinstance(k, torch.Tensor) and k.ndim > 0) for k in keys) > 1
+    indices: dict[int, TracedTensor] = {}
     for k in keys:
         if k is None:
             result, place = unsqueeze(result, place), place + 1
+        elif together and isinstance(k, (torch.Tensor, list)) and not (isinstance(k, torch.Tensor) and not k.ndim):
+            indices[place], place = _index(input._tracer, k), place + 1
         elif isinstance(k, torch.Tensor):
             result, place = _by_tensor(result, place, k), place + k.ndim
         elif isinstance(k, list):
@@ -93,7 +105,32 @@ def _indexed(input: TracedTensor, keys: list[Any]) -> TracedTensor:
             result, place = _slice_dim(result, place, k), place + 1
         else:
             result = select(result, place, k)
-    return result
+    if not indices:
+        return result
+    coordinates = Coordinates.of(result, tuple(indices), tuple(indices.values()))
+    return coordinates.chosen_at_once(result) if at_once else coordinates.chosen(result)
+
+
+def _index(tracer: Tracer, key: Any) -> TracedTensor:
+    """One of several keys: a tensor of integers, or a list as one.
+
+    Raises:
+        UnsupportedError: it is a mask.
+    """
+    if isinstance(key, list):
+        numbers = [reshaped(tracer.constant(int(number), DType.INT64), (1,)) for number in key]
+        return cat(numbers, 0) if numbers else tracer.add(Op.IOTA, shape=(0,), dtype=DType.INT64)
+    index = tracer.lift(key)
+    if dtype_of(index) in (DType.BOOL, DType.UINT8):
+        raise _mask_refused()
+    if dtype_of(index) not in (DType.INT32, DType.INT64):
+        raise TraceError(f"an index of {dtype_of(index)}", mend="convert it to torch.int64")
+    return index
+
+
+def _mask_refused() -> UnsupportedError:
+    what = "indexing by a mask cannot be traced: the result's size depends on its values"
+    return UnsupportedError(what, mend="use torch.where(mask, x, other)")
 
 
 def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
@@ -138,9 +175,7 @@ def _by_tensor(x: TracedTensor, dim: int, index: Any) -> TracedTensor:
     """
     chosen = x._tracer.lift(index)
     if dtype_of(chosen) in (DType.BOOL, DType.UINT8):
-        raise UnsupportedError(
-            "indexing by a mask cannot be traced: the result's size depends on its values", mend="use torch.where(mask, x, other)"
-        )
+        raise _mask_refused()
     return taken(x, dim, chosen, wraps=True)
 
 

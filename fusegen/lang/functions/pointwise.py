@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.errors import TraceError
+from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
 from fusegen.lang.functions.common import binary, cast, dtype_of, floats, numbers, tracer_of, written
@@ -145,8 +145,11 @@ def fmod(input: Any, other: Any) -> TracedTensor:
 
 
 @implements("where")
-def where(condition: TracedTensor, input: Any, other: Any) -> TracedTensor:
+def where(condition: TracedTensor, input: Any = None, other: Any = None) -> TracedTensor:
     """input where the condition holds, other elsewhere."""
+    if input is None or other is None:
+        what = "where of a condition alone cannot be traced: how many elements it gives depends on its values"
+        raise UnsupportedError(what, mend="choose between two values: torch.where(condition, x, 0)")
     tracer = tracer_of(condition, input, other)
     chosen = tracer.lift(condition)
     if dtype_of(chosen) is not DType.BOOL:

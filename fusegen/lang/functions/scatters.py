@@ -12,6 +12,7 @@ from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of
+from fusegen.lang.functions.coordinates import Coordinates, checked
 from fusegen.lang.functions.views import holds, movedim, require_shape, reshaped, sliced
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -34,29 +35,27 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     return pointwise.add(x, _sums_of_slices(values, reshaped(chosen, (count,)), place, x._node.shape[place], wraps=False))
 
 
-@implements("index_put")
-def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> TracedTensor:
-    """The tensor plus rows, each at the place that one tensor of integers names.
+def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
+    """The tensor plus values, each at the place that tensors of integers name along its first dims.
 
     Raises:
-        UnsupportedError: rows are to be replaced, or there are several indices.
+        UnsupportedError: an index is a mask.
     """
-    if not accumulate or len(indices) != 1:
-        raise UnsupportedError(
-            "index_put without accumulate=True, or by several indices, cannot be traced",
-            mend="add at one index with accumulate=True, or write x[index] = value to a parameter that is declared (mutates=)",
-        )
     tracer = tracer_of(input, *indices, values)
-    x, chosen, rows = tracer.lift(input), tracer.lift(indices[0]), tracer.lift(values)
-    _require_one_dtype("index_put", x, rows)
-    if dtype_of(chosen) in (DType.BOOL, DType.UINT8) or not x.ndim:
+    x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
+    _require_one_dtype("index_put", x, given)
+    if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in chosen) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", mend="use torch.where(mask, x + value, x)")
-    shape, count = (*chosen._node.shape, *x._node.shape[1:]), simplify_dim(product(chosen._node.shape))
-    if broadcast([shape, rows._node.shape]) != shape:
-        text = f"index_put of {shape_text(rows._node.shape)} at {shape_text(shape)}"
+    if not 0 < len(chosen) <= x.ndim:
+        raise ShapeError(f"index_put by {len(chosen)} indices to {x.ndim} dims", mend="give one index a dim at most")
+    coordinates = Coordinates.of(x, range(len(chosen)), chosen)
+    shape = (*coordinates.shape, *x._node.shape[len(chosen) :])
+    if broadcast([shape, given._node.shape]) != shape:
+        text = f"index_put of {shape_text(given._node.shape)} at {shape_text(shape)}"
         raise ShapeError(text, mend="give values that broadcast to the indexed part")
-    wide = reshaped(tracer.add(Op.EXPAND, rows, shape=shape), (count, *x._node.shape[1:]))
-    return pointwise.add(x, _sums_of_slices(wide, reshaped(chosen, (count,)), 0, x._node.shape[0], wraps=True))
+    wide = reshaped(tracer.add(Op.EXPAND, given, shape=shape), (coordinates.count, *x._node.shape[len(chosen) :]))
+    sums = _sums_of_slices(wide, coordinates.number(), 0, coordinates.length, wraps=False)
+    return pointwise.add(x, coordinates.back(sums))
 
 
 @implements("scatter_add")
@@ -75,7 +74,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
             text = f"scatter_add by an index of shape {shape_text(chosen._node.shape)}, a source and a tensor of shape {shapes}"
             raise ShapeError(text, mend=f"an index may be larger than the tensor along dim {place} alone")
         source = source if same(size, source._node.shape[d]) else sliced(source, d, 0, size)
-    number = _numbers(_checked(chosen, x._node.shape[place], wraps=False), place, x._node.shape)
+    number = _numbers(checked(chosen, x._node.shape[place], wraps=False), place, x._node.shape)
     count, total = (simplify_dim(product(t._node.shape)) for t in (chosen, x))
     sums = tracer.add(Op.SCATTER_ADD, reshaped(source, (count, 1)), reshaped(number, (count,)), length=total)
     return pointwise.add(x, reshaped(sums, x._node.shape))
@@ -91,17 +90,8 @@ def _sums_of_slices(slices: TracedTensor, index: TracedTensor, dim: int, length:
     first = movedim(slices, dim, 0)
     count, *others = first._node.shape
     rows = reshaped(first, (count, simplify_dim(product(others))))
-    sums = slices._tracer.add(Op.SCATTER_ADD, rows, _checked(index, length, wraps=wraps), length=length)
+    sums = slices._tracer.add(Op.SCATTER_ADD, rows, checked(index, length, wraps=wraps), length=length)
     return movedim(reshaped(sums, (length, *others)), 0, dim)
-
-
-def _checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:
-    """The index, counted from the front, as numbers that are gathered: that says which of them names no element."""
-    if dtype_of(index) not in (DType.INT32, DType.INT64):
-        raise TraceError(f"an index of {dtype_of(index)}", mend="convert it to torch.int64")
-    flat = reshaped(index, (simplify_dim(product(index._node.shape)),))
-    places = index._tracer.add(Op.IOTA, shape=(length,), dtype=DType.INT64)
-    return reshaped(index._tracer.add(Op.GATHER, places, flat, dim=0, wraps=wraps), index._node.shape)
 
 
 def _numbers(index: TracedTensor, dim: int, shape: tuple[Dim, ...]) -> TracedTensor:

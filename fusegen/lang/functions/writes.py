@@ -12,10 +12,12 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
 from fusegen.lang import registry
-from fusegen.lang.functions.common import unsupported_argument
-from fusegen.lang.functions.indexing import gather, getitem, index_select
-from fusegen.lang.functions.views import reshaped
-from fusegen.lang.memory import overwrite, put, require_own
+from fusegen.lang.functions.common import normalize_dim, tracer_of
+from fusegen.lang.functions.diagonals import diagonal_of
+from fusegen.lang.functions.indexing import gather, getitem, index_select, place_of, taken
+from fusegen.lang.functions.scatters import index_added, scatter_add
+from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
+from fusegen.lang.memory import overwrite, put, require_filled, with_value
 from fusegen.lang.registry import implements
 from fusegen.lang.tensors import assigned
 from fusegen.lang.values import TracedTensor
@@ -45,6 +47,7 @@ def _value_for(place: TracedTensor, value: Any) -> TracedTensor:
     """What is written to a place: in its dtype, and expanded to its shape."""
     tracer = place._tracer
     given = tracer.lift(value)
+    require_filled(given)
     if given._node.weak or given._node.dtype is not place._node.dtype:
         given = tracer.add(Op.CAST, given, dtype=place._node.dtype)
     while given.ndim > place.ndim and same(given._node.shape[0], 1):
@@ -77,35 +80,55 @@ def zero_(input: TracedTensor) -> TracedTensor:
 # At indices.
 
 
-def _write(input: Any, place: TracedTensor, value: Any) -> None:
-    """Writes to elements of a parameter.
+def _write(input: TracedTensor, place: TracedTensor, value: Any) -> None:
+    """Writes to elements of a tensor.
 
     Raises:
-        UnsupportedError: the tensor is none, or one that the kernel does not declare to write to.
+        UnsupportedError: it is a parameter that the kernel does not declare to write to.
     """
-    if not isinstance(input, TracedTensor) or not input._memory.declared:
-        if isinstance(input, TracedTensor):
-            require_own(input._memory)
-        what = "writing into a part of a tensor that is no parameter cannot be traced"
-        raise UnsupportedError(what, mend="use torch.where or torch.cat; a parameter can be written to: @fg.kernel(mutates=(...))")
     put(input, place._position, _value_for(place, value))
 
 
 @implements("__setitem__")
 def setitem(input: Any, key: Any, value: Any) -> None:
-    """An assignment between brackets: ints, slices, and one tensor of integers.
+    """An assignment between brackets: ints, slices, and tensors of integers; or a mask, and a number.
 
-    Where several indices name one element, which of their values is left is not defined, as in torch.
+    Where several indices name one element, which of their values is left in the caller's memory is not defined, as in torch; of
+    what the function computes it is the last one.
     """
+    if not isinstance(input, TracedTensor):
+        what = "writing into a part of a tensor that the kernel closes over cannot be traced"
+        raise UnsupportedError(what, mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+    input._memory.unfilled = False
     if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
-        what = "writing where a mask is true cannot be traced"
-        raise UnsupportedError(what, mend="use x.masked_fill_(mask, number), or x.copy_(torch.where(mask, value, x))")
-    _write(input, getitem(input, key), value)
+        _fill_where(input, key, value)
+        return
+    place = place_of(input, key)
+    _write(input, place, value)
+
+
+def _fill_where(input: TracedTensor, mask: Any, value: Any) -> None:
+    """A number where a mask of the first dims is true.
+
+    Raises:
+        UnsupportedError: as many values as the mask has that is true.
+    """
+    tracer = input._tracer
+    given, chosen = tracer.lift(value), tracer.lift(mask)
+    if given.ndim:
+        what = "writing several values where a mask is true cannot be traced: how many there are depends on the mask"
+        raise UnsupportedError(what, mend="write a number, or x.copy_(torch.where(mask, values, x)) with values of x's shape")
+    if chosen.ndim > input.ndim:
+        raise ShapeError(f"a mask of {chosen.ndim} dims for a tensor of {input.ndim} dims", mend="give one of its first dims")
+    require_shape("a mask", chosen, input._node.shape[: chosen.ndim])
+    wide = reshaped(chosen, (*chosen._node.shape, *(1,) * (input.ndim - chosen.ndim)))
+    overwrite(input, tracer.add(Op.WHERE, wide, tracer.add(Op.CAST, given, dtype=input._node.dtype), input))
 
 
 @implements("Tensor.index_copy_")
 def index_copy_(input: TracedTensor, dim: int, index: Any, source: Any) -> TracedTensor:
     """Slices along a dim that a vector names."""
+    input._memory.unfilled = False
     place = index_select(input, dim, index)
     _require_shape("index_copy_", place, source)
     _write(input, place, source)
@@ -114,8 +137,9 @@ def index_copy_(input: TracedTensor, dim: int, index: Any, source: Any) -> Trace
 
 @implements("Tensor.index_put_")
 def index_put_(input: TracedTensor, indices: Sequence[Any], values: Any, accumulate: bool = False) -> TracedTensor:
-    """As an assignment between brackets."""
-    unsupported_argument("index_put_", accumulate=accumulate)
+    """As an assignment between brackets; or sums."""
+    if accumulate:
+        return assigned("index_put_", input, registry.call(torch.Tensor.index_put, (input, indices, values, True), {}))
     setitem(input, tuple(slice(None) if index is None else index for index in indices), values)
     return input
 
@@ -123,13 +147,131 @@ def index_put_(input: TracedTensor, indices: Sequence[Any], values: Any, accumul
 @implements("Tensor.scatter_")
 def scatter_(input: TracedTensor, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: Any = None) -> TracedTensor:
     """To the elements that an index names along a dim, at its own places along all others."""
-    unsupported_argument("scatter_", reduce=reduce)
+    if reduce is not None:
+        return assigned("scatter_", input, registry.call(torch.Tensor.scatter, (input, dim, index), given(src, value, reduce)))
+    input._memory.unfilled = False
     place = gather(input, dim, index)
-    source = value if src is None else src
-    if isinstance(source, torch.Tensor) and source.ndim:
-        _require_shape("scatter_", place, source)
-    _write(input, place, source)
+    _write(input, place, scattered("scatter_", place, value if src is None else src))
     return input
+
+
+def given(src: Any, value: Any, reduce: Any) -> dict[str, Any]:
+    """The arguments of ``scatter`` that a call names, or leaves out."""
+    named = {"src": src, "value": value, "reduce": reduce}
+    return {name: each for name, each in named.items() if each is not None}
+
+
+def scattered(name: str, place: TracedTensor, source: Any) -> Any:
+    """What is written to the elements that an index names: of a tensor as many as there are, from its first ones on."""
+    if not isinstance(source, torch.Tensor) or not source.ndim:
+        return source
+    values = place._tracer.lift(source)
+    if values.ndim == place.ndim:
+        for dim, size in enumerate(place._node.shape):
+            is_all = same(size, values._node.shape[dim]) or not holds(place._tracer, size <= values._node.shape[dim])
+            values = values if is_all else sliced(values, dim, 0, size)
+    _require_shape(name, place, values)
+    return values
+
+
+def _sums(name: str) -> Callable[..., TracedTensor]:
+    function = getattr(torch.Tensor, name)
+    return lambda input, *args, **kwargs: assigned(f"{name}_", input, registry.call(function, (input, *args), kwargs))
+
+
+for _name in ("index_add", "scatter_add", "index_fill"):
+    implements(f"Tensor.{_name}_")(_sums(_name))
+
+
+# As new values.
+
+
+def _with(input: Any, place: TracedTensor, value: TracedTensor) -> TracedTensor:
+    """The tensor with a value at a place."""
+    tracer = place._tracer
+    return tracer.value(with_value(tracer.builder, place._position, tracer.lift(input)._position, value._position))
+
+
+def _of_place(name: str, place: TracedTensor, value: Any) -> TracedTensor:
+    """A value of a place's shape and dtype."""
+    _require_shape(name, place, value)
+    return place._tracer.lift(value)
+
+
+@implements("scatter")
+def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: Any = None) -> TracedTensor:
+    """The tensor with other elements at the places along a dim that the index names; of several at one place the last is there."""
+    tracer = tracer_of(input, index, src)
+    x, source = tracer.lift(input), value if src is None else src
+    if source is None or reduce not in (None, "add"):
+        raise UnsupportedError(
+            f"scatter with reduce={reduce!r} cannot be traced", mend="give src or value, and reduce='add' or none"
+        )
+    place = gather(x, dim, index)
+    values = _value_for(place, scattered("scatter", place, source))
+    return scatter_add(x, dim, index, values) if reduce else _with(x, place, values)
+
+
+@implements("index_copy")
+def index_copy(input: Any, dim: int, index: Any, source: Any) -> TracedTensor:
+    """The tensor with other slices at the places along a dim that a vector names; of several at one place the last is there."""
+    place = index_select(input, dim, index)
+    return _with(input, place, _of_place("index_copy", place, source))
+
+
+@implements("index_fill")
+def index_fill(input: Any, dim: int, index: Any, value: Any) -> TracedTensor:
+    """The tensor with a number in the slices along a dim that a vector names."""
+    tracer = tracer_of(input, index)
+    x, chosen = tracer.lift(input), tracer.lift(index)
+    if isinstance(value, torch.Tensor) and value.ndim:
+        raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", mend="give a number")
+    if chosen.ndim > 1 or not x.ndim:
+        raise ShapeError(
+            f"index_fill of {x.ndim} dims by an index of {chosen.ndim} dims", mend="give a tensor with dims, and a vector"
+        )
+    place = taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (1,)) if not chosen.ndim else chosen, wraps=True)
+    return _with(x, place, _value_for(place, value))
+
+
+@implements("slice_scatter")
+def slice_scatter(input: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> TracedTensor:
+    """The tensor with other elements in a slice of a dim."""
+    x = tracer_of(input, src).lift(input)
+    place = getitem(x, (*(slice(None) for _ in range(normalize_dim(dim, x.ndim))), slice(start, end, step)))
+    return _with(x, place, _of_place("slice_scatter", place, src))
+
+
+@implements("select_scatter")
+def select_scatter(input: Any, src: Any, dim: int, index: Any) -> TracedTensor:
+    """The tensor with other elements at one place of a dim."""
+    place = select(tracer_of(input, src).lift(input), dim, index)
+    return _with(input, place, _of_place("select_scatter", place, src))
+
+
+@implements("diagonal_scatter")
+def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TracedTensor:
+    """The tensor with another diagonal."""
+    place = diagonal_of(tracer_of(input, src).lift(input), offset, dim1, dim2)
+    return _with(input, place, _of_place("diagonal_scatter", place, src))
+
+
+@implements("index_put")
+def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> TracedTensor:
+    """The tensor with values, or plus values, at the places that tensors of integers name along its first dims."""
+    if accumulate:
+        return index_added(input, indices, values)
+    return _index_replaced(tracer_of(input, *indices, values).lift(input), indices, values)
+
+
+def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> TracedTensor:
+    """The tensor with other elements at the places that tensors of integers name; of several at one place the last is there."""
+    if not all(isinstance(index, torch.Tensor) for index in indices):
+        raise UnsupportedError("index_put by what is no tensor cannot be traced", mend="give a tuple of tensors of integers")
+    place = place_of(x._tracer.value(x._position), tuple(indices))
+    if x._tracer.lift(values)._node.dtype is not x._node.dtype:
+        raise TraceError(f"index_put of {x._tracer.lift(values)._node.dtype} to {x._node.dtype}", mend="convert one of them")
+    return _with(x, place, _value_for(place, values))
 
 
 def _require_shape(name: str, place: TracedTensor, value: Any) -> None:
