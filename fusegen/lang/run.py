@@ -108,12 +108,7 @@ _WRITING = frozenset(
         for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
     }
 )
-_DRAWING = frozenset(
-    {
-        "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
-        "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
-    }
-)  # fmt: skip
+_DRAWING = frozenset({"randperm", "multinomial", "poisson", "random_", "cauchy_", "geometric_", "log_normal_"})
 
 
 _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
