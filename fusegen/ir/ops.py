@@ -96,8 +96,8 @@ def _reduction(name: str, result: Result, primitive: bool = True, numbers: tuple
     return Row(name, Family.REDUCTION, 1, result, primitive, numbers=numbers)
 
 
-def _scan(name: str) -> Row:
-    return Row(name, Family.SCAN, 1, Result.SUM)
+def _scan(name: str, result: Result) -> Row:
+    return Row(name, Family.SCAN, 1, result)
 
 
 def _normalization(name: str, result: Result = Result.FLOATING, numbers: tuple[str, ...] = ()) -> Row:
@@ -234,8 +234,13 @@ class Op(Enum):
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
-    CUMSUM = _scan("cumsum")
-    CUMPROD = _scan("cumprod")
+    CUMSUM = _scan("cumsum", Result.SUM)
+    CUMPROD = _scan("cumprod", Result.SUM)
+    CUMMAX = _scan("cummax", Result.SAME)
+    CUMMIN = _scan("cummin", Result.SAME)
+    LAST_MAX = _scan("last_max", Result.PART)  # where the running extremum stands: the last of equal ones
+    LAST_MIN = _scan("last_min", Result.PART)
+    LOGCUMSUMEXP = _scan("logcumsumexp", Result.FLOATING)
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

@@ -24,7 +24,7 @@ from fusegen.passes.pipeline import Pass, apply
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, anything, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
-from tests.fuzz.rules import COMPARISONS, EXPANDED, FLOATS, LOGICAL, OVER_DIMS, place
+from tests.fuzz.rules import COMPARISONS, EXPANDED, FLOATS, LOGICAL, OVER_DIMS, last_place, place
 
 Value: TypeAlias = Float | Exact
 
@@ -112,6 +112,8 @@ class Bound(Interpreter):
             return self._comparison(node, args, attrs)
         if node.op in (Op.MAX, Op.MIN) and attrs["part"] == "indices" and isinstance(args[0], Float):
             return place(node.op, args[0], attrs)
+        if node.op in (Op.LAST_MAX, Op.LAST_MIN) and isinstance(args[0], Float):
+            return last_place(node.op, args[0], attrs)
         if not node.dtype.is_float:
             return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
         return self._float(node, args, attrs)

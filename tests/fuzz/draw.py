@@ -277,7 +277,8 @@ REDUCTIONS = (
     "{{0}}.sum({dims}, dtype=torch.float32)", "{{0}} - {{0}}.amax({dims}, keepdim=True)", "{{0}} / {{0}}.sum({dims}, keepdim=True)",
     "{{0}} - {{0}}.mean({dims}, keepdim=True)", "{{0}}.sum()", "{{0}}.max()", "{{0}}.min()", "{{0}}.prod({dims}[0], {keep})",
     "{{0}}.max({dims}[0], {keep}).values", "{{0}}.min({dims}[-1], {keep}).indices", "{{0}}.argmax({dims}[-1], {keep})",
-    "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])",
+    "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])", "{{0}}.cummax({dims}[0]).values", "{{0}}.cummin({dims}[-1]).values",
+    "{{0}}.cummax({dims}[-1]).indices", "{{0}}.cummin({dims}[0]).indices", "{{0}}.mul(1.0).logcumsumexp({dims}[-1])",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ LOGICAL = (Op.LOGICAL_NOT, Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR)
 BITWISE = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT, Op.DETACH)
 LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
-OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD)
+OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD, Op.LAST_MAX, Op.LAST_MIN)
 OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
 OF_STATISTICS = {Op.EXP_BELOW}  # which `test_statistics` does
 MADE = (
@@ -307,6 +307,28 @@ def _cumprod(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return _anything_but(known, rounded(Float.point(value), m.p, 2.0 * x.lo.shape[-1]))
 
 
+def _cummax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """The greatest so far; NaN from the first one on."""
+    nan, num = x.nan.long().cumsum(-1) > 0, (~x.num).long().cumsum(-1) == 0
+    return Float.of(x.lo.cummax(-1).values, x.hi.cummax(-1).values, nan, num)
+
+
+def last_place(op: Op, x: Float, attrs: Attrs) -> Exact:
+    """The last index of the extreme value so far: certain up to where the row is."""
+    return Exact(exact_values(op, [x.values], attrs), (~x.exact).long().cumsum(-1) == 0)
+
+
+def _logcumsumexp(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """Rising in all elements; no claim from the first one on that is not finite."""
+    wild = x.nan | ~x.num | x.magnitude.isinf()
+    known = wild.long().cumsum(-1) == 0
+    lo, hi = (torch.where(wild, 0.0, border).logcumsumexp(-1) for border in (x.lo, x.hi))
+    count = float(x.lo.shape[-1])
+    reach = torch.maximum(torch.where(wild, 0.0, x.magnitude).cummax(-1).values + math.log(count + 1), torch.ones(()))
+    error = reach * m.p.unit * 8 * min(count, 4.0 * count**0.5)
+    return _anything_but(known, rounded(Float.of(lo - error, hi + error, ~known, known), m.p, 2.0))
+
+
 def _steps(x: Float) -> Tensor:
     """How far a factor takes a product along the exponents."""
     return torch.where(x.lo == 0, 0.0, x.lo.abs().log2().abs())
@@ -327,6 +349,9 @@ OVER_DIMS: dict[Op, Rule] = {
     Op.PROD: _prod,
     Op.CUMSUM: _cumsum,
     Op.CUMPROD: _cumprod,
+    Op.CUMMAX: _cummax,
+    Op.CUMMIN: lambda m, attrs, x: m.neg(_cummax(m, attrs, m.neg(x))),
+    Op.LOGCUMSUMEXP: _logcumsumexp,
     Op.MAX: lambda m, attrs, x: m.amax(x, attrs["dims"]),
     Op.MIN: lambda m, attrs, x: m.neg(m.amax(m.neg(x), attrs["dims"])),
     Op.SUM: lambda m, attrs, x: m.sum(x, attrs["dims"]),

@@ -104,6 +104,7 @@ OVER_DIMS = """
     F.normalize(x, dim=-1) | (x - x.amax(-1, keepdim=True)).exp().sum(-1).log() | x.var(-1).sum() * x
     x.mean(0) + x.mean(1, keepdim=True) | x.round().amax(-1) * x.sum(1) | x.prod(-1) | x.prod(0, True) | x.prod() | x.max(-1)[0]
     x.min(0, keepdim=True).values | x.max(1).values * x.argmax(1) | x.cumsum(-1) | x.cumsum(0) | x.cumprod(-1) | x.cumprod(0)
+    x.cummax(-1).values | x.cummin(0).values | x.cummax(0).values * x.cummax(0).indices | x.logcumsumexp(-1) | x.logcumsumexp(0)
     x.cumsum(1)[:, ::2] * x.sum() | x.norm() | x.norm(dim=0) | x.norm(p=3, dim=1) | x.norm(p=1.5, dim=(0, 1)) | x.std()
     F.normalize(x, p=3.0, dim=0) | F.cosine_similarity(x, x.detach() + 1, dim=1) | x.std(0) / x.mean(0)
 """
