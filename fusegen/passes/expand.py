@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar, cast
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
+from fusegen.passes import special
 from fusegen.passes.algebra import Operand, Value, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
@@ -135,6 +136,16 @@ def _cosh(x: Value) -> Value:
     """By the squares of e^(x/2) and e^(-x/2), halved before they could leave the range."""
     u, v = (x * 0.5).apply(Op.EXP), (x * -0.5).apply(Op.EXP)
     return u * (u * 0.5) + v * (v * 0.5)
+
+
+for _op, _rule in (
+    (Op.ERFINV, special.erfinv),
+    (Op.ERFCX, special.erfcx),
+    (Op.LOG_NDTR, special.log_ndtr),
+    (Op.DIGAMMA, special.digamma),
+    (Op.TRIGAMMA, special.trigamma),
+):
+    _pointwise(_op)(_rule)
 
 
 @_expands(Op.CLAMP_MIN)

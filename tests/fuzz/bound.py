@@ -135,9 +135,13 @@ class Bound(Interpreter):
         if len(node.args) == 2 and node.args[0] == node.args[1]:
             operands[1] = operands[0]
         result = (OVER_DIMS if node.op in OVER_DIMS else FLOATS)[node.op](m, attrs, *operands)
-        if node.op is Op.MATMUL and node.dtype.is_half:
+        if node.dtype.is_half and (node.op is Op.MATMUL or self._is_narrowed(node)):
             result = hull(result, converted(result, node.dtype))
         return self._sharpened(node, args, operands, self._certain(node, operands, attrs, result, m))
+
+    def _is_narrowed(self, node: Node) -> bool:
+        """Whether a norm's weights are wider than what it gives, to which they are rounded."""
+        return node.family is Family.NORMALIZATION and any(self.graph.nodes[a].dtype is not node.dtype for a in node.tensors)
 
     def _sharpened(self, node: Node, args: list[Value], operands: list[Float], found: Float) -> Float:
         """The result, knowing that kernels round each operation, and that a value is one number wherever it is used."""

@@ -136,6 +136,14 @@ def _softplus(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return m.where(m.less(m.number(threshold), scaled), x, curve)
 
 
+def _lgamma(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """Of certain positive numbers; no claim about others."""
+    known = x.exact & x.num & (x.lo > 0)
+    value = torch.where(known, torch.lgamma(x.lo.abs()), 0.0)
+    error = m.p.unit * 16.0 * (1.0 + value.abs().clamp(max=m.p.largest))
+    return _anything_but(known, rounded(Float.of(value - error, value + error, ~known, known), m.p, 4.0))
+
+
 def _leaky_relu(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return m.where(_positive(m, x), x, m.mul(x, m.number(float(attrs["negative_slope"]))))
 
@@ -186,6 +194,8 @@ FLOATS: dict[Op, Rule] = {
     Op.COS: lambda m, attrs, x: m.bounded(x, torch.cos),
     Op.TANH: lambda m, attrs, x: m.tanh(x),
     Op.ERF: lambda m, attrs, x: m.erf(x),
+    Op.ERFC: lambda m, attrs, x: m.falling(x, torch.erfc, 10.0, -INF),
+    Op.LGAMMA: _lgamma,
     Op.SIGMOID: lambda m, attrs, x: m.sigmoid(x),
     Op.ADD: lambda m, attrs, a, b: m.add(a, b),
     Op.SUB: lambda m, attrs, a, b: m.sub(a, b),
@@ -372,6 +382,7 @@ OVER_DIMS: dict[Op, Rule] = {
 EXPANDED = (
     Op.CELU, Op.SINH, Op.COSH, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.HARDTANH, Op.PRELU, Op.FMOD, Op.XLOGY, Op.HUBER, Op.STD,
     Op.HYPOT, Op.LOGIT, Op.ENTR, Op.XLOG1PY,
+    Op.ERFINV, Op.ERFCX, Op.LOG_NDTR, Op.DIGAMMA, Op.TRIGAMMA,
     Op.VECTOR_NORM, Op.ASIN, Op.ACOS, Op.ASINH, Op.ACOSH, Op.SINC, Op.BINARY_CROSS_ENTROPY,
 )  # fmt: skip
 """Compositions whose bound is that of what they are made of."""
