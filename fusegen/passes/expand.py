@@ -40,6 +40,11 @@ def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value],
     return register
 
 
+def _of_floats(op: Op, rule: Callable[[Value], Value]) -> None:
+    """Registers a rule of one float, which integers are converted to."""
+    EXPANSIONS[op] = lambda args, node: rule(args[0] if args[0].dtype.is_float else args[0].apply(Op.CAST, dtype=node.dtype))
+
+
 @_expands(Op.DETACH)
 def _detach(args: Sequence[Value], _node: Node) -> Value:
     return args[0]
@@ -145,7 +150,7 @@ for _op, _rule in (
     (Op.DIGAMMA, special.digamma),
     (Op.TRIGAMMA, special.trigamma),
 ):
-    _pointwise(_op)(_rule)
+    _of_floats(_op, _rule)
 
 
 @_expands(Op.CLAMP_MIN)

@@ -25,6 +25,7 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
+from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.passes import KnownPasses, require_history
 from fusegen.runtime.recorded import Recorded, Source
@@ -68,22 +69,19 @@ class Dispatcher(Plan):
         self.function = function
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
+        self.mutates = tuple(mutates)
         self.variants = Variants(function, name, mutates)
         self.parameters = self.variants.parameters
         self.passes = KnownPasses(recompute, compiler)
         self.executable = Executable(self)
         self._lock = threading.RLock()
+        self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
         self._told = False  # that nothing is fused under a transform
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """One of the copied function, which knows no call."""
-        mutates = [
-            given
-            for given, name in zip(self.parameters.given, self.parameters.names, strict=True)
-            if name in self.parameters.mutates
-        ]
         function = copy.deepcopy(self.function, memo)
-        return Dispatcher(function, self.name, mutates, recompute=self.recompute, compiler=self._compiler)
+        return Dispatcher(function, self.name, self.mutates, recompute=self.recompute, compiler=self._compiler)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -106,11 +104,27 @@ class Dispatcher(Plan):
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
         found = self.executable.recently(values)
         if found is None:
+            if any(map(is_complex, values)):
+                derived, pairs = self.of_reals(values)
+                return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
             if is_watched(values):
                 return self._as_torch_does(values, args, kwargs)
             found = self.executable.found(values)
         program, hidden = found
         return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+
+    def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
+        """What runs a call without complex tensors, and its arguments: these as pairs of real numbers, where there are some."""
+        names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
+        if not names:
+            return self, values
+        with self._lock:
+            if names not in self._derived:
+                function = of_pairs(self.function, names)
+                self._derived[names] = Dispatcher(
+                    function, self.name, self.mutates, None, self._requires, self.recompute, self._compiler
+                )
+        return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call into which something looks: the function itself."""

@@ -171,7 +171,7 @@ ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
     ((1, 2), ArgumentError, "no argument is a tensor"),
     ((None, V), TraceError, "NoneType"),
     ((X, "a"), TraceError, "a str"),
-    ((X.to(torch.complex64), V), ArgumentError, "complex64"),
+    ((X.to(torch.complex64), V), TraceError, "a complex tensor"),
     ((X.to(torch.float8_e4m3fn), V), ArgumentError, "float8_e4m3fn"),
     ((X.to_sparse(), V), ArgumentError, "sparse"),
     ((X, 2**70), ArgumentError, "does not fit 64 bits"),
