@@ -382,7 +382,7 @@ OVER_DIMS: dict[Op, Rule] = {
 EXPANDED = (
     Op.CELU, Op.SINH, Op.COSH, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.HARDTANH, Op.PRELU, Op.FMOD, Op.XLOGY, Op.HUBER, Op.STD,
     Op.HYPOT, Op.LOGIT, Op.ENTR, Op.XLOG1PY,
-    Op.ERFINV, Op.ERFCX, Op.LOG_NDTR, Op.DIGAMMA, Op.TRIGAMMA,
+    Op.ERFINV, Op.ERFCX, Op.LOG_NDTR, Op.DIGAMMA, Op.TRIGAMMA, Op.I0, Op.I0E, Op.I1, Op.I1E,
     Op.VECTOR_NORM, Op.ASIN, Op.ACOS, Op.ASINH, Op.ACOSH, Op.SINC, Op.BINARY_CROSS_ENTROPY,
 )  # fmt: skip
 """Compositions whose bound is that of what they are made of."""

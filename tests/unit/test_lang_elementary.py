@@ -26,6 +26,7 @@ OF_DISTRIBUTIONS = """
     torch.special.ndtr(x) | torch.special.gammaln(x) | x.polygamma(0) | torch.special.psi(x)
     torch.special.multigammaln(x.abs() + 3, 4)
 """
+BESSEL = "x.i0() | torch.special.i0e(x) | torch.special.i1(x.float()) | torch.special.i1e(x.float())"
 BINARY = """
     torch.atan2(x, y) | torch.hypot(x, y) | torch.fmax(x, y) | torch.fmin(x, y) | torch.logaddexp2(x, y) | torch.heaviside(x, y)
     torch.isclose(x, y) | torch.special.xlog1py(x, y)
@@ -38,7 +39,7 @@ def pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return first.to(dtype).contiguous(), second.to(dtype).contiguous()
 
 
-@pytest.mark.parametrize("table", [UNARY, OF_DISTRIBUTIONS], ids=["elementary", "of distributions"])
+@pytest.mark.parametrize("table", [UNARY, OF_DISTRIBUTIONS, BESSEL], ids=["elementary", "of distributions", "Bessel's"])
 def test_functions_of_a_number(table: str) -> None:
     x = torch.cat([SPECIAL, randn(300), torch.rand(100) * 2 - 1])
     agree_each("x", table, *[(x.to(dtype),) for dtype in FLOATS])
@@ -51,6 +52,8 @@ TAILS = {
     "log_ndtr": (lambda x: torch.special.log_ndtr(x), -30.0, 5.0),
     "digamma": (lambda x: torch.digamma(x), 2.0, 50.0),
     "lgamma": (lambda x: torch.lgamma(x), 3.0, 50.0),
+    "i0": (lambda x: torch.i0(x), -20.0, 40.0),
+    "i1e": (lambda x: torch.special.i1e(x), 0.1, 40.0),
 }
 
 
