@@ -133,12 +133,11 @@ def randint(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, **set
 
 
 @implements("randint_like")
-def randint_like(
-    input: TracedTensor, low: Any = 0, high: Any = None, *, dtype: torch.dtype | None = None, **settings: Any
-) -> TracedTensor:
+def randint_like(input: TracedTensor, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Whole numbers of the input's shape and dtype; one bound alone is the upper one."""
+    named = {"low": 0} | dict(zip(("low", "high") if len(bounds) > 1 else ("high",), bounds, strict=False))
+    low, high = (settings.pop(name, named.get(name)) for name in ("low", "high"))
     check_settings(input._tracer, settings)
-    low, high = (0, low) if high is None else (low, high)
     return _integers("randint_like", input._tracer, input._node.shape, low, high, dtype or input.dtype)
 
 
