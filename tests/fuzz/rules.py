@@ -34,6 +34,7 @@ LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
 OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD, Op.LAST_MAX, Op.LAST_MIN)
 OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
 OF_STATISTICS = {Op.EXP_BELOW}  # which `test_statistics` does
+OF_SERIES = {Op.I0, Op.I0E, Op.I1, Op.I1E}  # long ones, which `test_lang_elementary` compares alone
 MADE = (
     Op.MOMENTS,
     Op.NORMALIZER,
