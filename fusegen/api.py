@@ -32,6 +32,7 @@ from fusegen.runtime.containers import every_argument
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
 from fusegen.runtime.out import OUT, filled, with_out
+from fusegen.runtime.pairs import is_complex
 from fusegen.settings import Compiler
 from fusegen.target import Backend, Target
 
@@ -102,6 +103,8 @@ class Kernel(Generic[P, R]):
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call of a dispatcher as an operator in the graph that is being recorded."""
         values = (*args, *kwargs.values())
+        if any(map(is_complex, values)):  # no operator knows them
+            return self.function(*args, **kwargs)
         if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
         parameters = dispatcher.parameters
@@ -141,7 +144,8 @@ class Kernel(Generic[P, R]):
         """
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        dispatcher, values = dispatcher.of_call(args, named)
+        dispatcher, given = dispatcher.of_call(args, named)
+        dispatcher, values = dispatcher.of_reals(given)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
 

@@ -84,8 +84,9 @@ def from_torch(dtype: torch.dtype) -> DType:
         UnsupportedError: for complex, quantised and other types that fusegen does not know.
     """
     if dtype not in _BY_TORCH:
-        known = ", ".join(map(str, DType))
-        raise UnsupportedError(f"dtype {dtype} is not supported", mend=f"convert the tensor to one of: {known}")
+        known = f"convert the tensor to one of: {', '.join(map(str, DType))}"
+        mend = "pass it to a call as an argument, or use torch.view_as_real(z)" if dtype.is_complex else known
+        raise UnsupportedError(f"dtype {dtype} is not supported", mend=mend)
     return _BY_TORCH[dtype]
 
 

@@ -54,6 +54,7 @@ SPELLED: dict[str, str] = {
     "cos": "math.cos({0})",
     "tanh": "math.tanh({0})",
     "erf": "math.erf({0})",
+    "erfc": "math.erfc({0})",
     "atan2": "math.atan2({0}, {1})",
     "one_plus_erf": "math.erfc(-{0})",
     "exp_below": "1.0 if {0} == {1} else math.exp({0} - {1})",
@@ -61,7 +62,7 @@ SPELLED: dict[str, str] = {
 """Operations as Python writes them."""
 
 BY_TORCH: dict[str, int] = {
-    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "round", "exp2", "rsqrt", "sigmoid"), 1),
+    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "round", "exp2", "rsqrt", "sigmoid", "lgamma"), 1),
     **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "logical_xor"), 2),
 }
 """Operations that torch computes, since Python has no operator for them, with the number of their operands."""

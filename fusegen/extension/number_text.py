@@ -15,7 +15,7 @@ _OWN = (
     "copy", "neg", "abs", "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",
     "bitwise_left_shift", "bitwise_right_shift", "exp_below",
 )  # fmt: skip
-_OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tanh", "erf")
+_OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tanh", "erf", "erfc")
 
 
 class NumberText:

@@ -96,8 +96,8 @@ def _reduction(name: str, result: Result, primitive: bool = True, numbers: tuple
     return Row(name, Family.REDUCTION, 1, result, primitive, numbers=numbers)
 
 
-def _scan(name: str) -> Row:
-    return Row(name, Family.SCAN, 1, Result.SUM)
+def _scan(name: str, result: Result) -> Row:
+    return Row(name, Family.SCAN, 1, result)
 
 
 def _normalization(name: str, result: Result = Result.FLOATING, numbers: tuple[str, ...] = ()) -> Row:
@@ -140,6 +140,8 @@ class Op(Enum):
     TANH = _unary("tanh")
     ERF = _unary("erf")
     ONE_PLUS_ERF = Row("one_plus_erf", Family.POINTWISE, 1, Result.FLOAT)  # made of a sum, which would cancel
+    ERFC = _unary("erfc")
+    LGAMMA = _unary("lgamma", "gammaln")
     SIGMOID = _unary("sigmoid", "expit")
     ADD = Row("add", Family.POINTWISE, 2, Result.PROMOTE)
     SUB = Row("sub", Family.POINTWISE, 2, Result.PROMOTE)
@@ -185,6 +187,15 @@ class Op(Enum):
     CELU = _composite("celu", alpha=1.0)
     SINH = _composite("sinh", result=Result.FLOAT)
     COSH = _composite("cosh", result=Result.FLOAT)
+    ERFINV = _composite("erfinv", result=Result.FLOAT)
+    ERFCX = _composite("erfcx", result=Result.FLOAT)
+    LOG_NDTR = _composite("log_ndtr", result=Result.FLOAT)
+    DIGAMMA = _composite("digamma", "psi", result=Result.FLOAT)
+    TRIGAMMA = _composed("trigamma", 1, Result.FLOAT)
+    I0 = _composite("i0", result=Result.FLOAT)
+    I0E = _composite("i0e", result=Result.FLOAT)
+    I1 = _composite("i1", result=Result.FLOAT)
+    I1E = _composite("i1e", result=Result.FLOAT)
     CLAMP_MIN = _composed("clamp_min", 2)
     CLAMP_MAX = _composed("clamp_max", 2)
     HARDTANH = _composed("hardtanh", 3)
@@ -234,8 +245,13 @@ class Op(Enum):
     LOGSUMEXP = _reduction("logsumexp", Result.FLOATING, primitive=False)
 
     # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
-    CUMSUM = _scan("cumsum")
-    CUMPROD = _scan("cumprod")
+    CUMSUM = _scan("cumsum", Result.SUM)
+    CUMPROD = _scan("cumprod", Result.SUM)
+    CUMMAX = _scan("cummax", Result.SAME)
+    CUMMIN = _scan("cummin", Result.SAME)
+    LAST_MAX = _scan("last_max", Result.PART)  # where the running extremum stands: the last of equal ones
+    LAST_MIN = _scan("last_min", Result.PART)
+    LOGCUMSUMEXP = _scan("logcumsumexp", Result.FLOATING)
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

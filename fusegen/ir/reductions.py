@@ -143,8 +143,14 @@ def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
     return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),))
 
 
-def _first(loses: Op, identity: tuple[str, str]) -> Monoid:
-    """The best of all values, and the first index at which it stands; ``loses`` is a comparison with what is as good or better."""
+def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
+    """The best of all values, and an index at which it stands.
+
+    Args:
+        loses: a comparison with what is as good or better.
+        prefers: how the index of one value compares with that of another, as good one, which it replaces.
+        nowhere: the index of no element.
+    """
 
     def beats(a: Scalar, b: Scalar) -> Scalar:
         """Whether a is better than b; NaN is better than every number."""
@@ -152,13 +158,28 @@ def _first(loses: Op, identity: tuple[str, str]) -> Monoid:
         return a.apply(loses, b).apply(Op.LOGICAL_NOT).apply(Op.LOGICAL_AND, is_number)
 
     def combine(a: State, b: State) -> State:
-        comes_first = b[1].apply(Op.LT, a[1])
+        is_preferred = b[1].apply(prefers, a[1])
         is_as_good = beats(a[0], b[0]).apply(Op.LOGICAL_NOT)
-        wins = beats(b[0], a[0]).apply(Op.LOGICAL_OR, is_as_good.apply(Op.LOGICAL_AND, comes_first))
+        wins = beats(b[0], a[0]).apply(Op.LOGICAL_OR, is_as_good.apply(Op.LOGICAL_AND, is_preferred))
         return wins.where(b[0], a[0]), wins.where(b[1], a[1])
 
-    components = (Component("values", identity), Component("indices", _GREATEST, is_index=True))
+    components = (Component("values", identity), Component("indices", nowhere, is_index=True))
     return Monoid(components, combine, lambda element, index: (element, index))
+
+
+def _first(loses: Op, identity: tuple[str, str]) -> Monoid:
+    return _placed(loses, identity, Op.LT, _GREATEST)
+
+
+def _last(loses: Op, identity: tuple[str, str]) -> Monoid:
+    return _placed(loses, identity, Op.GT, _LEAST)
+
+
+def _combined_logarithms(a: State, b: State) -> State:
+    """log(e^a + e^b), by the greater one."""
+    distance = (a[0] - b[0]).apply(Op.ABS)
+    apart = a[0].apply(Op.EQ, b[0]).where(0.0, distance)  # two infinities have no difference
+    return (a[0].apply(Op.MAXIMUM, b[0]) + (-apart).apply(Op.EXP).apply(Op.LOG1P),)
 
 
 def _combined_moments(a: State, b: State) -> State:
@@ -235,8 +256,19 @@ REDUCTIONS: dict[Op, Monoid] = {
         lambda element, _index: (element, _NUMBER_ONE),
         approximable=True,
     ),
+    Op.LAST_MAX: _last(Op.LE, _LEAST),
+    Op.LAST_MIN: _last(Op.GE, _GREATEST),
+    Op.LOGCUMSUMEXP: Monoid((Component("logarithm", _LEAST),), _combined_logarithms),
 }
-"""One row a primitive reduction."""
+"""One row a primitive reduction, and one a scan of which nothing else is the reduction."""
 
-SCANS: dict[Op, Op] = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}
-"""For each scan, the reduction of each prefix; its state is one value."""
+SCANS: dict[Op, Op] = {
+    Op.CUMSUM: Op.SUM,
+    Op.CUMPROD: Op.PROD,
+    Op.CUMMAX: Op.AMAX,
+    Op.CUMMIN: Op.AMIN,
+    Op.LAST_MAX: Op.LAST_MAX,
+    Op.LAST_MIN: Op.LAST_MIN,
+    Op.LOGCUMSUMEXP: Op.LOGCUMSUMEXP,
+}
+"""For each scan, the reduction of each prefix."""

@@ -79,6 +79,18 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(getattr(function, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
 
 
+class Composite:
+    """A value that is made of several traced tensors, as a complex one is: it says itself what a function of it is."""
+
+    def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler of a torch function of this value and others.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        raise NotImplementedError
+
+
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces a call of a torch function.
 
@@ -86,7 +98,8 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         UnsupportedError: when the function is not in the table.
         TraceError: when the arguments do not fit it; names the user's line.
     """
-    handler = handler_of(function)
+    composite = _composite((*args, *kwargs.values()))
+    handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
         raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), mend=_suggestion(name))
@@ -95,6 +108,15 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     if is_any_autocast_enabled():
         handler = autocast.followed(function, handler)
     return located(name, handler, args, kwargs)
+
+
+def _composite(values: Iterable[Any]) -> Composite | None:
+    """The first composite among some values and those in lists of them."""
+    for value in values:
+        found = _composite(value) if isinstance(value, (tuple, list)) else value
+        if isinstance(found, Composite):
+            return found
+    return None
 
 
 def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -134,9 +156,11 @@ def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | Non
     """The result as a tensor of its own where a handler gave an argument back, or a view of it, and torch gives other memory."""
     if name not in _GIVES_ITSELF and hasattr(result, "_memory") and not any(result is a for a in args):
         return result if result._root == result._position else result._tracer.value(result._position)
-    if name in _MAKES_CONTIGUOUS and _is_part_of_own(result):
+    if name in _MAKES_CONTIGUOUS and hasattr(result, "_memory") and _is_part_of_own(result):
         return result._tracer.value(result._position, Memory.beside(result._memory, result._position))
-    if not any(result is a for a in args) or (name in _GIVES_ITSELF and not _is_copied(name, result)):
+    if not any(result is a for a in args) or (
+        name in _GIVES_ITSELF and not (hasattr(result, "_memory") and _is_copied(name, result))
+    ):
         return result
     writes = next(w for a, w in zip(args, before, strict=True) if a is result)
     return result if writes is None or writes != result._writes else result._tracer.value(result._position)

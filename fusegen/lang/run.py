@@ -79,7 +79,7 @@ class _Mode(TorchFunctionMode):
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
-        if not any(isinstance(a, TracedTensor) for a in (*args, *(kwargs or {}).values())):
+        if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
         return result
 
@@ -109,12 +109,7 @@ _WRITING = frozenset(
         for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
     }
 )
-_DRAWING = frozenset(
-    {
-        "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
-        "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
-    }
-)  # fmt: skip
+_DRAWING = frozenset({"randperm", "multinomial", "poisson", "random_", "cauchy_", "geometric_", "log_normal_"})
 
 
 _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
@@ -185,6 +180,9 @@ def _result(value: TracedTensor) -> int:
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
         raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
+    if isinstance(value, registry.Composite):
+        mend = "return torch.view_as_real(z), and view it as complex outside"
+        raise TraceError("the kernel returns a complex tensor", where=returned_at(function), mend=mend)
     if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
         raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
     result = tracer.lift(value)

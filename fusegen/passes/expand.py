@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar, cast
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
+from fusegen.passes import bessel, special
 from fusegen.passes.algebra import Operand, Value, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
@@ -37,6 +38,11 @@ def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value],
         return rule
 
     return register
+
+
+def _of_floats(op: Op, rule: Callable[[Value], Value]) -> None:
+    """Registers a rule of one float, which integers are converted to."""
+    EXPANSIONS[op] = lambda args, node: rule(args[0] if args[0].dtype.is_float else args[0].apply(Op.CAST, dtype=node.dtype))
 
 
 @_expands(Op.DETACH)
@@ -135,6 +141,20 @@ def _cosh(x: Value) -> Value:
     """By the squares of e^(x/2) and e^(-x/2), halved before they could leave the range."""
     u, v = (x * 0.5).apply(Op.EXP), (x * -0.5).apply(Op.EXP)
     return u * (u * 0.5) + v * (v * 0.5)
+
+
+for _op, _rule in (
+    (Op.ERFINV, special.erfinv),
+    (Op.ERFCX, special.erfcx),
+    (Op.LOG_NDTR, special.log_ndtr),
+    (Op.DIGAMMA, special.digamma),
+    (Op.TRIGAMMA, special.trigamma),
+    (Op.I0, bessel.i0),
+    (Op.I0E, bessel.i0e),
+    (Op.I1, bessel.i1),
+    (Op.I1E, bessel.i1e),
+):
+    _of_floats(_op, _rule)
 
 
 @_expands(Op.CLAMP_MIN)

@@ -6,67 +6,68 @@ after the other.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import prod
 from typing import cast
 
 from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import Dim, literal, product
 from fusegen.passes.algebra import Value
 
 _REDUCTIONS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN)
-_FEW = 1 << 17  # elements that one block reduces as fast as two launches do
-_ROWS = 256  # that keep a GPU busy
-_LEAST, _MOST = 512, 1 << 14  # elements of a row
+_LONGEST = 4096  # elements of a row
+
+FEW = 1 << 17
+"""Elements that one block reduces as fast as two launches do."""
 
 
-def by_rows(graph: Graph) -> Graph:
-    """The graph in which reductions of whole tensors, but of small ones, go row by row first."""
+def whole_reductions(graph: Graph) -> dict[int, Dim]:
+    """The reductions that could go row by row, with the numbers of elements that they combine."""
+    found = {}
+    for position, node in graph:
+        if node.op in _REDUCTIONS:
+            shape = graph.nodes[node.args[0]].shape
+            if len(cast(tuple[int, ...], node.attr("dims"))) == len(shape) and _row(shape) > 1:
+                found[position] = product(shape)
+    return found
+
+
+def by_rows(graph: Graph, chosen: Collection[int]) -> Graph:
+    """The graph in which some of its `whole_reductions` go row by row first."""
+    if not chosen:
+        return graph
     builder = GraphBuilder(graph.name).like(graph)
     builder.derived = graph.derived
     moved: list[int] = []
     for position, node in graph:
-        operand = Value(builder, moved[node.args[0]], graph.locations[position]) if node.op in _REDUCTIONS else None
-        apart = None if operand is None else _apart(graph, node, operand)
         rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
-        moved.append(builder.put(rebuilt, graph.locations[position]) if apart is None else apart.position)
+        if position in chosen:
+            moved.append(_in_two_steps(node, Value(builder, rebuilt.args[0], graph.locations[position])).position)
+        else:
+            moved.append(builder.put(rebuilt, graph.locations[position]))
     return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
 
 
-def _apart(graph: Graph, node: Node, operand: Value) -> Value | None:
-    """A reduction in two steps; None where it is not of a whole tensor, or of few elements."""
+def _in_two_steps(node: Node, operand: Value) -> Value:
     shape = operand.node.shape
-    dims = cast(tuple[int, ...], node.attr("dims"))
-    kept = [extent for dim, extent in enumerate(shape) if dim not in dims]
-    elements = _most(graph, shape)
-    if any(literal(extent) != 1 for extent in kept) or elements <= _FEW:
-        return None
-    first = _first_literal(shape)
-    known = prod(extent for extent in shape[first:] if isinstance(extent, int))
-    row = _divisor(known, min(_MOST, max(_LEAST, elements // _ROWS)))
-    if row == 1:
-        return None
-    leading = (*shape[:first], known // row)
+    first, row = _first_literal(shape), _row(shape)
+    leading = (*shape[:first], prod(cast(tuple[int, ...], shape[first:])) // row)
     rows = operand.apply(Op.RESHAPE, shape=(*leading, row)).reduce(node.op, (len(leading),))
-    ones = (1,) * max(0, len(shape) - len(leading))
+    ones = (1,) * max(0, len(shape) - len(leading))  # so that the result has the shape of what it is in place of
     rows = rows.apply(Op.RESHAPE, shape=(*leading, *ones))
     total = rows.reduce(node.op, tuple(range(len(leading))))
     return total if total.node.shape == node.shape else total.apply(Op.RESHAPE, shape=node.shape)
 
 
-def _most(graph: Graph, shape: Shape) -> int:
-    """The most elements of a shape; a great many where nothing is known of a size."""
-    bounds = dict(graph.bounds)
-    return prod(extent if isinstance(extent, int) else bounds.get(str(extent), _ROWS * _MOST) for extent in shape)
+def _row(shape: Shape) -> int:
+    """The length of a row: the largest one that the last dims have room for a number of times; 1 where nothing is known of them."""
+    known = prod(cast(tuple[int, ...], shape[_first_literal(shape) :]))
+    return next(divisor for divisor in range(min(known, _LONGEST), 0, -1) if known % divisor == 0) if known else 1
 
 
 def _first_literal(shape: Shape) -> int:
     """The first of the last dims that are all known."""
     unknown = [dim for dim, extent in enumerate(shape) if literal(extent) is None]
     return unknown[-1] + 1 if unknown else 0
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most another."""
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

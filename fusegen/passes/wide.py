@@ -16,7 +16,7 @@ from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
 _SPREADS = (Op.VAR, Op.STD)
-_RUNNING = (Op.CUMSUM, Op.CUMPROD)
+_RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
 
 
 def with_wide_sums(graph: Graph, target: Target) -> Graph:

@@ -20,7 +20,7 @@ from fusegen.passes.frames import reframed
 from fusegen.passes.fuse.decide import products_of_attention
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
-from fusegen.passes.whole import by_rows
+from fusegen.passes.whole import FEW, by_rows, whole_reductions
 from fusegen.runtime.forms import Forms
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
@@ -60,12 +60,12 @@ class Alternatives:
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
-        self._known: dict[tuple[bool, Facts | None], Forms] = {}
+        self._known: dict[tuple[bool, Facts | None, tuple[int, ...]], Forms] = {}
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
         self._attentions = () if library is None else attentions_of(library)
         self._library = Alternatives(library, target, wide=wide) if library is not None and self._attentions else None
-        self.whole = self._forms(None, is_looped=False)
+        self.whole = self._forms(None, {}, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:
         """The forms for some sizes, and for others with the same bounds and divisors."""
@@ -78,9 +78,9 @@ class Alternatives:
     def _chosen(self, sizes: Sizes, facts: Facts | None) -> Forms:
         if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
             return self._library._chosen(sizes, facts)
-        whole = self._forms(facts, is_looped=False)
+        whole = self._forms(facts, sizes, is_looped=False)
         is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
-        return self._forms(facts, is_looped=True) if is_looped else whole
+        return self._forms(facts, sizes, is_looped=True) if is_looped else whole
 
     def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
@@ -88,16 +88,17 @@ class Alternatives:
         values = ((math.prod(f(sizes) for f in b.shape), b.dtype) for b in program.buffers if b.role is Role.TEMPORARY)
         return any(count in large and count * dtype.itemsize > most for count, dtype in values)
 
-    def _forms(self, facts: Facts | None, *, is_looped: bool) -> Forms:
-        key = is_looped, facts
+    def _forms(self, facts: Facts | None, sizes: Sizes, *, is_looped: bool) -> Forms:
+        graph = self._looped.graph if is_looped and self._looped is not None else self._graph
+        apart = tuple(p for p, elements in whole_reductions(graph).items() if sizes and formula(elements)(sizes) > FEW)
+        key = is_looped, facts, apart
         if key not in self._known:
-            graph = self._looped.graph if is_looped and self._looped is not None else self._graph
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
 
             def bodies(sizes: Sizes) -> Bodies:
                 return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            self._known[key] = Forms(by_rows(_knowing(graph, facts or ())), self._target, wide=self._wide, bodies=bodies)
+            self._known[key] = Forms(by_rows(_knowing(graph, facts or ()), apart), self._target, wide=self._wide, bodies=bodies)
         return self._known[key]
 
     def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:

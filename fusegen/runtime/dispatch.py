@@ -28,6 +28,7 @@ from fusegen.runtime.containers import Layouts, flat_function, flat_names, sprea
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
+from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.passes import KnownPasses, require_history
 from fusegen.runtime.recorded import Recorded, Source
@@ -82,6 +83,7 @@ class Dispatcher(Plan):
         self.passes = KnownPasses(recompute, compiler)
         self.executable = Executable(self)
         self._lock = threading.RLock()
+        self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
         self._told = False  # that nothing is fused under a transform
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
@@ -113,11 +115,27 @@ class Dispatcher(Plan):
             flat = self._spread(values)
             if flat is not None:
                 return flat[0].call(flat[1], {})
+            if any(map(is_complex, values)):
+                derived, pairs = self.of_reals(values)
+                return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
             if is_watched(values):
                 return self._as_torch_does(values, args, kwargs)
             found = self.executable.found(values)
         program, hidden = found
         return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+
+    def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
+        """What runs a call without complex tensors, and its arguments: these as pairs of real numbers, where there are some."""
+        names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
+        if not names:
+            return self, values
+        with self._lock:
+            if names not in self._derived:
+                function = of_pairs(self.function, names)
+                self._derived[names] = Dispatcher(
+                    function, self.name, self.parameters.writable, None, self._requires, self.recompute, self._compiler
+                )
+        return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call into which something looks: the function itself."""

@@ -168,10 +168,10 @@ class ScanBody:
         row_axes, column_axes: merged axes; the latter is one.
         reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
         checks: indices that must be in range, and which no access mentions.
-        scans: what is carried: the only component's variable is a result of ``lift``, and what ``finish`` takes.
+        scans: what is carried: its components' variables are results of ``lift``, and what ``finish`` takes.
         lift: math on each element that gives what is scanned.
         finish: math on each element and what was scanned up to it.
-        shared: scratch of each scan.
+        shared: scratch of each component of each scan.
     """
 
     row_axes: Axes

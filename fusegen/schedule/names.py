@@ -82,7 +82,8 @@ _MADE = re.compile(
     rf"|((row|lanes|scan|warp_scan|quad)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
-    r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erf|pow|fmod|copysign)f?|llabs"  # the C library's
+    r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
+    r"|lgammaf?|llabs"
     r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros
 )
 

@@ -24,7 +24,7 @@ from fusegen.passes.pipeline import Pass, apply
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, anything, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
-from tests.fuzz.rules import COMPARISONS, EXPANDED, FLOATS, LOGICAL, OVER_DIMS, place
+from tests.fuzz.rules import COMPARISONS, EXPANDED, FLOATS, LOGICAL, OVER_DIMS, last_place, place
 
 Value: TypeAlias = Float | Exact
 
@@ -114,6 +114,8 @@ class Bound(Interpreter):
             return self._comparison(node, args, attrs)
         if node.op in (Op.MAX, Op.MIN) and attrs["part"] == "indices" and isinstance(args[0], Float):
             return place(node.op, args[0], attrs)
+        if node.op in (Op.LAST_MAX, Op.LAST_MIN) and isinstance(args[0], Float):
+            return last_place(node.op, args[0], attrs)
         if not node.dtype.is_float:
             return _exact_over_dims(node, args, attrs) if node.family is not Family.POINTWISE else _exact(node, args, attrs)
         return self._float(node, args, attrs)
@@ -135,9 +137,13 @@ class Bound(Interpreter):
         if len(node.args) == 2 and node.args[0] == node.args[1]:
             operands[1] = operands[0]
         result = (OVER_DIMS if node.op in OVER_DIMS else FLOATS)[node.op](m, attrs, *operands)
-        if node.op is Op.MATMUL and node.dtype.is_half:
+        if node.dtype.is_half and (node.op is Op.MATMUL or self._is_narrowed(node)):
             result = hull(result, converted(result, node.dtype))
         return self._sharpened(node, args, operands, self._certain(node, operands, attrs, result, m))
+
+    def _is_narrowed(self, node: Node) -> bool:
+        """Whether a norm's weights are wider than what it gives, to which they are rounded."""
+        return node.family is Family.NORMALIZATION and any(self.graph.nodes[a].dtype is not node.dtype for a in node.tensors)
 
     def _sharpened(self, node: Node, args: list[Value], operands: list[Float], found: Float) -> Float:
         """The result, knowing that kernels round each operation, and that a value is one number wherever it is used."""

@@ -55,6 +55,8 @@ UNARY = (
     "fg.dropout({0}, 0.3, seed=5) if {0}.is_floating_point() else {0}",
     "F.celu({0})", "F.celu({0}, 0.5)", "torch.sinh({0}.clamp(-4, 4))", "torch.cosh({0}.clamp(-4, 4))", "F.hardtanh({0}, -2, 0.5)",
     "torch.asin({0}.clamp(-0.75, 0.75))", "torch.acos({0}.clamp(-0.75, 0.75))", "torch.asinh({0})", "torch.acosh({0}.abs() + 1.5)",
+    "torch.erfc({0})", "torch.lgamma({0})", "torch.digamma({0}.abs() + 0.5)", "torch.polygamma(1, {0}.abs() + 0.5)",
+    "torch.erfinv({0}.sigmoid())", "torch.special.erfcx({0}.clamp(-4, 4))", "torch.special.log_ndtr({0}.clamp(-4, 4))",
     "torch.sinc({0})", "torch.logit({0}.clamp(0.125, 0.875))", "torch.special.entr({0}.abs())",
     "torch.rsub({0}, 1.5)", "{0} * {0}.shape[0]", "{0} * {0}", "({0} + 1).log1p() if {0}.is_floating_point() else {0}",
 )  # fmt: skip
@@ -303,7 +305,8 @@ REDUCTIONS = (
     "{{0}}.sum({dims}, dtype=torch.float32)", "{{0}} - {{0}}.amax({dims}, keepdim=True)", "{{0}} / {{0}}.sum({dims}, keepdim=True)",
     "{{0}} - {{0}}.mean({dims}, keepdim=True)", "{{0}}.sum()", "{{0}}.max()", "{{0}}.min()", "{{0}}.prod({dims}[0], {keep})",
     "{{0}}.max({dims}[0], {keep}).values", "{{0}}.min({dims}[-1], {keep}).indices", "{{0}}.argmax({dims}[-1], {keep})",
-    "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])",
+    "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])", "{{0}}.cummax({dims}[0]).values", "{{0}}.cummin({dims}[-1]).values",
+    "{{0}}.cummax({dims}[-1]).indices", "{{0}}.cummin({dims}[0]).indices", "{{0}}.mul(1.0).logcumsumexp({dims}[-1])",
 )  # fmt: skip
 
 

@@ -31,9 +31,10 @@ LOGICAL = (Op.LOGICAL_NOT, Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR)
 BITWISE = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 VIEWS = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE, Op.SLICE, Op.CONCAT, Op.DETACH)
 LEAVES = (Op.INPUT, Op.SCALAR, Op.CONSTANT, Op.IOTA, Op.SIZE, Op.RANDOM)
-OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD, Op.LAST)
+OTHERS = (Op.CAST, Op.WHERE, Op.GATHER, Op.SCATTER_ADD, Op.LAST, Op.LAST_MAX, Op.LAST_MIN)
 OF_WRITES = {Op.PUT, Op.COPY}  # which `test_writes` draws programs of
 OF_STATISTICS = {Op.EXP_BELOW}  # which `test_statistics` does
+OF_SERIES = {Op.I0, Op.I0E, Op.I1, Op.I1E}  # long ones, which `test_lang_elementary` compares alone
 MADE = (
     Op.MOMENTS,
     Op.NORMALIZER,
@@ -136,6 +137,14 @@ def _softplus(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return m.where(m.less(m.number(threshold), scaled), x, curve)
 
 
+def _lgamma(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """Of certain positive numbers; no claim about others."""
+    known = x.exact & x.num & (x.lo > 0)
+    value = torch.where(known, torch.lgamma(x.lo.abs()), 0.0)
+    error = m.p.unit * 16.0 * (1.0 + value.abs().clamp(max=m.p.largest))
+    return _anything_but(known, rounded(Float.of(value - error, value + error, ~known, known), m.p, 4.0))
+
+
 def _leaky_relu(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return m.where(_positive(m, x), x, m.mul(x, m.number(float(attrs["negative_slope"]))))
 
@@ -186,6 +195,8 @@ FLOATS: dict[Op, Rule] = {
     Op.COS: lambda m, attrs, x: m.bounded(x, torch.cos),
     Op.TANH: lambda m, attrs, x: m.tanh(x),
     Op.ERF: lambda m, attrs, x: m.erf(x),
+    Op.ERFC: lambda m, attrs, x: m.falling(x, torch.erfc, 10.0, -INF),
+    Op.LGAMMA: _lgamma,
     Op.SIGMOID: lambda m, attrs, x: m.sigmoid(x),
     Op.ADD: lambda m, attrs, a, b: m.add(a, b),
     Op.SUB: lambda m, attrs, a, b: m.sub(a, b),
@@ -307,6 +318,28 @@ def _cumprod(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
     return _anything_but(known, rounded(Float.point(value), m.p, 2.0 * x.lo.shape[-1]))
 
 
+def _cummax(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """The greatest so far; NaN from the first one on."""
+    nan, num = x.nan.long().cumsum(-1) > 0, (~x.num).long().cumsum(-1) == 0
+    return Float.of(x.lo.cummax(-1).values, x.hi.cummax(-1).values, nan, num)
+
+
+def last_place(op: Op, x: Float, attrs: Attrs) -> Exact:
+    """The last index of the extreme value so far: certain up to where the row is."""
+    return Exact(exact_values(op, [x.values], attrs), (~x.exact).long().cumsum(-1) == 0)
+
+
+def _logcumsumexp(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
+    """Rising in all elements; no claim from the first one on that is not finite."""
+    wild = x.nan | ~x.num | x.magnitude.isinf()
+    known = wild.long().cumsum(-1) == 0
+    lo, hi = (torch.where(wild, 0.0, border).logcumsumexp(-1) for border in (x.lo, x.hi))
+    count = float(x.lo.shape[-1])
+    reach = torch.maximum(torch.where(wild, 0.0, x.magnitude).cummax(-1).values + math.log(count + 1), torch.ones(()))
+    error = reach * m.p.unit * 8 * min(count, 4.0 * count**0.5)
+    return _anything_but(known, rounded(Float.of(lo - error, hi + error, ~known, known), m.p, 2.0))
+
+
 def _steps(x: Float) -> Tensor:
     """How far a factor takes a product along the exponents."""
     return torch.where(x.lo == 0, 0.0, x.lo.abs().log2().abs())
@@ -327,6 +360,9 @@ OVER_DIMS: dict[Op, Rule] = {
     Op.PROD: _prod,
     Op.CUMSUM: _cumsum,
     Op.CUMPROD: _cumprod,
+    Op.CUMMAX: _cummax,
+    Op.CUMMIN: lambda m, attrs, x: m.neg(_cummax(m, attrs, m.neg(x))),
+    Op.LOGCUMSUMEXP: _logcumsumexp,
     Op.MAX: lambda m, attrs, x: m.amax(x, attrs["dims"]),
     Op.MIN: lambda m, attrs, x: m.neg(m.amax(m.neg(x), attrs["dims"])),
     Op.SUM: lambda m, attrs, x: m.sum(x, attrs["dims"]),
@@ -347,6 +383,7 @@ OVER_DIMS: dict[Op, Rule] = {
 EXPANDED = (
     Op.CELU, Op.SINH, Op.COSH, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.HARDTANH, Op.PRELU, Op.FMOD, Op.XLOGY, Op.HUBER, Op.STD,
     Op.HYPOT, Op.LOGIT, Op.ENTR, Op.XLOG1PY,
+    Op.ERFINV, Op.ERFCX, Op.LOG_NDTR, Op.DIGAMMA, Op.TRIGAMMA, Op.I0, Op.I0E, Op.I1, Op.I1E,
     Op.VECTOR_NORM, Op.ASIN, Op.ACOS, Op.ASINH, Op.ACOSH, Op.SINC, Op.BINARY_CROSS_ENTROPY,
 )  # fmt: skip
 """Compositions whose bound is that of what they are made of."""

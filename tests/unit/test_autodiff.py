@@ -89,6 +89,8 @@ UNARY = """
     x.ceil() - x | F.celu(x, 0.5) | x.sinh() | x.cosh() | x.fmod(0.7) | F.selu(x) | F.softshrink(x) | x.hardshrink(0.3)
     x.atan() | x.tanh().asin() | x.tanh().acos() | x.asinh() | torch.acosh(x.abs() + 1.1) | torch.atanh(0.9 * x.tanh())
     torch.sinc(x) | torch.log10(x.abs()) | torch.special.entr(x.abs())
+    x.erfc() | torch.special.erfcx(x) | torch.special.ndtr(x) | torch.special.log_ndtr(3 * x) | x.tanh().erfinv() | x.lgamma()
+    torch.i0(x) | torch.special.i0e(x) | torch.special.i1(x) | torch.special.i1e(6 * x)
 """
 POSITIVE = "x.log() | x.log1p() | x.log2() | x.sqrt() | x.rsqrt() | x ** 1.7 | x ** -0.5 | x ** x | x ** 0.5 | 2 / x ** 2"
 BINARY = """
@@ -104,6 +106,7 @@ OVER_DIMS = """
     F.normalize(x, dim=-1) | (x - x.amax(-1, keepdim=True)).exp().sum(-1).log() | x.var(-1).sum() * x
     x.mean(0) + x.mean(1, keepdim=True) | x.round().amax(-1) * x.sum(1) | x.prod(-1) | x.prod(0, True) | x.prod() | x.max(-1)[0]
     x.min(0, keepdim=True).values | x.max(1).values * x.argmax(1) | x.cumsum(-1) | x.cumsum(0) | x.cumprod(-1) | x.cumprod(0)
+    x.cummax(-1).values | x.cummin(0).values | x.cummax(0).values * x.cummax(0).indices | x.logcumsumexp(-1) | x.logcumsumexp(0)
     x.cumsum(1)[:, ::2] * x.sum() | x.norm() | x.norm(dim=0) | x.norm(p=3, dim=1) | x.norm(p=1.5, dim=(0, 1)) | x.std()
     F.normalize(x, p=3.0, dim=0) | F.cosine_similarity(x, x.detach() + 1, dim=1) | x.std(0) / x.mean(0)
 """

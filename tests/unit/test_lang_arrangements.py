@@ -198,3 +198,7 @@ def test_what_is_not_supported() -> None:
     for function, says in NOT_YET:
         with case(says):
             refused(function, randn(4, 6), error=TraceError, says=says)
+
+
+def test_a_window_of_one_number() -> None:
+    agree(lambda x: (x.unfold(0, 1, 1), x.unfold(-1, 1, 3)), (torch.tensor(2.0),))

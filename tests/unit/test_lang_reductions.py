@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from tests.unit.eager import agree, agree_each, ints, randn
+from fusegen.errors import ShapeError
+from tests.unit.eager import agree, agree_each, ints, randn, refused
 
 X, X3, X4 = randn(6, 8), randn(4, 6, 8), randn(2, 3, 4, 8)
 
@@ -263,3 +264,14 @@ def test_batch_norm_by_the_batch() -> None:
             "F.batch_norm(x, None, None, training=True) | F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3)",
             (x, w, b),
         )
+
+
+def test_sums_to_a_shape() -> None:
+    x = randn(2, 3, 4)
+    agree(lambda x: [x.sum_to_size(size) for size in ((2, 1, 4), (3, 4), (1, 1), (), (2, 3, 4))], (x,), (ints(2, 3, 4),))
+    agree(lambda x: x.sum_to_size(1, 4), (x,))
+    refused(lambda x: x.sum_to_size(2, 4), x, error=ShapeError, says="is no sum of shape", line="sum_to_size")
+
+
+def test_logsumexp_of_integers() -> None:
+    agree(lambda x: x.logsumexp(-1), (ints(3, 5),))

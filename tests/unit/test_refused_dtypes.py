@@ -58,9 +58,9 @@ def given(function: Callable[[Any], Any], x: Tensor) -> Any:
             return error
 
 
-def calls() -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Calls of all that can be traced with the same tensor once, twice, that torch takes for floats."""
-    for function in known_functions():
+def calls(part: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Calls of every second function that can be traced with the same tensor once, twice, that torch takes for floats."""
+    for function in known_functions()[part::2]:
         for call in (alone(function), twice(function)):
             if name_of(function) not in NOT_ASKED and isinstance(given(call, FLOATS.clone()), (Tensor, tuple)):
                 yield name_of(function), call
@@ -79,10 +79,11 @@ def ours(function: Callable[[Any], Any], x: Tensor) -> Any:
 @pytest.mark.parametrize(
     "dtype", [torch.int64, pytest.param(torch.int32, marks=pytest.mark.deep), torch.uint8, torch.bool, torch.float8_e4m3fn], ids=str
 )
-def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("part", [0, 1])
+def test_what_torch_refuses_is_refused(part: int, dtype: torch.dtype) -> None:
     x = (FLOATS * 16).to(dtype)
     wrong, seen, refused_by_torch = [], 0, 0
-    for name, call in calls():
+    for name, call in calls(part):
         theirs, mine = given(call, x.clone()), ours(call, x)
         seen += 1
         refused_by_torch += isinstance(theirs, Exception)
@@ -92,7 +93,7 @@ def test_what_torch_refuses_is_refused(dtype: torch.dtype) -> None:
         if mine != wanted:
             wrong.append(f"{name}: {mine}, torch gives {theirs if isinstance(theirs, Exception) else wanted}")
     assert wrong == []
-    assert refused_by_torch > 20 and seen > 150
+    assert refused_by_torch > 10 and seen > 75
 
 
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64

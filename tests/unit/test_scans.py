@@ -74,3 +74,48 @@ def test_what_is_read_elsewhere_lies_in_memory() -> None:
 
     agree(normalized, (randn(3, 40).abs(),))
     assert kinds(normalized, randn(3, 40)) == [GroupKind.SCAN, GroupKind.POINTWISE]
+
+
+# Running extrema and logarithms of sums.
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("length", some([1, 3, 33, 1000, 4097], [33, 4097]))
+def test_running_extrema(length: int) -> None:
+    """Of equal values the last index, as in torch."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (*x.cummax(-1), torch.cummin(x, -1).indices)
+
+    agree(function, (ints(2, length).float(),), (randn(1, length, dtype=BF16),))
+
+
+@pytest.mark.usefixtures("either")
+def test_running_extrema_of_columns_and_integers() -> None:
+    agree(lambda x: (*x.cummin(0), *x.cummax(dim=1)), (ints(9, 5),), (randn(9, 5) > 0,), (ints(9, 5, low=0).to(torch.uint8),))
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("length", some([1, 33, 2049], [33, 2049]))
+def test_running_logarithms_of_sums(length: int) -> None:
+    agree(lambda x: x.logcumsumexp(-1), (randn(2, length) * 20,), (randn(1, length, dtype=F16) - 500,))
+    agree(lambda x: x.logcumsumexp(0), (randn(length, 2).double() * 300,))
+
+
+@pytest.mark.usefixtures("either")
+def test_running_extrema_of_what_is_not_finite() -> None:
+    x = torch.tensor([[1.0, INF, 2, -INF, INF], [0, NAN, 1, NAN, 4], [-INF, -INF, 0.0, -0.0, 1]])
+    agree(lambda x: (*x.cummax(-1), *x.cummin(-1), x.logcumsumexp(-1), *x.cummax(0)), (x,), (x.repeat(1, 20),))
+
+
+def test_running_extrema_of_one_number() -> None:
+    agree(lambda x: (*x.cummax(0), *x.cummin(-1), x.logcumsumexp(0)), (torch.tensor(2.0),))
+
+
+def test_a_running_extremum_and_its_place_are_of_one_kernel_each() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = (x * 2).cummax(-1)
+        return values.exp(), indices + 1
+
+    agree(function, (randn(3, 40),))
+    assert kinds(function, randn(3, 40)) == [GroupKind.SCAN, GroupKind.SCAN]

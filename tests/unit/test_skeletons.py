@@ -39,7 +39,7 @@ def test_a_skeleton_holds_no_math() -> None:
 def test_block_numbers_are_as_wide_as_indices_before_they_are_multiplied(path: Path) -> None:
     """A grid times its elements may pass 31 bits where the number of blocks does not; no test can launch that many."""
     text = re.sub(r"\{#.*?#\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert not re.findall(r"block_id\(\) \*|\* block_id\(\)", text)
+    assert not re.findall(r"\{\{ block \}\} \*|\* \{\{ block|block_id\(\) \*|\* block_id\(\)", text)
     assert all(f"static_cast<Index>({name})" in text for name in re.findall(r"static_cast<Index>\((\w+)\) \*", text))
     if path.name == "pointwise.cu.jinja":
-        assert text.count("static_cast<Index>(block_id()) *") == 1 and text.count("static_cast<Index>(u) *") == 2
+        assert text.count("static_cast<Index>({{ block }}) *") == 1 and text.count("static_cast<Index>(u) *") == 2

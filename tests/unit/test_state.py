@@ -263,8 +263,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "random": random.random,
     "numpy": lambda: np.random.rand(),
     "generator": lambda: RNG.random(),
-    "torch": lambda: torch.rand(()),
-    "torch item": lambda: torch.randn(3).sum().item(),
+    "torch": lambda: torch.randperm(3),
 }
 
 

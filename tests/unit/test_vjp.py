@@ -120,6 +120,8 @@ def test_gradients_on_a_gpu_are_as_near(name: str) -> None:
 
 RULES: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
     "cumsum": (lambda x: x.cumsum(-1), (R, K), 2),
+    "cummax": (lambda x: x.cummax(-1).values, (R, K), 2),
+    "logcumsumexp": (lambda x: x.logcumsumexp(-1), (R, K), 4),
     "cumsum of columns": (lambda x: x.cumsum(0) * x, (R, K), 3),
     "cumprod": (lambda x: (x / 4 + 1).cumprod(-1), (5, 11), 6),
     "prod": (lambda x: x.prod(-1), (R, 7), 1),

@@ -39,7 +39,7 @@ UNARY = """
     x.sinh() | x.cosh() | x.tan() | x.nan_to_num() | x.nan_to_num(1.0, 2.0, 3.0) | torch.xlogy(x, 0.0) | torch.xlogy(x, 2.0)
     torch.xlogy(0.0, x) | torch.xlogy(2.0, x) | x * 0 | x.expm1() | F.gelu(x, approximate="tanh") | torch.logaddexp(x, -x)
     x.atan() | x.asin() | x.acos() | x.asinh() | x.clamp(min=0).acosh() | x.atanh()
-    x.masked_fill(x.abs() < 1e-3, 0.0).sinc()
+    x.masked_fill(x.abs() < 1e-3, 0.0).sinc() | x.erfc() | torch.special.ndtr(x) | x.erfinv()
 """
 BINARY = """
     x + y | x - 2 * y | x * y | x / y | x % y | x.fmod(y) | x ** y | torch.maximum(x, y) | torch.minimum(x, y) | torch.max(x, y)

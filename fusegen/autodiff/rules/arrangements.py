@@ -230,6 +230,17 @@ def _by_elements(x: Value, index: Value, dy: Value, dim: int) -> Value:
     return sums.apply(Op.RESHAPE, shape=size)
 
 
+def _running_extremum(last: Op) -> Rule:
+    """To the elements at which the extrema stand, as of a gather there."""
+
+    def rule(y: Value, dy: Value) -> Gradients:
+        x = y.arg(0)
+        chosen = x.apply(Op.GATHER, x.apply(last, part="indices"), dim=len(x.node.shape) - 1, wraps=False)
+        return _gather(chosen, dy)[:1]
+
+    return rule
+
+
 def _scatter_add(y: Value, dy: Value) -> Gradients:
     """The gradient by the sum that each row is part of."""
     rows, index = y.arg(0), y.arg(1)
@@ -279,6 +290,8 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.DETACH: nothing,
     Op.LAST: nothing,
     Op.GATHER: _gather,
+    Op.CUMMAX: _running_extremum(Op.LAST_MAX),
+    Op.CUMMIN: _running_extremum(Op.LAST_MIN),
     Op.MATMUL: _matmul,
     Op.SCATTER_ADD: _scatter_add,
 }

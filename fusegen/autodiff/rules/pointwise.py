@@ -66,6 +66,8 @@ POINTWISE: dict[Op, Rule] = {
     Op.COS: lambda y, dy: (-dy * y.arg(0).apply(Op.SIN),),
     Op.TANH: lambda y, dy: (dy * (1.0 - y * y),),
     Op.ERF: lambda y, dy: (dy * (2.0 / math.sqrt(math.pi) * (-(y.arg(0) * y.arg(0))).apply(Op.EXP)),),
+    Op.ERFC: lambda y, dy: (dy * (-2.0 / math.sqrt(math.pi) * (-(y.arg(0) * y.arg(0))).apply(Op.EXP)),),
+    Op.LGAMMA: lambda y, dy: (dy * y.arg(0).apply(Op.DIGAMMA),),
     Op.SIGMOID: lambda y, dy: (dy * (y * (1.0 - y)),),
     Op.ADD: lambda y, dy: (dy, dy),
     Op.SUB: lambda y, dy: (dy, -dy),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
-from fusegen.autodiff.rules.rule import Gradients, Rule
+from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
@@ -102,6 +103,18 @@ def _cumprod(y: Value, dy: Value) -> Gradients:
     return (is_first.where(at_first, zeros.apply(Op.EQ, 0).where(before, 0)),)
 
 
+def _logcumsumexp(y: Value, dy: Value) -> Gradients:
+    """Σ dy·e^(x − y) over all sums that have e^x as a term. Logarithms of gradients are summed as the operand was, of those above
+    and below 0 apart, so that no exponential leaves the range."""
+    return (_shares(y, dy) - _shares(y, -dy),)
+
+
+def _shares(y: Value, dy: Value) -> Value:
+    """Σ dy·e^(x − y) of the gradients above 0."""
+    logarithms = (dy > 0).where(dy.apply(Op.LOG), -math.inf) - y
+    return (_reversed(_reversed(logarithms).apply(Op.LOGCUMSUMEXP)) + y.arg(0)).apply(Op.EXP)
+
+
 REDUCTIONS: dict[Op, Rule] = {
     Op.SUM: lambda _y, dy: (dy,),  # repeated where gradients take their operands' shapes
     Op.PROD: _prod,
@@ -115,4 +128,7 @@ REDUCTIONS: dict[Op, Rule] = {
     Op.LOGSUMEXP: lambda y, dy: (dy * (y.arg(0) - y).apply(Op.EXP),),
     Op.CUMSUM: lambda _y, dy: (_summed_from(dy),),
     Op.CUMPROD: _cumprod,
+    Op.LAST_MAX: nothing,
+    Op.LAST_MIN: nothing,
+    Op.LOGCUMSUMEXP: _logcumsumexp,
 }

@@ -16,6 +16,12 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 
+def _scratch(body: ScanBody) -> list[list[int]]:
+    """For each scan, where its components' scratch is; nothing where a warp works alone."""
+    places = iter(body.shared.scratch)
+    return [[next(places) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
+
+
 def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a scan's kernel."""
     body = kernel.body
@@ -41,6 +47,7 @@ def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
         kinds=kinds(body.scans),
         lift=call_view(body.lift, offsets, lane_axis),
         finish=call_view(body.finish, offsets, lane_axis),
+        scratch=_scratch(body),
         shared=body.shared,
         plan=body.plan,
     )

@@ -24,6 +24,8 @@ _BUILTINS = {
     Op.COS: "cos",
     Op.TANH: "tanh",
     Op.ERF: "erf",
+    Op.ERFC: "erfc",
+    Op.LGAMMA: "lgamma",
 }
 
 _DOUBLE = {

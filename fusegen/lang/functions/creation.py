@@ -32,7 +32,7 @@ def iota(tracer: Tracer, size: Dim) -> TracedTensor:
 def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """torch.arange; run-time sizes are ints, too."""
     bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
-    _settings(tracer, settings)
+    check_settings(tracer, settings)
     if not 1 <= len(bounds) <= 3:
         raise TraceError(f"arange of {len(bounds)} numbers", mend="write arange(start, end, step)")
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
@@ -65,23 +65,23 @@ def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype
 @creates("zeros")
 def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Zeros of a shape."""
-    return _filled(tracer, _given(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, given_sizes(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
 
 
 @creates("ones")
 def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """Ones of a shape."""
-    return _filled(tracer, _given(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, given_sizes(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
 
 
-def _given(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+def given_sizes(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
     """The sizes, which torch takes by name as well."""
     chosen: Sequence[Any] = settings.pop("size", sizes)
-    _settings(tracer, settings)
+    check_settings(tracer, settings)
     return chosen
 
 
-def _settings(tracer: Tracer, settings: dict[str, Any]) -> None:
+def check_settings(tracer: Tracer, settings: dict[str, Any]) -> None:
     """Checks where and how a new tensor is to lie: on the kernel's device, dense; the memory format means nothing in a kernel."""
     check_device(tracer, settings.pop("device", None))
     settings.pop("memory_format", None)
@@ -95,7 +95,7 @@ def full(
     tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
     """A constant of a shape."""
-    _settings(tracer, settings)
+    check_settings(tracer, settings)
     default: torch.dtype | None = _kind(fill_value)
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
@@ -103,7 +103,7 @@ def full(
 
 
 def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None, settings: dict[str, Any]) -> TracedTensor:
-    size = _given(input._tracer, size, settings)
+    size = given_sizes(input._tracer, size, settings)
     return _filled(input._tracer, size, value, dtype or input.dtype)
 
 
@@ -189,7 +189,7 @@ def new_empty(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None,
 @creates("tensor", "scalar_tensor", "as_tensor")
 def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None, **settings: Any) -> TracedTensor:
     """A number, also a run-time one, as a zero-dimensional tensor; a list of a few numbers; of a tensor its values."""
-    _settings(tracer, {"device": device} | settings)
+    check_settings(tracer, {"device": device} | settings)
     if isinstance(data, torch.Tensor):
         data = tracer.lift(data)
     if isinstance(data, TracedTensor):
@@ -253,7 +253,7 @@ def _kind(number: Any) -> torch.dtype:
 @creates("eye")
 def eye(tracer: Tracer, n: Any, m: Any = None, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
     """1 on the diagonal of a matrix, 0 elsewhere."""
-    _settings(tracer, settings)
+    check_settings(tracer, settings)
     rows, columns = (iota(tracer, dim_of(size)) for size in (n, n if m is None else m))
     return cast(tracer.add(Op.EQ, unsqueeze(rows, 1), columns), dtype or torch.get_default_dtype())
 
@@ -263,7 +263,7 @@ def linspace(
     tracer: Tracer, start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
     """Numbers at equal distances, the last one the end; counted from the end that is nearer, as torch does."""
-    _settings(tracer, settings)
+    check_settings(tracer, settings)
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
         raise TraceError("linspace between bounds that are not numbers, or of integers", mend="scale arange(n)")

@@ -48,6 +48,36 @@ for _op, *_names in (
     _register(_op, *_names)
 
 
+# Of the normal distribution and the gamma function.
+
+
+@implements("ndtr")
+def ndtr(input: TracedTensor) -> TracedTensor:
+    """The normal distribution, by erfc, which does not cancel where it is small."""
+    return mul(_of(Op.ERFC, mul(_in_floats(input), -math.sqrt(0.5))), 0.5)
+
+
+@implements("polygamma")
+def polygamma(n: Any, input: Any) -> TracedTensor:
+    """A derivative of digamma, of which the first is known."""
+    if isinstance(n, TracedTensor):  # as a method
+        n, input = input, n
+    known = {0: Op.DIGAMMA, 1: Op.TRIGAMMA}
+    if n not in known:
+        raise TraceError(f"polygamma of the order {n}", mend="use the orders 0 and 1")
+    return _of(known[n], _in_floats(input))
+
+
+@implements("mvlgamma", "multigammaln")
+def mvlgamma(input: TracedTensor, p: int) -> TracedTensor:
+    """The logarithm of the gamma function of p dims."""
+    x = _in_floats(input)
+    found = _of(Op.LGAMMA, x)
+    for k in range(1, p):
+        found = add(found, _of(Op.LGAMMA, sub(x, k / 2.0)))
+    return add(found, p * (p - 1) / 4.0 * math.log(math.pi))
+
+
 # Angles.
 
 

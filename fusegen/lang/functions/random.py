@@ -14,7 +14,8 @@ from fusegen.ir.graph import Node, Shape
 from fusegen.ir.ops import Op
 from fusegen.ir.random import BITS, random_bits
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import dtype_of, written
+from fusegen.lang.functions.common import dtype_of, floats, written
+from fusegen.lang.functions.creation import full_like
 from fusegen.lang.places import location
 from fusegen.lang.registry import implements, located
 from fusegen.lang.scalars import TracedScalar
@@ -68,6 +69,17 @@ def torch_dropout(input: TracedTensor, p: float = 0.5, training: bool = True, in
     return written(input, dropped(input, p, training, input._node.shape), inplace)
 
 
+@implements("native_dropout")
+def native_dropout(input: TracedTensor, p: float, train: bool | None) -> tuple[TracedTensor, TracedTensor]:
+    """Dropout, and the mask of what stays."""
+    all_or_none = dropped(input, p, train, input._node.shape) if not train or p in (0, 1) else None
+    if all_or_none is not None:
+        return all_or_none, full_like(input, not train or p == 0, dtype=torch.bool)
+    steps = _steps(p)
+    mask = _mask(floats("native_dropout", input), input._node.shape, None, steps)
+    return pointwise.mul(input, _noise(input, mask, steps)), mask
+
+
 @implements("dropout1d")
 def dropout1d(input: TracedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> TracedTensor:
     """Whole channels of (batch, channel, position) or (channel, position)."""
@@ -105,15 +117,20 @@ def dropped(input: TracedTensor, p: Any, training: Any, shape: Shape, seed: Any 
         return pointwise.mul(input, 0.0 if dtype.is_float else False if dtype is DType.BOOL else 0)
     if not dtype.is_float:
         raise TraceError(f"dropout of {dtype}", mend="convert to a float dtype first")
-    return pointwise.mul(input, _noise(input, shape, seed, _steps(p)))
+    steps = _steps(p)
+    return pointwise.mul(input, _noise(input, _mask(input, shape, seed, steps), steps))
 
 
-def _noise(input: TracedTensor, shape: Shape, seed: Any, steps: Any) -> TracedTensor:
+def _mask(input: TracedTensor, shape: Shape, seed: Any, steps: Any) -> TracedTensor:
+    """True where an element stays."""
+    return input._tracer.add(Op.GE, _bits(input, shape, seed), _threshold(input, steps))
+
+
+def _noise(input: TracedTensor, mask: TracedTensor, steps: Any) -> TracedTensor:
     """What the input is multiplied by, as if in its dtype, and unrounded: one by the share that stays, or 0."""
     tracer = input._tracer
-    keep = tracer.add(Op.GE, _bits(input, shape, seed), _threshold(input, steps))
-    choices = (keep._position, tracer.lift(_scale(steps))._position, tracer.lift(0.0)._position)
-    return tracer.value(tracer.builder.put(Node(Op.WHERE, choices, (), shape, dtype_of(input)), location()))
+    choices = (mask._position, tracer.lift(_scale(steps))._position, tracer.lift(0.0)._position)
+    return tracer.value(tracer.builder.put(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
 
 
 def _steps(p: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import product, simplify_dim
+from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.lang.functions.common import (
     cast,
     dtype_of,
@@ -20,13 +20,14 @@ from fusegen.lang.functions.common import (
     normalize_dim,
     normalize_dims,
     numbers,
+    sequence,
     setting,
     unsupported_argument,
 )
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.views import reshaped
 from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.values import TracedTensor, dim_of
 
 Dims: TypeAlias = int | Sequence[int] | None
 
@@ -61,6 +62,21 @@ def sum(input: TracedTensor, dim: Dims = None, keepdim: bool = False, *, dtype: 
     if not dtype_of(x).is_float:
         x = cast(x, torch.int64)
     return cast(reduced(Op.SUM, x, dim, keepdim), dtype)
+
+
+@implements("sum_to_size")
+def sum_to_size(input: TracedTensor, *size: Any) -> TracedTensor:
+    """The sums over all dims that a shape lacks, or has one element in."""
+    sizes = [dim_of(each) for each in sequence(size)]
+    missing = input.ndim - len(sizes)
+    kept = input._node.shape[missing:] if missing > 0 else input._node.shape
+    pairs = [(a, b) for a, b in zip(sizes, kept, strict=False) if not same(a, 1) and not same(a, b)]
+    input._tracer.require_equal(pairs)
+    if missing < 0 or pairs:
+        raise ShapeError(f"a tensor of shape {input.shape} is no sum of shape {size}", mend="give sizes that it has, or 1")
+    ones = tuple(missing + d for d, n in enumerate(sizes) if same(n, 1) and not same(input._node.shape[missing + d], 1))
+    found = sum(input, ones, keepdim=True) if ones else input
+    return sum(found, tuple(range(missing))) if missing else found
 
 
 @implements("prod")
@@ -286,4 +302,5 @@ def logsumexp(input: TracedTensor, dim: Dims, keepdim: bool = False) -> TracedTe
     """
     if dim is None or (input.ndim and isinstance(dim, (tuple, list)) and not dim):
         raise TraceError("logsumexp without dim", mend="give the dims")
-    return reduced(Op.LOGSUMEXP, input, dim, keepdim)
+    x = input if dtype_of(input).is_float else cast(input, torch.get_default_dtype())
+    return reduced(Op.LOGSUMEXP, x, dim, keepdim)

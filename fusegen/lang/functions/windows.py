@@ -13,7 +13,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.arrangements import pad, repeat_interleave
 from fusegen.lang.functions.common import binary, floats, normalize_dim, unsupported_argument
-from fusegen.lang.functions.views import own, sliced, stack, within
+from fusegen.lang.functions.views import own, reshaped, sliced, stack, within
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -27,7 +27,8 @@ def unfold(input: TracedTensor, dimension: int, size: int, step: int) -> TracedT
         what = "unfold of a parameter that the kernel writes to, of whose elements it shows some several times, cannot be traced"
         raise UnsupportedError(what, mend="unfold a copy: x.clone().unfold(...)")
     if not input.ndim:
-        raise ShapeError("unfold of a tensor without dims", mend="give it one dim or more")
+        windows: TracedTensor = unfold(reshaped(input, (1,)), 0, size, step)[0]
+        return windows
     place = normalize_dim(dimension, input.ndim)
     return within(stack(_slices(input, (place,), (int(size),), (int(step),), (1,)), -1), input)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
+from fusegen.dtypes import DType
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Family
-from fusegen.ir.reductions import SCANS
+from fusegen.ir.reductions import REDUCTIONS, SCANS
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, Pattern
@@ -24,8 +26,9 @@ from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.rows import rows_and_columns
 from fusegen.schedule.math import Argument, Origin, Parameter, Reduction
 from fusegen.schedule.program import Launch
+from fusegen.schedule.reductions import element_type, lifted
 from fusegen.schedule.shared import SCRATCH_BYTES, arranged
-from fusegen.schedule.terms import Leaf, Terms
+from fusegen.schedule.terms import Leaf, Term, Terms
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,12 @@ class _Math:
     """The terms of a scan's kernel, its leaves and stores over merged axes.
 
     Attributes:
-        scanned: for each scan's node, the term of an element.
+        scanned: for each scan's node, the state of an element: a term a component.
         result: the term of a result's element.
     """
 
     terms: Terms
-    scanned: Mapping[int, int]
+    scanned: Mapping[int, tuple[int, ...]]
     result: int
     leaves: Leaves
     stores: tuple[Store, ...]
@@ -57,15 +60,22 @@ def _evaluate(context: Context) -> _Math:
     evaluator = Evaluator(graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded)
     scanned = {}
     for node in context.group.anchors:
-        element = evaluator.value(graph.nodes[node].args[0], axes.symbols)
-        scanned[node] = evaluator.terms.convert(element, graph.nodes[node].dtype.compute)
+        scanned[node] = _element(evaluator, graph, node, axes)
     (output,) = context.group.outputs
     result = evaluator.value(output, axes.symbols)
     stores = context.stores(output, axes.symbols, axes)
-    leaves = leaves_of(evaluator.terms, [*scanned.values(), result], evaluator.checks())
+    leaves = leaves_of(evaluator.terms, [*chain(*scanned.values()), result], evaluator.checks())
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     return _Math(evaluator.terms, scanned, result, leaves.moved(moves), moved, row_axes, column_axes)
+
+
+def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
+    """The state of one element of a scan."""
+    found = graph.nodes[node]
+    element = evaluator.terms.convert(evaluator.value(found.args[0], axes.symbols), element_type(graph, found))
+    index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
+    return lifted(evaluator.terms, SCANS[found.op], element, index)
 
 
 def _scan(graph: Graph, position: int) -> int | None:
@@ -102,9 +112,9 @@ class _ScanBuilder:
             self.writes,
             self.fragments.checks,
             scans,
-            call(f"{context.name}_0", [(self.scans[n].components[0].name, t) for n, t in math.scanned.items()]),
+            call(f"{context.name}_0", self._lifted()),
             call(context.name, [(w.name, math.result) for w in self.writes]),
-            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for _ in scans if self.plan.warps > 1]),
+            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]),
             self.plan,
         )
         kernel = self.fragments.kernel(body, self.writes, [math.row_axes, math.column_axes])
@@ -113,12 +123,21 @@ class _ScanBuilder:
 
     def _reduction(self, node: int) -> Reduction:
         found = self.context.graph.nodes[node]
-        name = self.context.names.take(f"{found.op.row.name}_{node}")
-        return Reduction(SCANS[found.op], found.dtype.compute, (Parameter(name, found.dtype.compute),))
+        op, element, stem = SCANS[found.op], element_type(self.context.graph, found), f"{found.op.row.name}_{node}"
+        parts = REDUCTIONS[op].components
+        names = [stem] if len(parts) == 1 else [f"{stem}_{part.name}" for part in parts]
+        components = (Parameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, parts, strict=True))
+        return Reduction(op, element, tuple(components))
+
+    def _lifted(self) -> list[tuple[str, int]]:
+        """The variables of elements' states, with their terms."""
+        return [(c.name, t) for n, terms in self.math.scanned.items() for c, t in zip(self.scans[n].components, terms, strict=True)]
 
     def _scanned(self, term: int) -> str:
         """The variable of what was scanned up to an element."""
-        return self.scans[cast(int, self.math.terms.items[term].payload)].components[0].name
+        node = cast(int, self.math.terms.items[term].payload)
+        number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
+        return self.scans[node].components[number].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
         """An access along the row; lanes that share an element which differs from group to group are a fragment all the same."""
