@@ -159,7 +159,7 @@ class Tracer:
 
     def _without_overflow(self, value: TracedTensor) -> TracedTensor:
         """A value with NaN in place of what rounds to more than float8_e4m3fn holds."""
-        if value._node.dtype is DType.FLOAT64 or not value._node.dtype.is_float:
+        if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
             value = self.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
         is_above = self.add(Op.GT, self.add(Op.ABS, value), self.lift(_LAST_ROUNDED_DOWN))
         return self.add(Op.WHERE, is_above, self.lift(float("nan")), value)

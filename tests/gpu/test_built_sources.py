@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,20 @@ def test_results_are_those_of_float64(tmp_path: Path) -> None:
 
     x = randn(1000, 4096).cuda().bfloat16()
     y = torch.empty_like(x)
-    call(functions.softmax_bf16_sm_90a, out / "softmax_bf16_sm_90a.h", x=x, out=y, x_dim0=1000)
+    call(functions.softmax_bf16_sm_90a, out / "softmax_bf16_sm_90a.h", input=x, out=y, input_dim0=1000, temperature=bits(1.0))
     torch.testing.assert_close(y, torch.softmax(x.double(), -1).bfloat16(), rtol=2**-7, atol=0)
 
     q, k, v = (randn(2, 16, 512, 128).cuda().bfloat16() for _ in range(3))
     y = torch.empty_like(q)
-    sizes = {"q_dim0": 2, "q_dim1": 16, "q_dim2": 512, "k_dim2": 512}
+    sizes = {"q_dim0": 2, "q_dim1": 16, "q_dim2": 512, "k_dim2": 512, "offset": 0, "p": bits(0.0)}
     call(functions.flash_attention_bf16_sm_90a, out / "flash_attention_bf16_sm_90a.h", q=q, k=k, v=v, out=y, **sizes)
     wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     torch.testing.assert_close(y, wanted.bfloat16(), rtol=2**-6, atol=1e-3)
+
+
+def bits(number: float) -> int:
+    """A double as the word that holds it."""
+    return int.from_bytes(struct.pack("=d", number), sys.byteorder)
 
 
 def call(function: ctypes._NamedFuncPointer, header: Path, **given: torch.Tensor | int) -> None:

@@ -22,7 +22,7 @@ NOT_ASKED = {
     "item", "tolist", "numpy",  # no tensors
     "special_round",  # torch refuses what round itself takes
 }  # fmt: skip
-MOVED = {"count_nonzero", "fliplr", "isinf", "isneginf", "isposinf", "nan_to_num", "rot90", "tril", "triu"}
+MOVED = {"count_nonzero", "fliplr", "isin", "isinf", "isneginf", "isposinf", "nan_to_num", "rot90", "tril", "triu"}
 """Functions that only move or compare 8-bit floats, for which torch has no kernel on the CPU."""
 FURTHER: list[tuple[str, Callable[[Any], Any]]] = [
     ("batch_norm", lambda x: torch.nn.functional.batch_norm(x, torch.ones(4), torch.ones(4))),
