@@ -14,17 +14,19 @@ WHERE = torch.device("cuda")
 SIZES = {"rows": 384, "features": 1024, "positions": 16, "inputs": 512, "outputs": 1024, "pairs": 256}
 SIZES |= {"batch": 2, "heads": 4, "queries": 256, "keys": 256, "channels": 128, "kv_heads": 2, "vocabulary": 2048, "hidden": 1024}
 OF_EACH_KIND = (
-    "gelu",
-    "swiglu",
-    "layer_norm",
-    "add_rms_norm",
-    "layer_norm_backward",
-    "softmax",
-    "cross_entropy",
-    "bias_split_heads",
-    "rotary",
+    *(
+        "gelu",
+        "swiglu",
+        "layer_norm",
+        "add_rms_norm",
+        "layer_norm_backward",
+        "softmax",
+        "cross_entropy",
+        "bias_split_heads",
+        "rotary",
+    ),
+    *("embedding", "linear_bias_gelu", "linear_rotary", "qkv_linear", "swiglu_mlp", "flash_attention"),
 )
-OF_EACH_KIND += ("embedding", "linear_bias_gelu", "linear_rotary", "qkv_linear", "swiglu_mlp", "flash_attention")
 
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)
