@@ -21,19 +21,22 @@ class Error:
     greatest: float
 
 
-def errors(graph: Graph, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Error]:
+def errors(
+    graph: Graph, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None
+) -> dict[str, Error]:
     """The errors of several results of one function whose first dim is a batch: nothing crosses it.
 
     Args:
         graph: as traced, with one result.
         inputs: by parameter; those of the results' rank are sliced along the batch.
         results: by the name of who computed them.
+        scalars: values of run-time numbers.
     """
     rank = next(iter(results.values())).dim()
     squares, greatest, exact = dict.fromkeys(results, 0.0), dict.fromkeys(results, 0.0), 0.0
     for number in range(next(iter(results.values())).shape[0]):
         part = {name: t[number : number + 1] if t.dim() == rank else t for name, t in inputs.items()}
-        (wanted,) = evaluate(graph, part)
+        (wanted,) = evaluate(graph, part, scalars)
         exact += float(wanted.square().sum())
         for name, result in results.items():
             distance = (result[number : number + 1].cpu().to(torch.float64) - wanted).abs()

@@ -28,6 +28,7 @@ from fusegen.jit.host import compile_shared
 from fusegen.lowered import Lowered
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.host_launch import host_flags
+from fusegen.runtime.parameters import Parameters
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.specs import find, materialize, meta
@@ -200,7 +201,9 @@ def _measure(function: Callable[..., Any], arguments: Arguments, target: Target)
     eager = function(**arguments)
     low = kernel.lower(**arguments)
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    off = errors(low.traced, tensors, {"fusegen": ours, EAGER: eager})
+    known = {**Parameters.of(function).defaults, **arguments}
+    scalars = {name: known[name] for name, _ in low.traced.scalars}
+    off = errors(low.traced, tensors, {"fusegen": ours, EAGER: eager}, scalars)
     moved = minimum_bytes(arguments, ours)
     times = {
         "fusegen": microseconds(lambda: kernel(**arguments), ours.device),

@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.calls.call import Role
 from fusegen.errors import FusegenError
+from fusegen.ir.ops import Op
 from fusegen.ir.reference import evaluate, widen
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
@@ -144,10 +145,15 @@ def compare(prepared: Prepared, got: tuple[Tensor, ...]) -> None:
     of_integers = all(not n.dtype.is_float for n in prepared.low.traced.nodes)
     for number, (ours, theirs, exact, around, bound) in enumerate(zip(got, wanted, oracle, loose, sharp, strict=True)):
         inside(exact, around, f"the oracle's result {number} is outside of the bound, which is wrong")
-        if wide:
+        if wide and not _is_wrong_in_torch(prepared.low, theirs):
             inside(widen(theirs.cpu()), widened(around), f"the graph of result {number} does not mean what torch computes")
         inside(widen(ours.cpu()), bound, f"result {number} {tuple(ours.shape)}", exact)
         assert not of_integers or torch.equal(ours.cpu(), theirs.cpu()), f"result {number}: integers differ from torch's"
+
+
+def _is_wrong_in_torch(low: Lowered, result: Tensor) -> bool:
+    """True if torch's vectorized gelu on CPUs may have made NaN of an infinity."""
+    return any(node.op is Op.GELU for node in low.traced.nodes) and bool(widen(result.cpu()).isnan().any())
 
 
 def widened(bound: Value) -> Value:
@@ -182,7 +188,7 @@ def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ..
     exact = evaluate(low.traced, inputs, scalars)
     read = read_by(low)
     stored = any(s.dtype.is_half and s.role is not Role.INPUT and s.key in read for s in low.program.buffers)
-    streamed = any(group.kind is GroupKind.ATTENTION for group in low.groups)
+    streamed = any(group.kind in (GroupKind.ATTENTION, GroupKind.CALL) for group in low.groups)  # by us, or by torch
     bound = Bound(
         low.traced,
         inputs,

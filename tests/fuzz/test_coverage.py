@@ -22,8 +22,11 @@ pytestmark = pytest.mark.deep
 SEEDS, PER_SEED = 20, 100
 CHOSEN_BY_SIZE = {Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.BLOCKS}
 """Operations that take the place of others in backward passes, and where values are large: tests of their own have them."""
-KINDS = {"cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION}, "sm_90a": set(GroupKind)}
-"""Kinds of groups that a target has: products and attention are the library's on the CPU."""
+KINDS = {
+    "cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION, GroupKind.LOOP},
+    "sm_90a": set(GroupKind) - {GroupKind.LOOP},
+}
+"""Kinds of groups that a target has: products and attention are the library's on the CPU; loops are for larger values."""
 
 
 @lru_cache(maxsize=1)
