@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegen.ir.formula import ceil_div
+from fusegen.ir.index_map import Position
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, merge_axes
@@ -15,6 +18,7 @@ from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.lower.shifted import may_wrap, wrapped
+from fusegen.schedule.lower.splitting import in_parts_of
 from fusegen.schedule.lower.tiles import lower_tiles, plans_of
 from fusegen.schedule.plan import LanePlan, PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
@@ -36,22 +40,35 @@ def lower_pointwise(context: Context) -> Launch:
 
 def _points(context: Context) -> Points:
     axes = domain_axes(context.group.domain)
+    points = _points_along(context, axes, axes.symbols)
+    apart = in_parts_of(axes, [offset for _, offset in points.touched])
+    if apart is not None:
+        points = _points_along(context, *apart)
+    reads, places = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
+    ordered = in_memory_order(points.axes, reads, places)
+    merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *places], "position")
+    if not merged.symbols:
+        merged = Axes((axis_symbol("position"),), (1,))
+    moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
+    return replace(points, leaves=points.leaves.moved(replaced), stores=moved, axes=merged)
+
+
+def _points_along(context: Context, axes: Axes, index: Position) -> Points:
+    """The points of a group along some axes.
+
+    Args:
+        index: of an element of the group's domain, in terms of the axes.
+    """
     evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded)
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output in context.group.outputs:
-        root = evaluator.value(output, axes.symbols)
-        for store in context.stores(output, axes.symbols, axes):
+        root = evaluator.value(output, index)
+        for store in context.stores(output, index, axes):
             roots.append(root)
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    places = [offset for _, offset in stores]
-    ordered = in_memory_order(axes, [read.offset for read in leaves.reads.values()], places)
-    merged, replaced = merge_axes(ordered, [*leaves.expressions(), *places], "position")
-    if not merged.symbols:
-        merged = Axes((axis_symbol("position"),), (1,))
-    moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in stores)
-    return Points(evaluator.terms, tuple(roots), leaves.moved(replaced), moved, merged)
+    return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes)
 
 
 def _plans(context: Context, points: Points) -> tuple[PointwisePlan, ...]:

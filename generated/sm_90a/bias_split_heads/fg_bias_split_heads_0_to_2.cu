@@ -94,6 +94,44 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
+  if constexpr (W == N) {
+    store_vec(base, i, src);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
+      store_vec(base, i + k, part);
+    }
+  }
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
 // Same bits, another type of the same size.
 template <typename To, typename From>
 __device__ __forceinline__ To bit_cast(From value) {
@@ -101,17 +139,6 @@ __device__ __forceinline__ To bit_cast(From value) {
   To result;
   memcpy(&result, &value, sizeof(To));
   return result;
-}
-
-// One element to global memory.
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
 }
 
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
@@ -162,21 +189,25 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 4096;
-        const Index i2 = position - i2_outer * 4096;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i0 * qkv_dim1 * 6144 + i1 * 6144 + i2);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2);
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 32;
+        const Index i2_part = i2_within_outer - i2_part_outer * 32;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within);
+        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 4096;
-        const Index i2 = position - i2_outer * 4096;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 32;
+        const Index i2_part = i2_within_outer - i2_part_outer * 32;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];
@@ -186,7 +217,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__0(qkv[v], bias[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
-        for (i32 v = 0; v < 8; ++v) store(out_0_ptr, i1 * 128 + ((i2 + v) / 128) * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + ((i2 + v) % 128), result_raw[v]);
+        store_lanes<8>(out_0_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within, result_raw);
     }
 }
 }  // part_1
@@ -216,21 +247,25 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 1024;
-        const Index i2 = position - i2_outer * 1024;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i0 * qkv_dim1 * 6144 + i1 * 6144 + i2 + 4096);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2 + 4096);
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 8;
+        const Index i2_part = i2_within_outer - i2_part_outer * 8;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 4096);
+        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 4096);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 1024;
-        const Index i2 = position - i2_outer * 1024;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 8;
+        const Index i2_part = i2_within_outer - i2_part_outer * 8;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];
@@ -240,7 +275,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__1(qkv[v], bias[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
-        for (i32 v = 0; v < 8; ++v) store(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + ((i2 + v) / 128) * qkv_dim1 * 128 + ((i2 + v) % 128), result_raw[v]);
+        store_lanes<8>(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
     }
 }
 }  // part_2
@@ -270,21 +305,25 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 1024;
-        const Index i2 = position - i2_outer * 1024;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i0 * qkv_dim1 * 6144 + i1 * 6144 + i2 + 5120);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2 + 5120);
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 8;
+        const Index i2_part = i2_within_outer - i2_part_outer * 8;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 5120);
+        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 5120);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 1024;
-        const Index i2 = position - i2_outer * 1024;
-        const Index i0 = i2_outer / qkv_dim1;
-        const Index i1 = i2_outer - i0 * qkv_dim1;
+        const Index i2_within_outer = position / 128;
+        const Index i2_within = position - i2_within_outer * 128;
+        const Index i2_part_outer = i2_within_outer / 8;
+        const Index i2_part = i2_within_outer - i2_part_outer * 8;
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];
@@ -294,7 +333,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__2(qkv[v], bias[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
-        for (i32 v = 0; v < 8; ++v) store(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + ((i2 + v) / 128) * qkv_dim1 * 128 + ((i2 + v) % 128), result_raw[v]);
+        store_lanes<8>(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
     }
 }
 }  // part_3
