@@ -19,7 +19,7 @@ from torch import nn
 from fusegen.api import Kernel, Method
 from fusegen.cli.places import users_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
-from fusegen.specs import Spec, find
+from fusegen.specs import Spec, find, is_prebuilt
 
 _SUFFIX = ".py"
 _DECLARE = "decorate a function with @fusegen.kernel"
@@ -36,7 +36,7 @@ class Found:
 
 def is_place(name: str) -> bool:
     """Tells if a name says where a kernel is, as those of a user's own kernels do."""
-    return ":" in name or name.endswith(_SUFFIX)
+    return (":" in name and not is_prebuilt(name)) or name.endswith(_SUFFIX)
 
 
 def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Found]:
@@ -67,9 +67,10 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
         SpecNotFoundError: there is no such spec, or no such kernel in the file.
         ArgumentError: the file or module cannot be imported, or the name is no kernel.
     """
+    if not is_place(name):
+        spec = find(name)
+        return Found(spec.name, spec.fresh(), spec)
     place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
-    if not place:
-        return Found(name, find(name).fresh(), find(name))
     modules = {} if imported is None else imported
     if place not in modules:
         modules[place] = _module(place)

@@ -20,6 +20,12 @@ SPECS: Mapping[str, Spec] = {spec.name: spec for module in _MODULES for spec in 
 _ALIASES = {alias.lower(): (spec, variant) for spec in SPECS.values() for alias, variant in spec.aliases.items()}
 
 
+def is_prebuilt(name: str) -> bool:
+    """True if a name, up to a colon, is that of a spec, or an alias."""
+    known = name.partition(":")[0]
+    return known in SPECS or known.lower() in _ALIASES
+
+
 def find(name: str) -> Spec:
     """The spec of a name, of an alias, or a variant of one: ``rms_norm``, ``RMSNorm``, ``rms_norm:gemma``.
 

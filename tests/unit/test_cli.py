@@ -114,6 +114,13 @@ def test_a_stage_alone_is_what_a_compiler_takes(run: Run) -> None:
     assert result.out.rstrip("\n") == gelu.lower(gelu.dtypes[-1].torch, "sm_80").asm["cuda"].rstrip("\n")
 
 
+def test_variants_and_other_names(run: Run) -> None:
+    shown = run("show", "rms_norm:gemma", "--stage", "cuda", "--target", "sm_90a")
+    assert shown.code == 0 and "1.0f" in shown.out, shown.err
+    assert "== plan ==" in run("show", "FusedQKVLinear").out
+    refused(run("explain", "rms_norm:gema"), "gemma")
+
+
 def test_ptx(run: Run) -> None:
     result = run("show", "gelu", "--stage", "ptx", "--target", "sm_120")
     assert result.code == 0 and ".target sm_120" in result.out

@@ -77,8 +77,8 @@ def test_what_torch_checks_of_an_operator(name: str) -> None:
     given = materialize(spec.example(torch.float32, **{size: SMALL[size] for size in spec.sizes}), torch.device("cpu"))
     bound = inspect.signature(spec.kernel.function).bind(**given)
     bound.apply_defaults()
-    operator = spec.fresh().operator(*bound.args)
-    tensors = [v.requires_grad_(v.is_floating_point()) for v in bound.args if isinstance(v, Tensor)]
+    operator = spec.fresh().operator(*bound.args, **bound.kwargs)
+    tensors = [v.requires_grad_(v.is_floating_point() and spec.trains is not False) for v in bound.args if isinstance(v, Tensor)]
     further = {f"{n}_number": v for n, v in bound.arguments.items()} | {"random_key": torch.tensor([5])}
     opcheck(operator, (*tensors, *(further[a.name] for a in operator._schema.arguments if a.name in further)))
 
