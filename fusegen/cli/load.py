@@ -69,7 +69,7 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
     """
     if not is_place(name):
         spec = find(name)
-        return Found(spec.name, spec.fresh(), spec)
+        return Found(spec.name.replace(":", "_"), spec.fresh(), spec)  # an attribute of what is built of it
     place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
     modules = {} if imported is None else imported
     if place not in modules:
