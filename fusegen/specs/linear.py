@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of
 from fusegen.specs.heads import placed, split
 from fusegen.specs.normalization import rms_normalized
@@ -244,6 +245,8 @@ def layer_norm_mlp(
     activation is gated ("swiglu", "geglu", "reglu", "glu"); fc2_weight: (inputs, hidden); normalization: "LayerNorm" or "RMSNorm".
     TransformerEngine's ``LayerNormMLP``.
     """
+    if normalization not in ("LayerNorm", "RMSNorm"):
+        raise ArgumentError(f"no normalization is called {normalization!r}", mend="give 'LayerNorm' or 'RMSNorm'")
     is_rms = normalization == "RMSNorm"
     normalized = rms_normalized(x, norm_weight, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), norm_weight, norm_bias, eps)
     h = F.linear(normalized, fc1_weight, fc1_bias)

@@ -39,8 +39,9 @@ def loss_of(
     loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     if z_loss == 0.0:
         return loss
-    counts = target != ignore_index
-    squares = torch.where(counts, z_loss * torch.logsumexp(logits.float(), -1).square(), 0.0)
+    squares = z_loss * torch.logsumexp(logits.float(), min(1, logits.dim() - 1)).square()
+    counts = torch.ones_like(squares) if target.is_floating_point() else (target != ignore_index).to(squares.dtype)
+    squares = torch.where(counts > 0, squares, 0.0)
     if reduction == "none":
         return loss + squares.to(loss.dtype)
     return loss + (squares.sum() if reduction == "sum" else squares.sum() / counts.sum()).to(loss.dtype)
@@ -68,7 +69,7 @@ def cross_entropy(
 
     input: (rows, classes); target: (rows) of indices, or probabilities of the shape of input; weight: (classes); the rest as in
     `torch.nn.functional.cross_entropy`. softcap: x becomes cap·tanh(x/cap) first (Gemma Team, arXiv 2408.00118); z_loss:
-    Chowdhery et al., "PaLM" (arXiv 2204.02311), for indices. Neither pass keeps probabilities.
+    Chowdhery et al., "PaLM" (arXiv 2204.02311). Neither pass keeps probabilities.
     """
     return loss_of(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
 

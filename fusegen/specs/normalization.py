@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.activations import gelu_of
 from fusegen.specs.operands import shape, tensor
 from fusegen.specs.spec import Family, Variants
@@ -26,12 +27,17 @@ def rms_normalized(
 ) -> Tensor:
     """x/√(mean(x²) + ε)·weight over the last dim; the modes are those of Liger-Kernel.
 
+    Raises:
+        ArgumentError: an unknown mode.
+
     Args:
         x: (…, features).
         weight: (features).
         zero_centered_gamma: True if the factor is 1 + weight.
         casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32, "none" as torch does.
     """
+    if casting_mode not in ("none", "llama", "gemma"):
+        raise ArgumentError(f"no casting mode is called {casting_mode!r}", mend="give 'none', 'llama' or 'gemma'")
     if casting_mode == "none":
         weight = 1 + weight if zero_centered_gamma and weight is not None else weight
         return F.rms_norm(x, (x.shape[-1],), weight, eps)

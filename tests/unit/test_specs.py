@@ -128,9 +128,24 @@ def test_ops_take_the_arguments_of_torch() -> None:
     torch.testing.assert_close(ops.linear(x, randn(8, 16), activation="relu").min(), torch.tensor(0.0))
 
 
-def test_an_unknown_activation_is_refused() -> None:
+def test_unknown_settings_are_refused() -> None:
+    x, heads = randn(3, 16), randn(1, 2, 3, 8)
     with pytest.raises(ArgumentError, match="no activation is called 'gelo'"):
-        ops.linear(randn(3, 16), randn(8, 16), activation="gelo")
+        ops.linear(x, randn(8, 16), activation="gelo")
+    with pytest.raises(ArgumentError, match="no casting mode is called 'lama'"):
+        ops.rms_norm(x, (16,), casting_mode="lama")
+    with pytest.raises(ArgumentError, match="no normalization is called 'rms'"):
+        ops.layer_norm_mlp(x, None, None, randn(8, 16), None, randn(16, 8), None, normalization="rms")
+    with pytest.raises(ArgumentError, match="no scaling is called 'none'"):
+        ops.rotary_position_ids(heads, heads, torch.arange(3)[None], scaling="none")
+
+
+def test_a_z_loss_of_probabilities_and_of_more_dims() -> None:
+    logits, target, probabilities = randn(2, 7, 5), torch.randint(7, (2, 5)), torch.softmax(randn(2, 7, 5), 1)
+    squares = torch.logsumexp(logits, 1).square().mean()
+    for wanted in (target, probabilities):
+        plain = torch.nn.functional.cross_entropy(logits, wanted)
+        torch.testing.assert_close(ops.cross_entropy(logits, wanted, z_loss=0.5), plain + 0.5 * squares)
 
 
 def test_names_of_the_field_are_found() -> None:
