@@ -39,9 +39,12 @@ def loss_of(
     loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     if z_loss == 0.0:
         return loss
-    squares = z_loss * torch.logsumexp(logits.float(), min(1, logits.dim() - 1)).square()
-    counts = torch.ones_like(squares) if target.is_floating_point() else (target != ignore_index).to(squares.dtype)
-    squares = torch.where(counts > 0, squares, 0.0)
+    classes = min(1, logits.dim() - 1)
+    if target.is_floating_point():  # probabilities, of which none is ignored
+        squares = z_loss * torch.logsumexp(logits.float(), classes).square()
+        return loss + (squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()).to(loss.dtype)
+    counts = target != ignore_index
+    squares = torch.where(counts, z_loss * torch.logsumexp(logits.float(), classes).square(), 0.0)
     if reduction == "none":
         return loss + squares.to(loss.dtype)
     return loss + (squares.sum() if reduction == "sum" else squares.sum() / counts.sum()).to(loss.dtype)
