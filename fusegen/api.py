@@ -142,6 +142,7 @@ class Kernel(Generic[P, R]):
             TargetError: an unknown target.
             TraceError: the function does something that no kernel can do.
         """
+        _require_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
         dispatcher, given = dispatcher.of_call(args, named)
@@ -183,9 +184,6 @@ class Kernel(Generic[P, R]):
             values: all arguments, in the order of the parameters.
             target: as of `lower`.
         """
-        if target is not None and not isinstance(target, str):
-            what = f"{dispatcher.name}: lower's target is a {type(target).__name__}, not the name of a target"
-            raise ArgumentError(what, mend="give the kernel's own parameter of that name by its position")
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
         shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
@@ -315,6 +313,7 @@ def vjp(
     if not isinstance(kernel, (Kernel, Method)):
         what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
         raise ArgumentError(what, mend="declare it: fg.kernel(function), fg.kernel(module)")
+    _require_name(kernel.function.__name__, target)
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
@@ -356,6 +355,17 @@ def _at(module: str, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _require_name(kernel: str, target: object) -> None:
+    """Refuses an argument of a kernel that has a parameter called as that of `lower` is.
+
+    Raises:
+        ArgumentError: the target is not the name of one.
+    """
+    if target is not None and not isinstance(target, str):
+        what = f"{kernel}: target= names a machine, and is given a {type(target).__name__}"
+        raise ArgumentError(what, mend="give the kernel's own parameter of that name by its position")
 
 
 def _default_target(device: torch.device) -> Target:

@@ -63,7 +63,7 @@ class Uses:
     converts_float8: bool
 
     def __or__(self, other: Uses) -> Uses:
-        """What two texts use together."""
+        """Joins what two texts use."""
         lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
         return Uses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
 

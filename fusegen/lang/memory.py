@@ -64,12 +64,12 @@ class Memory:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether what lies here depends on whether it, or what was written to, is a copy."""
+        """True if the values here depend on which tensors torch has copied."""
         return self._is_lost or (self._beside is not None and self._beside.writes != self._beside_writes)
 
     @property
     def may_be_another_s(self) -> bool:
-        """Whether a write to it may be one to another memory."""
+        """True if a write to it may be one to another memory."""
         return self._beside is not None
 
     @property
@@ -227,7 +227,7 @@ def _leave(target: _Value, value: int) -> None:
 
 
 def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
-    """Whether a value is a view of what the function computes, however that lies in memory; or has no element.
+    """True if a value is a view of what the function computes, however that lies in memory, or has no element.
 
     Args:
         written: whether it must be one through which something can be written.
@@ -245,7 +245,7 @@ def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool
 
 
 def _only_splits(source: Shape, result: Shape) -> bool:
-    """Whether a reshape only takes dims apart, and adds or drops dims of size 1: it is a view of any strides."""
+    """True if a reshape only takes dims apart, and adds or drops dims of size 1: it is a view of any strides."""
     sizes = [size for size in result if not same(size, 1)]
     for size in (size for size in source if not same(size, 1)):
         found: Dim = 1

@@ -170,7 +170,7 @@ _MAKES_CONTIGUOUS = ("contiguous", "ravel")
 
 
 def _is_part_of_own(value: Any) -> bool:
-    """Whether a value is a view of a part of what the function computes, of which the strides are not known."""
+    """True if a value is a view of a part of what the function computes, whose strides are not known."""
     memory = value._memory
     return not memory.declared and not memory.parameter and value._position != memory.value
 

@@ -70,7 +70,7 @@ def log_ndtr(x: Value) -> Value:
 
 
 _STEPS = 10
-"""How far arguments are moved up, to where asymptotic series have all digits of float64."""
+"""The bound up to which arguments are moved, where asymptotic series have all digits of float64."""
 
 _DIGAMMA = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 """Bernoulli numbers by their orders, of 14 to 2: Abramowitz and Stegun 6.3.18."""
@@ -80,7 +80,7 @@ _TRIGAMMA = (7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
 def digamma(x: Value) -> Value:
-    """Of positive numbers; others are reflected. At 0 minus infinity with the other sign, NaN at negative integers."""
+    """Takes positive numbers; others are reflected. Minus infinity with the other sign at 0, NaN at negative integers."""
     is_low = x.apply(Op.LE, 0.0)
     positive = is_low.where(1.0 - x, x)
     found = _log_gamma_slope(positive)

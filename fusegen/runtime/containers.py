@@ -20,7 +20,7 @@ from fusegen.lang.places import returned_at
 from fusegen.runtime.parameters import ELEMENT_OF, Parameters
 
 Layout: TypeAlias = tuple[Any, ...] | None
-"""How an argument is put together: a class, the keys, and the layouts of the elements; None for an argument that stays as it is."""
+"""The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is."""
 
 Layouts: TypeAlias = tuple[tuple[str, Layout], ...]
 """By parameter, in order."""

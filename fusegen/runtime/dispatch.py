@@ -125,7 +125,7 @@ class Dispatcher(Plan):
         return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
-        """What runs a call without complex tensors, and its arguments: these as pairs of real numbers, where there are some."""
+        """The dispatcher of a call with pairs of real numbers in place of complex tensors, and the arguments."""
         names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
         if not names:
             return self, values

@@ -83,7 +83,7 @@ def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> lis
 
 
 def last(_: Wanted, length: int, index: Tensor) -> list[Tensor]:
-    """Of each number below the length, where the index has it last; -1 where it has not: (length,).
+    """The last place of each number below the length in the index; -1 for a number that is not there: (length,).
 
     Args:
         index: (n,), int64, from 0 to below the length.

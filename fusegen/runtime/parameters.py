@@ -177,7 +177,7 @@ class Parameters:
 
 
 class _Name:
-    """What is written as a name where `inspect` shows a default."""
+    """A name, which `inspect` shows as the default of a parameter."""
 
     def __init__(self, name: str) -> None:
         self._name = name

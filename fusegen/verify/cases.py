@@ -76,11 +76,6 @@ def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def canonical(spec: Spec, dtype: DType) -> Case:
-    """The case that is the spec's example."""
-    return next(_Cases(spec, dtype).few())
-
-
 def sized_case(spec: Spec, dtype: DType, sizes: Sizes) -> Case:
     """The example at sizes of one's own."""
     return _Cases(spec, dtype).case("sized", sizes)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jinja2
 import sympy
@@ -33,7 +33,7 @@ from fusegen.settings import cache_folder
 from fusegen.specs import SPECS
 from fusegen.specs.spec import Spec
 from fusegen.target import Target, target
-from fusegen.verify.cases import CANONICAL, Case, canonical, cases
+from fusegen.verify.cases import Case, cases
 from fusegen.verify.lowering import prepare
 
 _WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to start
@@ -45,46 +45,16 @@ class Emitted:
 
     Attributes:
         arguments: in words.
-        kinds: of the steps, in words.
         sources: digests of the texts that are launched, with the compiler's flags.
         launches: digest of how they are launched, and of what the library computes.
     """
 
     arguments: str
-    kinds: tuple[str, ...]
     sources: tuple[str, ...]
     launches: str
 
 
 Question: TypeAlias = tuple[Spec, DType, Target]
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """What a file holds.
-
-    Attributes:
-        generator: the digest of all that decides what is emitted.
-        complete: whether every case is there.
-        cases: by name.
-    """
-
-    generator: str
-    complete: bool
-    cases: Mapping[str, Emitted]
-
-
-def canonical_case(spec: Spec, dtype: DType, target: Target) -> Emitted:
-    """What a spec's example becomes.
-
-    Raises:
-        FusegenError: it cannot be lowered.
-    """
-    known = _recall(spec, dtype, target).cases
-    if CANONICAL not in known:
-        known = {**known, CANONICAL: _lowered(spec, canonical(spec, dtype), target)}
-        _remember(spec, dtype, target, complete=False, known=known)
-    return known[CANONICAL]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
@@ -93,17 +63,17 @@ def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted
     Raises:
         FusegenError: one cannot be lowered.
     """
-    memory = _recall(spec, dtype, target)
-    if memory.complete:
-        return memory.cases
+    known = _recall(spec, dtype, target)
+    if known is not None:
+        return known
     found = {case.name: _lowered(spec, case, target) for case in cases(spec, dtype)}
-    _remember(spec, dtype, target, complete=True, known=found)
+    _remember(spec, dtype, target, found)
     return found
 
 
 def ask_for_every_case(questions: Iterable[Question]) -> None:
     """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
-    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and not _recall(s, d, t).complete]
+    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
     workers = min(processors(), len(specs))
     if workers < 2 or len(unknown) < _WORTH_PROCESSES:
@@ -124,8 +94,7 @@ def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
 
 def _lowered(spec: Spec, case: Case, target: Target) -> Emitted:
     prepared = prepare(spec, case, target)
-    groups = prepared.variant.groups if prepared.variant else ()
-    return Emitted(str(case), tuple(group.kind.value for group in groups), prepared.digests, prepared.launches)
+    return Emitted(str(case), prepared.digests, prepared.launches)
 
 
 # Files.
@@ -140,28 +109,22 @@ def _path(spec: Spec, dtype: DType, target: Target) -> Path:
     return cache_folder("emitted") / f"{target.name}-{spec.name}-{dtype.short}.json"
 
 
-def _recall(spec: Spec, dtype: DType, target: Target) -> _Memory:
-    nothing = _Memory(generator(), complete=False, cases={})
+def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
+    """The remembered cases of a spec; None if there are none, or another generator made them."""
     if not _is_shipped(spec):
-        return nothing
+        return None
     try:
-        memory = _memory(json.loads(_path(spec, dtype, target).read_bytes()))
+        data = json.loads(_path(spec, dtype, target).read_bytes())
+        found = {name: Emitted(c["arguments"], tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()}
+        return found if data["generator"] == generator() else None
     except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none there, or none of ours
-        return nothing
-    return memory if memory.generator == generator() else nothing
+        return None
 
 
-def _memory(data: Any) -> _Memory:
-    found = {
-        name: Emitted(c["arguments"], tuple(c["kinds"]), tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()
-    }
-    return _Memory(data["generator"], data["complete"], found)
-
-
-def _remember(spec: Spec, dtype: DType, target: Target, *, complete: bool, known: Mapping[str, Emitted]) -> None:
+def _remember(spec: Spec, dtype: DType, target: Target, found: Mapping[str, Emitted]) -> None:
     if not _is_shipped(spec):
         return
-    text = json.dumps(asdict(_Memory(generator(), complete, known)))
+    text = json.dumps({"generator": generator(), "cases": {name: asdict(each) for name, each in found.items()}})
     with suppress(OSError, SettingsError):  # where nothing can be kept, it is found out again
         write_atomically(_path(spec, dtype, target), text.encode())
 

@@ -1,45 +1,14 @@
-"""Whether what is emitted today is what was verified."""
+"""Compares records with what is emitted today."""
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 
 from fusegen.dtypes import DType
-from fusegen.errors import FusegenError
 from fusegen.specs.spec import Spec
 from fusegen.target import Target
-from fusegen.verify.cases import CANONICAL
-from fusegen.verify.emitted import Emitted, canonical_case, every_case
+from fusegen.verify.emitted import Emitted, every_case
 from fusegen.verify.record import LIST, CaseRecord, Entry, listed, path_of, read
-
-
-class Status(Enum):
-    """What a record says of an element type."""
-
-    VERIFIED = "verified"
-    STALE = "stale"  # of another text than today's
-    UNVERIFIED = "unverified"
-
-
-def status(spec: Spec, target: Target, folder: Path) -> dict[DType, Status]:
-    """The status of each element type, by the spec's canonical case alone: quick, and it sees most changes.
-
-    Args:
-        folder: of the records.
-    """
-    try:
-        record = read(path_of(folder, target.name, spec.name))
-    except FusegenError:
-        return dict.fromkeys(spec.dtypes, Status.STALE)
-    return {dtype: _status(spec, dtype, target, record.get(dtype.short)) for dtype in spec.dtypes}
-
-
-def _status(spec: Spec, dtype: DType, target: Target, entry: Entry | None) -> Status:
-    if entry is None:
-        return Status.UNVERIFIED
-    is_as_known = not _change(canonical_case(spec, dtype, target), entry.cases.get(CANONICAL))
-    return Status.VERIFIED if is_as_known else Status.STALE
 
 
 def problems(spec: Spec, target: Target, folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, cons
   return found.index_copy_(0, to, sums.to(dtype)).narrow(0, 0, length);
 }
 
-// Of each number below the length, where the index has it last; -1 where it has not.
+// The last place of each number below the length in the index; -1 for a number that is not there.
 inline std::vector<at::Tensor> last(const Wanted&, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& index = given[0];
   at::Tensor found = at::full({length}, -1, index.options());

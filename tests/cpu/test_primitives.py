@@ -330,7 +330,7 @@ def test_every_inline_function_vectorises(cpu: Built) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for processors of x86")
 @pytest.mark.parametrize("processor", some(X86_PROCESSORS, ["haswell"]))
 def test_narrow_floats_vectorise_whichever_the_processor(tmp_path: Path, processor: str) -> None:
-    """What converts a narrow float may choose by instruction set, and this machine has but one: compiled for each, never run."""
+    """Conversions of narrow floats may depend on the instruction set, and this machine has one: compiled for each, never run."""
     loops = [text for text in all_loops() if re.search(r" t_\w+_(f16|f8e4m3|f8e5m2)\(", text)]
     symbols, vectorised = build(loops, tmp_path / "loops.so", f"-march={processor}")
     assert len(symbols) == 12

@@ -142,7 +142,7 @@ class Bound(Interpreter):
         return self._sharpened(node, args, operands, self._certain(node, operands, attrs, result, m))
 
     def _is_narrowed(self, node: Node) -> bool:
-        """Whether a norm's weights are wider than what it gives, to which they are rounded."""
+        """True if a norm's weights are wider than its result, to which they are rounded."""
         return node.family is Family.NORMALIZATION and any(self.graph.nodes[a].dtype is not node.dtype for a in node.tensors)
 
     def _sharpened(self, node: Node, args: list[Value], operands: list[Float], found: Float) -> Float:

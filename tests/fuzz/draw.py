@@ -287,7 +287,7 @@ def _cast(draw: Draw, state: State) -> None:
 
 
 MOVES = ("{0}.contiguous()", "{0}.mT", "torch.stack([{0}, {0}])", "{0}[..., 1:]", "torch.where({0} == {0}, {0}, 1.0)", "{0}.abs()")
-"""Of 8-bit floats."""
+"""The 8-bit floats."""
 
 
 def _dims(draw: Draw, rank: int) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ def _softplus(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
 
 
 def _lgamma(m: Arithmetic, attrs: Attrs, x: Float) -> Float:
-    """Of certain positive numbers; no claim about others."""
+    """Encloses values at certain positive numbers; claims nothing about others."""
     known = x.exact & x.num & (x.lo > 0)
     value = torch.where(known, torch.lgamma(x.lo.abs()), 0.0)
     error = m.p.unit * 16.0 * (1.0 + value.abs().clamp(max=m.p.largest))

@@ -82,7 +82,7 @@ def test_what_is_read_elsewhere_lies_in_memory() -> None:
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("length", some([1, 3, 33, 1000, 4097], [33, 4097]))
 def test_running_extrema(length: int) -> None:
-    """Of equal values the last index, as in torch."""
+    """Among equal values the last index wins, as in torch."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         return (*x.cummax(-1), torch.cummin(x, -1).indices)

@@ -148,6 +148,14 @@ def test_a_z_loss_of_probabilities_and_of_more_dims() -> None:
         torch.testing.assert_close(ops.cross_entropy(logits, wanted, z_loss=0.5), plain + 0.5 * squares)
 
 
+def test_a_parameter_called_target_goes_by_position() -> None:
+    logits, target = torch.empty(8, 50, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
+    assert ops.cross_entropy.lower(logits, target, target="sm_90a").target.name == "sm_90a"
+    for shown in (ops.cross_entropy, ops.cross_entropy.backward):
+        with pytest.raises(ArgumentError, match="by its position"):
+            shown.lower(logits, target=target)
+
+
 def test_names_of_the_field_are_found() -> None:
     names = ("FusedQKVLinear", "FusedLinearLayerNorm", "SwiGLU", "FusedEmbeddingRoPE", "flash_attention_causal", "gelu_dropout_add")
     for name in (

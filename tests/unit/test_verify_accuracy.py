@@ -42,6 +42,17 @@ def test_of_eight_bits_two_units_in_the_last_place_pass(exact: Tensor, dtype: to
     assert "at (0, 0)" in judge(few.view(dtype), rounded, exact).failure
 
 
+def test_a_few_other_roundings_pass() -> None:
+    """Where an explicit cast is the last step, all errors are elements that are rounded to the other side."""
+    exact = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).double()
+    eager, got = exact.to(torch.bfloat16), exact.to(torch.bfloat16)
+    eager.view(-1)[:1] *= 1 + 2**-7
+    got.view(-1)[1:4] *= 1 + 2**-7
+    assert not judge(got, eager, exact).failure
+    got.view(-1)[:900] *= 1 + 2**-7
+    assert "root mean square" in judge(got, eager, exact).failure
+
+
 def test_a_wrong_last_element_fails(exact: Tensor) -> None:
     for dtype in DTYPES:
         with case(dtype):

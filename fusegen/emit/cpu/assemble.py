@@ -78,7 +78,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def _uses(kernel: Kernel) -> Uses:
-    """What the text uses of primitives: the types of elements in memory; of all else everything."""
+    """Lists what the text uses of primitives: the types of elements in memory, and everything else."""
     return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
 
 

@@ -58,7 +58,7 @@ class Coordinates:
 
     @property
     def count(self) -> Dim:
-        """How many elements each index has."""
+        """The number of elements of each index."""
         return self.indices[0]._node.shape[0]
 
     def number(self) -> TracedTensor:
@@ -86,7 +86,7 @@ class Coordinates:
         return reshaped(permuted(x, (*self.dims, *self.others)), (self.length, *(self.sizes[d] for d in self.others)))
 
     def chosen(self, x: TracedTensor) -> TracedTensor:
-        """What the indices choose of the tensor: of all that the first one chooses along its dim, what the next one does."""
+        """Gathers along one dim after the other: each index chooses among what the one before it chose."""
         pairs = sorted(zip(self.dims, self.indices, strict=True), key=lambda pair: not self._is_every(*pair))
         found = permuted(x, (*(dim for dim, _ in pairs), *self.others))
         for number, (of, index) in enumerate(pairs):
@@ -100,7 +100,7 @@ class Coordinates:
         return self.placed(reshaped(found, (*self.shape, *(self.sizes[d] for d in self.others))))
 
     def back(self, x: TracedTensor) -> TracedTensor:
-        """What is as `in_front` gives it, in the tensor's shape."""
+        """Brings a value from the order of `in_front` into the tensor's shape."""
         order = (*self.dims, *self.others)
         return permuted(reshaped(x, tuple(self.sizes[d] for d in order)), [order.index(d) for d in range(len(order))])
 
@@ -117,7 +117,7 @@ class Coordinates:
         return index._node.op is Op.IOTA and same(index._node.shape[0], self.sizes[dim])
 
     def placed(self, chosen: TracedTensor) -> TracedTensor:
-        """What the indices choose, with their dims where torch has them: those of neighbours in their place, else in front."""
+        """The chosen elements, with the indices' dims where torch has them: in place of neighbouring indices, else in front."""
         first, rank = self.dims[0], len(self.shape)
         if self.dims != tuple(range(first, first + len(self.dims))):
             return chosen

@@ -48,7 +48,7 @@ for _op, *_names in (
     _register(_op, *_names)
 
 
-# Of the normal distribution and the gamma function.
+# Functions of the normal distribution, and the gamma function.
 
 
 @implements("ndtr")

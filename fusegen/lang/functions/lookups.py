@@ -31,7 +31,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> TracedTensor:
-    """How many entries of a sorted table come before each number: those below it, or, from the right, those not above it."""
+    """Counts the entries of a sorted table before each number: those below it, or, from the right, those not above it."""
     unsupported_argument("searchsorted", sorter=sorter)
     if side not in (None, "left", "right") or (side == "left" and right):
         raise TraceError(f"searchsorted with side={side!r} and right={right}", mend="give one of them")
@@ -63,7 +63,7 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
 
 @implements("isin")
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> TracedTensor:
-    """Whether each number is among some others."""
+    """True for each number that is among some others."""
     tracer = tracer_of(elements, test_elements)
     x, others = (numbers("isin", tracer.lift(t)) for t in (elements, test_elements))
     table = reshaped(others, (simplify_dim(product(others._node.shape)),))

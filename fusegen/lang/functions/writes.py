@@ -162,7 +162,7 @@ def given(src: Any, value: Any, reduce: Any) -> dict[str, Any]:
 
 
 def scattered(name: str, place: TracedTensor, source: Any) -> Any:
-    """What is written to the elements that an index names: of a tensor as many as there are, from its first ones on."""
+    """The values for the elements that an index names: as many of a tensor as there are, from its first ones on."""
     if not isinstance(source, torch.Tensor) or not source.ndim:
         return source
     values = place._tracer.lift(source)
