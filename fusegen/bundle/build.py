@@ -215,7 +215,14 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     )
 
 
-_HOLDERS = {run.Nothing: Kind.NONE, tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}
+_HOLDERS = {
+    run.Nothing: Kind.NONE,
+    run.Pairs: Kind.COMPLEX,
+    tuple: Kind.TUPLE,
+    list: Kind.LIST,
+    dict: Kind.DICT,
+    namedtuple: Kind.NAMED_TUPLE,
+}
 
 
 def structure_of(structure: run.Structure) -> Structure:

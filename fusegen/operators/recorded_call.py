@@ -64,7 +64,7 @@ def recorded_call(
     count = 0
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[place] = results[count]
+            leaves[place] = torch.view_as_complex(results[count]) if leaf.is_complex() else results[count]
             count += 1
     return tree_unflatten(leaves, structure)
 
