@@ -35,7 +35,8 @@ _PIPELINES = """
 """Names that pipelines use for themselves."""
 
 _PRIMITIVES = """
-    argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index cluster_arrive cluster_load cluster_push
+    argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index choose cluster_arrive cluster_load
+    cluster_push
     cluster_rank cluster_size cluster_sync cluster_wait copy_async_some ldmatrix ldmatrix_transposed mma_m16n8k16_bf16
     mma_m16n8k16_f16
     copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
@@ -56,8 +57,8 @@ _PRIMITIVES = """
     shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
-    trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence
-    wgmma_wait
+    trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor
+    wgmma_fence wgmma_wait
     widen widen_e4m3x2 widen_vec wrapped_index wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
 """
 """Names of the primitives of all languages; a test compares them with the templates."""

@@ -163,7 +163,8 @@ def test_a_size_in_a_text_of_the_users_is_a_number() -> None:
 
 KERNEL = fg.kernel(lambda x, w: x + w)
 ARGUMENTS: list[tuple[tuple[Any, ...], type[FusegenError], str]] = [
-    (([1], V), ArgumentError, "'x' is a list"),
+    (([1], V), TraceError, "a list"),
+    (([object()], V), ArgumentError, "'x' is a list"),
     ((X,), ArgumentError, "missing a required argument: 'w'"),
     ((X, V, V), ArgumentError, "too many positional arguments"),
     ((1, 2), ArgumentError, "no argument is a tensor"),

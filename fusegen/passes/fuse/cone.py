@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
@@ -26,6 +26,7 @@ Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
 
 _SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
 _INDICES = (DType.INT32, DType.INT64)
+_NUMBERS = (Op.CONSTANT, Op.SCALAR)
 _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 
@@ -129,11 +130,15 @@ def computed_index(graph: Graph, position: int) -> int | None:
 
 
 def _index_leaf(graph: Graph, position: int) -> int:
-    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number."""
+    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number, or replaces where it equals
+    a number."""
     added = 0
     while True:
         node = graph.nodes[position]
         numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
+        if node.op is Op.WHERE and (kept := _kept_unless(graph, node)) is not None:
+            position = kept
+            continue
         is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
         if is_view or (node.op is Op.CAST and node.dtype is DType.INT64 and graph.operands(position)[0].dtype in _INDICES):
             below = node.args[0]
@@ -145,6 +150,13 @@ def _index_leaf(graph: Graph, position: int) -> int:
         if added > _SMALL or graph.nodes[below].op is Op.SCALAR:
             return position
         position = below
+
+
+def _kept_unless(graph: Graph, choice: Node) -> int | None:
+    """The integer that is chosen wherever it does not equal a number, which has another number in its place."""
+    condition, value, instead = (graph.nodes[a] for a in choice.args)
+    is_it = condition.op is Op.NE and condition.args[0] == choice.args[1] and value.dtype is choice.dtype is DType.INT64
+    return choice.args[1] if is_it and instead.op in _NUMBERS and graph.nodes[condition.args[1]].op in _NUMBERS else None
 
 
 def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:

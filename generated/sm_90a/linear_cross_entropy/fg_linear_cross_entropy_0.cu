@@ -191,7 +191,7 @@ __device__ __forceinline__ void linear_cross_entropy_0(i64 target, i64 ignore_in
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_12_ptr, bool* value_7_ptr, i64 ignore_index) {
+fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_7_ptr, i64 ignore_index) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
     const Index element_count = 4096;
@@ -216,7 +216,7 @@ fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_12_ptr, bool* value_
         for (i32 v = 0; v < 8; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
         i64 result_raw[8];
         narrow_vec(result, result_raw);
-        store_lanes<2>(value_12_ptr, position, result_raw);
+        store_lanes<2>(value_11_ptr, position, result_raw);
         bool result_2_raw[8];
         narrow_vec(result_2, result_2_raw);
         store_lanes<8>(value_7_ptr, position, result_2_raw);

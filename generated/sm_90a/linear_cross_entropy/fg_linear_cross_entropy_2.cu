@@ -1,6 +1,6 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
 // Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each.
-// Reads 12288 bytes, writes 8.
+// Reads 12288 bytes, writes 2.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -25,6 +25,13 @@ __device__ __forceinline__ i32 block_id() {
 // Barrier of all threads of the block; orders their memory accesses.
 __device__ __forceinline__ void block_sync() {
   __syncthreads();
+}
+
+// a / b within two units in the last place, over the full range.
+__device__ __forceinline__ float fast_divide(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
 }
 
 // Index of this thread in its warp.
@@ -83,7 +90,6 @@ __device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
 __device__ __forceinline__ void narrow(float value, bf16& out) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
 __device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
 
 // The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
@@ -129,10 +135,6 @@ __device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
   u16 bits = bit_cast<u16>(value);
   asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
 }
-__device__ __forceinline__ void store(float* base, i64 i, float value) {
-  u32 bits = bit_cast<u32>(value);
-  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
-}
 
 // Index of this thread in its block.
 __device__ __forceinline__ i32 thread_id() {
@@ -148,7 +150,6 @@ __device__ __forceinline__ i32 warp_id() {
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }
 
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
@@ -180,9 +181,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_13, float& total_part, float& total_2_part) {
+__device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_12, float& total_part, float& total_2_part) {
     total_part = value_7 ? 1.0f : 0.0f;                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    total_2_part = value_7 ? -value_13 : 0.0f;
+    total_2_part = value_7 ? -value_12 : 0.0f;
+}
+
+__device__ __forceinline__ float linear_cross_entropy_2_row_1(float total_2, float total) {
+    return fast_divide(total_2, total);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -215,17 +220,17 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, float* value_17_ptr, float* value_9_ptr) {
+fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
     // What all rows share is asked for together with the row.
     bool value_7_raw[CHUNKS][LANES];
-    bf16 value_13_raw[CHUNKS][LANES];
+    bf16 value_12_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(value_7_raw[c], value_7_ptr, column);
-        load_lanes<8>(value_13_raw[c], value_13_ptr, column);
+        load_lanes<8>(value_12_raw[c], value_12_ptr, column);
     }
 
     // Phase 1 of 2: reduces each row to total, total_2.
@@ -237,13 +242,13 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, flo
     for (i32 c = 0; c < CHUNKS; ++c) {
         bool value_7[LANES];
         widen_vec(value_7_raw[c], value_7);
-        float value_13[LANES];
-        widen_vec(value_13_raw[c], value_13);
+        float value_12[LANES];
+        widen_vec(value_12_raw[c], value_12);
         float total_part[LANES];
         float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            linear_cross_entropy_2_0(value_7[v], value_13[v], total_part[v], total_2_part[v]);
+            linear_cross_entropy_2_0(value_7[v], value_12[v], total_part[v], total_2_part[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
         }
@@ -266,15 +271,11 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, flo
     total = row_sum_f32_meet(shared_array<float>(0));
     total_2 = row_sum_f32_meet(shared_array<float>(256));
 
-    // Phase 2 of 2: writes value_17, value_9.
+    // Phase 2 of 2: computes row_value; writes out.
+    const float row_value = linear_cross_entropy_2_row_1(total_2, total);
     if (thread == 0) {
-        float narrowed;
-        narrow(total_2, narrowed);
-        store(value_17_ptr, 0, narrowed);
-    }
-    if (thread == 0) {
-        float narrowed;
-        narrow(total, narrowed);
-        store(value_9_ptr, 0, narrowed);
+        bf16 narrowed;
+        narrow(row_value, narrowed);
+        store(out_ptr, 0, narrowed);
     }
 }

@@ -1,4 +1,4 @@
-// layer_norm_invertible_backward_2_combine: combination of the column sums, emitted by fusegen for sm_90a.
+// layer_norm_invertible_backward_0_combine: combination of the column sums, emitted by fusegen for sm_90a.
 // Grid 128, block 1024, 16384 bytes of shared memory.
 // Reads (4 * min(y_dim0, 264)) * 4096 + (4 * min(y_dim0, 264)) * 4096 bytes, writes 16384.
 // ---------------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(1024)
-fg_layer_norm_invertible_backward_2_combine(const float* partial_20_ptr, const float* partial_22_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 y_dim0) {
+fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const float* partial_22_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 y_dim0) {
     wait_for_previous();
     constexpr i32 COLUMNS = 32;
     constexpr i32 ROWS = 32;
