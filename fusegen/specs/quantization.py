@@ -54,7 +54,7 @@ def quantized(
     if scale is not None:
         return (narrowed(wide, dtype, aligned(scale, x, granularity, group_size)).reshape(x.shape),)
     dims = tuple(range(wide.dim())) if granularity == "per_tensor" else (-1,)
-    found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) / largest
+    found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
     found = torch.exp2(torch.ceil(torch.log2(found))) if scale_ue8m0 else found
     return narrowed(wide, dtype, found).reshape(x.shape), found.squeeze(-1) if granularity == "per_group" else found
 
