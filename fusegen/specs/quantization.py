@@ -120,32 +120,46 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     Args:
         x: (…, kv_heads, channels).
         dtype: of the cache.
-        scale: () or (kv_heads); 1 by default, for 8-bit floats.
+        scale: () or (kv_heads) of float32; 1 by default, for 8-bit floats.
 
     Raises:
         ArgumentError: int8 without a scale, a scale for a wider dtype, or of another shape.
     """
-    is_narrow = dtype in LARGEST
-    if scale is None:
-        if dtype == torch.int8:
-            raise ArgumentError("a cache of int8 without a scale", mend="give k_scale and v_scale")
-        return narrowed(x, dtype, torch.ones((), device=x.device)) if is_narrow else x.to(dtype)
-    if not is_narrow:
-        raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
-    return narrowed(x, dtype, of_heads(scale, x.shape[-2]))
+    if dtype not in LARGEST:
+        if scale is not None:
+            raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
+        return x.to(dtype)
+    return narrowed(x, dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None])
 
 
-def of_heads(scale: Tensor, kv_heads: int) -> Tensor:
-    """A scale of a cache, which broadcasts to (…, kv_heads, channels).
+def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Keys or values of a cache, (batch, kv_heads, keys, channels), in another dtype.
+
+    Args:
+        scale: as of `in_cache`.
 
     Raises:
-        ArgumentError: it has another shape than () and (kv_heads).
+        ArgumentError: as of `in_cache`.
     """
+    if x.dtype not in LARGEST and scale is None:
+        return x
+    return (x.float() * of_heads(scale, x.dtype, x.shape[1], x.device)[..., None, None]).to(dtype)
+
+
+def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: torch.device) -> Tensor:
+    """The scale of a cache of 8 bits: (1) or (kv_heads); 1 by default, for 8-bit floats.
+
+    Raises:
+        ArgumentError: int8 without a scale, another dtype, or a scale of another shape.
+    """
+    largest_of(dtype)
+    if scale is None and dtype == torch.int8:
+        raise ArgumentError("a cache of int8 without a scale", mend="give k_scale and v_scale")
+    if scale is None:
+        return torch.ones(1, device=device)
     if tuple(scale.shape) not in ((), (1,), (kv_heads,)):
-        raise ArgumentError(
-            f"a scale of shape {tuple(scale.shape)} for a cache of {kv_heads} heads", mend="give one number, or one a head"
-        )
-    return scale if scale.dim() == 0 else scale[:, None]
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", mend="give one number, or one a head")
+    return scale.float().reshape(-1)
 
 
 X, ROW = "rows features", "features"
