@@ -452,5 +452,7 @@ def linear_quant(
     input: (…, inputs); weight: (outputs, inputs); bias: (outputs); scale: () or (1) of float32; activation: as in `linear`;
     quant_dtype: as in `quantize`.
     """
+    if scale is None:
+        raise ArgumentError("a matmul in 8 bits without a scale", mend="give one, or quantize(linear(x)) in two launches")
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]
