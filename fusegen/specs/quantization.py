@@ -93,7 +93,7 @@ def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
         return x
     if group_size < 1 or x.shape[-1] % group_size:
         raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", mend="give a group_size that does")
-    return x.unflatten(-1, (-1, group_size))
+    return torch.unflatten(x, -1, (-1, group_size))
 
 
 def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tensor:

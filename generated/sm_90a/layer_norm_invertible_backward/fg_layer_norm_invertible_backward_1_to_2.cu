@@ -182,21 +182,6 @@ __device__ __forceinline__ i32 opaque(i32 value) {
     return value;
 }
 
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
-
-// Rounds to the nearest bf16 and back.
-__device__ __forceinline__ float round_bf16(float x) {
-  bf16 rounded;
-  narrow(x, rounded);
-  return widen(rounded);
-}
-
 // The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
 template <typename T>
 __device__ __forceinline__ T* shared_array(u32 byte_offset) {
@@ -316,6 +301,14 @@ __device__ __forceinline__ i32 warp_id() {
   return static_cast<i32>(threadIdx.x >> 5);
 }
 
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+__device__ __forceinline__ bool widen(bool x) { return x; }
+
 // widen() for arrays; bf16 comes in pairs, one instruction for each element.
 template <int N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
@@ -414,7 +407,7 @@ __device__ __forceinline__ void layer_norm_invertible_backward_2_row_1(float tot
 }
 
 __device__ __forceinline__ float layer_norm_invertible_backward_2_1(float dy, float y, float rstd, float mean, float mean_2, float weight, float bias) {
-    return round_bf16(rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2));  // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+    return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
