@@ -240,6 +240,13 @@ class Evaluator:
             return self.terms.put(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
         return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
 
+    def stored(self, position: int, dtype: DType) -> int:
+        """The term to store in a buffer of a dtype: without a last conversion to it, which the store makes."""
+        term = self.terms.items[position]
+        if term.op is Op.CAST and term.payload is dtype and dtype.is_narrow and self.terms.items[term.args[0]].dtype is term.dtype:
+            return term.args[0]
+        return position
+
     def _cast(self, node: Node, arg: int, location: Location | None) -> int:
         """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
         source = self.terms.items[arg]

@@ -49,7 +49,7 @@ _PRIMITIVES = """
     log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     mbarrier_wait_cluster
-    minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_pair
+    minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair
     pow_f32 pow_f64
     philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
     rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2

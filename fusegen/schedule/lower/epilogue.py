@@ -147,7 +147,10 @@ def _evaluated(
     held = _Held(context, part, axes, heads)
     evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded)
     roots = [evaluator.value(*element) for element in elements]
-    if reduction is not None:
+    if reduction is None:
+        dtypes = [context.memory.dtype(position) for position, _ in elements]
+        roots = [evaluator.stored(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
+    else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))
     return _Lanes(evaluator, tuple(roots), checks, tuple(held.found))

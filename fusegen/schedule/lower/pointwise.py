@@ -65,7 +65,7 @@ def _points_along(context: Context, axes: Axes, index: Position) -> Points:
     for output in context.group.outputs:
         root = evaluator.value(output, index)
         for store in context.stores(output, index, axes):
-            roots.append(root)
+            roots.append(evaluator.stored(root, context.dtype(store.buffer)))
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
     return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes)

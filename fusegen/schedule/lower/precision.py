@@ -23,7 +23,8 @@ _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIV
 def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions.
 
-    Only floats of 16 bits or fewer depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to
+    Only floats of 16 bits or fewer depend on what they approximate: results, or values that the program has in 16 bits before it
+    widens them, as a norm of bfloat16 whose scale is float32. And no step in between: a jump (floor, a comparison, a cast to
     integers) makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
     neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
     """
@@ -39,11 +40,15 @@ def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> froz
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """The values that must not be approximate, some of them because of what a later group does with them."""
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow}
+    decisive: set[int] = set()  # below a jump
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users come before their operands
-            if position in exact or _jumps(graph, position):
-                exact.update(_unrounded(graph.nodes[position].args, group, memory))
-    return exact
+            operands = list(_unrounded(graph.nodes[position].args, group, memory))
+            if position in decisive or _jumps(graph, position):
+                decisive.update(operands)
+            elif position in exact:
+                exact.update(p for p in operands if not graph.nodes[p].dtype.is_narrow)
+    return exact | decisive
 
 
 def _jumps(graph: Graph, position: int) -> bool:

@@ -79,7 +79,10 @@ def _evaluate(context: Context) -> RowMath:
             term = evaluator.value(output, index)
             found = context.stores(output, index, axes)
             kind = "row_write" if _is_per_row(context, output) else "write"
-            roots += [Root(kind, len(stores) + k, (term,), s.buffer in context.stored.values()) for k, s in enumerate(found)]
+            roots += [
+                Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
+                for k, s in enumerate(found)
+            ]
             stores += found
     leaves = leaves_of(evaluator.terms, [t for r in roots for t in r.terms], evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
