@@ -365,3 +365,18 @@ def test_colour_when_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_mistake_is_said_with_what_was_meant(run: Run) -> None:
     message = "error: no kernel is called 'gleu' · try: did you mean glu or gelu or reglu?\n"
     assert run("show", "gleu").err == message
+
+
+_COUNTS_COLLECTIONS = """
+import gc, torch
+collections = lambda: gc.get_stats()[2]["collections"]
+from fusegen.cli.main import main
+before = collections()
+main(["list"])
+print(collections() - before, gc.isenabled())
+"""
+
+
+def test_commands_load_without_searching_modules_for_garbage() -> None:
+    done = subprocess.run([sys.executable, "-c", _COUNTS_COLLECTIONS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True"
