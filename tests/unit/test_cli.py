@@ -91,6 +91,15 @@ def test_list(run: Run) -> None:
     assert "rotary_position_ids" in family.out and "layer_norm" not in family.out
 
 
+def test_show_leaves_primitives_to_the_stage_that_can_be_piped(run: Run) -> None:
+    for target, stage, definition in (("sm_90a", "cuda", "load_vec(T (&dst)[N]"), ("cpu", "cpp", "widen(bf16 x)")):
+        with case(target):
+            everything = run("show", "gelu", "--target", target, "--dtype", "bf16").out
+            assert "return input * sigmoid_1;" in everything and f"left out: --stage {stage} prints them" in everything
+            assert definition not in everything
+            assert definition in run("show", "gelu", "--target", target, "--dtype", "bf16", "--stage", stage).out
+
+
 def test_show_prints_every_stage_up_to_the_source(run: Run) -> None:
     result = run("show", "layer_norm_gelu_add")
     assert result.code == 0
@@ -151,7 +160,7 @@ def test_without_nvrtc(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpu_target(run: Run) -> None:
     result = run("show", "softmax", "--target", "cpu")
-    assert result.code == 0 and "== cpp (cpu) ==" in result.out and "f32[" in result.out and "#include" in result.out
+    assert result.code == 0 and "== cpp (cpu) ==" in result.out and "f32[" in result.out and "softmax_of_" in result.out
     refused(run("show", "softmax", "--target", "cpu", "--stage", "cuda"), "no stage 'cuda'", "cpp")
     refused(run("show", "softmax", "--target", "sm_80", "--stage", "cpp"), "no stage 'cpp'", "cuda")
 

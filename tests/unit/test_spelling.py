@@ -89,7 +89,7 @@ def all_functions(language: Language, qualifier: str) -> str:
 def test_the_host_compiler_accepts_every_form(tmp_path: Path) -> None:
     math = all_functions(CPP, "FG_INLINE")
     source = tmp_path / "forms.cpp"
-    source.write_text(primitives_of(math, "cpu") + math)
+    source.write_text("".join(p.text for p in primitives_of(math, "cpu")) + math)
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def test_the_host_compiler_accepts_every_form(tmp_path: Path) -> None:
 def test_nvrtc_accepts_every_form() -> None:
     core = pytest.importorskip("cuda.core")
     math = all_functions(CUDA, "__device__ __forceinline__")
-    text = primitives_of(math, "cuda") + math
+    text = "".join(p.text for p in primitives_of(math, "cuda")) + math
     core.Program(text, "c++", core.ProgramOptions(arch="sm_90a", std="c++17")).compile("cubin")
 
 

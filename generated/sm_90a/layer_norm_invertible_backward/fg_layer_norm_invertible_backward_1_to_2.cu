@@ -4,335 +4,38 @@
 // layer_norm_invertible_backward_2: row and column reduction, 2 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
 // Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-
-// Number of blocks in the grid.
-__device__ __forceinline__ i32 block_count() {
-  return static_cast<i32>(gridDim.x);
-}
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// Barrier of all threads of the block; orders their memory accesses.
-__device__ __forceinline__ void block_sync() {
-  __syncthreads();
-}
-
-// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// Starts copying W elements (4, 8 or 16 bytes, aligned so) from global to shared memory; see copy_async_wait. Those of 16 bytes
-// leave the first-level cache to what is read again.
-template <int W, typename T>
-__device__ __forceinline__ void copy_async(T* to, i32 i, const T* base, i64 j) {
-  if constexpr (W * sizeof(T) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(base + j));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to + i)), "l"(base + j), "n"(W * sizeof(T)));
-  }
-}
-
-// Closes a group of this thread's asynchronous copies.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
-
-// Waits until at most PENDING of this thread's groups of copies are under way; it may then read what the others brought.
-template <int PENDING>
-__device__ __forceinline__ void copy_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// a / b within two units in the last place, over the full range.
-__device__ __forceinline__ float fast_divide(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// Index of this thread in its warp.
-__device__ __forceinline__ i32 lane_id() {
-  return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-__device__ __forceinline__ bool load(const bool* base, i64 i) {
-  u16 bits;
-  asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bool>(static_cast<u8>(bits));
-}
-__device__ __forceinline__ i64 load(const i64* base, i64 i) {
-  u64 bits;
-  asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
-  return bit_cast<i64>(bits);
-}
-__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
-  u16 bits;
-  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bf16>(bits);
-}
-__device__ __forceinline__ float load(const float* base, i64 i) {
-  u32 bits;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
-  return bit_cast<float>(bits);
-}
-
-// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
-// It is also the alignment that load_vec and store_vec ask for.
-__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
-  return bytes % 16 == 0 ? 16 : bytes & -bytes;
-}
-
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 8 || width == 16, "no other accesses were expected");
-  if constexpr (width == 8) {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 2)
-      asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-    memcpy(dst, words, bytes);
-  }
-  if constexpr (width == 16) {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-    memcpy(dst, words, bytes);
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
-  if constexpr (W == N) {
-    load_vec(dst, base, i);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-      load_vec(part, base, i + k);
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
-    }
-  }
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-__device__ __forceinline__ void narrow(bool value, bool& out) { out = value; }
-
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-
-// The value itself, but the compiler no longer knows where it comes from: what depends on it is not hoisted out of a
-// loop, where it would hold registers.
-__device__ __forceinline__ i32 opaque(i32 value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
-
-// Rounds to the nearest bf16 and back.
-__device__ __forceinline__ float round_bf16(float x) {
-  bf16 rounded;
-  narrow(x, rounded);
-  return widen(rounded);
-}
-
-// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
-template <typename T>
-__device__ __forceinline__ T* shared_array(u32 byte_offset) {
-  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
-  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
-}
-
-// Element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ T shared_load(const T* array, i32 i) {
-  return array[i];
-}
-
-// N consecutive elements from shared memory, aligned to their size (16 bytes at most).
-template <int N, typename T>
-__device__ __forceinline__ void shared_load_vec(T (&dst)[N], const T* from, i32 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  if constexpr (bytes % 16 != 0) {
-#pragma unroll
-    for (i32 k = 0; k < N; ++k) dst[k] = shared_load(from, i + k);
-  } else {
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4) {
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3])
-                   : "r"(shared_address(from + i) + w * 4));
-    }
-    memcpy(dst, words, bytes);
-  }
-}
-
-// Sets element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
-  array[i] = value;
-}
-
-// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
-template <typename T>
-__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-
-// One element to global memory.
-__device__ __forceinline__ void store(bool* base, i64 i, bool value) {
-  u16 bits = bit_cast<u8>(value);
-  asm volatile("st.global.u8 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-__device__ __forceinline__ void store(i64* base, i64 i, i64 value) {
-  u64 bits = bit_cast<u64>(value);
-  asm volatile("st.global.b64 [%0], %1;" :: "l"(base + i), "l"(bits) : "memory");
-}
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-__device__ __forceinline__ void store(float* base, i64 i, float value) {
-  u32 bits = bit_cast<u32>(value);
-  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
-}
-
-// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 8 || width == 16, "no other accesses were expected");
-  if constexpr (width == 8) {
-    u32* to = reinterpret_cast<u32*>(base + i);
-    u32 words[bytes / 4];
-    memcpy(words, src, bytes);
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 2)
-      asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-  }
-  if constexpr (width == 16) {
-    u32* to = reinterpret_cast<u32*>(base + i);
-    u32 words[bytes / 4];
-    memcpy(words, src, bytes);
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
-  if constexpr (W == N) {
-    store_vec(base, i, src);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
-      store_vec(base, i + k, part);
-    }
-  }
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
-// it returns at once.
-__device__ __forceinline__ void wait_for_previous() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Index of this thread's warp in its block.
-__device__ __forceinline__ i32 warp_id() {
-  return static_cast<i32>(threadIdx.x >> 5);
-}
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
+#include "../primitives/types.cuh"
+#include "../primitives/block_count.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/shared_address.cuh"
+#include "../primitives/copy_async.cuh"
+#include "../primitives/copy_async_commit.cuh"
+#include "../primitives/copy_async_wait.cuh"
+#include "../primitives/fast_divide.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.bool.i64.bf16.float.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/narrow.bool.i64.bf16.float.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/opaque.cuh"
+#include "../primitives/widen.bool.i64.bf16.float.cuh"
+#include "../primitives/round_bf16.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_load_vec.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.bool.i64.bf16.float.cuh"
+#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/wait_for_previous.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
