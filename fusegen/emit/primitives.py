@@ -51,9 +51,7 @@ def body(folder: str, name: str, uses: Uses = EVERYTHING) -> str:
 def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> tuple[Primitive, ...]:
     """All primitives that a text needs."""
     bodies = closure(text, names(folder), lambda name: body(folder, name, uses))
-    return tuple(
-        Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items()
-    )
+    return tuple(Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items())
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """``generated/`` holds what is emitted for every prebuilt fusion at its canonical arguments: to be read, and to see a change.
 
-A kernel's file includes its primitives from ``generated/<target>/primitives/``, where all kernels share them, so that its own math and
-pipeline come first. With them in place it is the text that is compiled.
+A kernel's file includes its primitives from ``generated/<target>/primitives/``, where all kernels share them, so that its own math
+and pipeline come first. With them in place it is the text that is compiled.
 
 ``pytest tests/unit/test_generated.py --accept`` writes what is emitted now.
 """
@@ -76,8 +76,8 @@ def test_generated_files_are_what_is_emitted(name: str, architecture: str, accep
         store({f"{p.label}.cuh": p.text for s in sources for p in s.primitives}, folder.parent / PRIMITIVES)
         for file in stored_files(folder).keys() - files.keys():
             (folder / file).unlink()
-    stored = {file: path.read_text(encoding="utf-8") for file, path in stored_files(folder).items()}
-    assert stored == files, "emission changed: look at the difference, then run this test with --accept"
+    texts = {file: path.read_text(encoding="utf-8") for file, path in stored_files(folder).items()}
+    assert texts == files, "emission changed: look at the difference, then run this test with --accept"
     for source in sources:
         text = expanded(folder / f"{source.entry}.cu")
         assert digest(text) == source.digest, "a primitive changed: look at the difference, then run this test with --accept"
@@ -95,13 +95,18 @@ def digest(text: str) -> str:
 
 
 def test_nothing_else_is_stored(accept: bool) -> None:
-    included = {f"{path.parts[-3]}/{file}" for path in stored_sources() for file in re.findall(r'#include "../(.*)"', path.read_text())}
+    sources = [(path.parts[-3], path.read_text(encoding="utf-8")) for path in stored_sources()]
+    included = {f"{folder}/{file}" for folder, text in sources for file in re.findall(r'#include "../(.*)"', text)}
     for path in GENERATED.glob(f"*/{PRIMITIVES}/*"):
         if accept and path.relative_to(GENERATED).as_posix() not in included:
             path.unlink()
     folders = [f"{architecture}/{name}" for architecture in ARCHITECTURES for name in (*SPECS, PRIMITIVES)]
-    assert {path.relative_to(GENERATED).as_posix() for path in (*GENERATED.glob("*/*"), *GENERATED.glob("*.*"))} == {LIST, *folders}
-    assert {path.relative_to(GENERATED).as_posix() for path in GENERATED.glob(f"*/{PRIMITIVES}/*")} == included
+    assert stored("*/*", "*.*") == {LIST, *folders}
+    assert stored(f"*/{PRIMITIVES}/*") == included
+
+
+def stored(*patterns: str) -> set[str]:
+    return {path.relative_to(GENERATED).as_posix() for pattern in patterns for path in GENERATED.glob(pattern)}
 
 
 # The same text everywhere.

@@ -19,7 +19,6 @@ from fusegen.source import Source, section
 from fusegen.target import Target
 
 
-
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel as templates declare and pass it."""
