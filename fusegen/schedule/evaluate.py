@@ -18,7 +18,7 @@ from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
 from fusegen.schedule.indices import Check, checked_index
-from fusegen.schedule.terms import Leaf, Read, Term, Terms, as_number
+from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number
 
 _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
@@ -199,10 +199,35 @@ class Evaluator:
         args = self._with_numbers(node, args)
         if self._compares_narrow(node):
             args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
-        computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+        fused = self._multiply_add(position, args) if self.graph.fast_math else None
+        op, args = (node.op, args) if fused is None else (Fused.MULTIPLY_ADD, fused)
+        computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
         return self._rounded(computed, node.dtype) if position in self.rounded else computed
+
+    def _multiply_add(self, position: int, args: Sequence[int]) -> list[int] | None:
+        """The operands of one operation in place of a sum and a product; None where they stay two.
+
+        Nothing else reads the product, so that no value is two numbers: a row's maximum stays its maximum. Sums of two products
+        stay as they are, since ``x * x - y * y`` would not vanish where x is y. A product of a row is computed once for the row.
+        """
+        node = self.graph.nodes[position]
+        products = [k for k, a in enumerate(args) if self.terms.items[a].op is Op.MUL]
+        if node.op not in (Op.ADD, Op.SUB) or node.dtype.compute is not DType.FLOAT32 or len(products) != 1:
+            return None
+        (place,) = products
+        source = node.args[place]
+        if self.graph.users[source] != (position,) or source in self.graph.outputs or self.graph.nodes[source].shape != node.shape:
+            return None
+        a, b = self.terms.items[args[place]].args
+        addend = args[1 - place]
+        if node.op is Op.SUB:
+            a, addend = (a, self._negated(addend)) if place == 0 else (self._negated(a), addend)
+        return [a, b, addend]
+
+    def _negated(self, position: int) -> int:
+        return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
         """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that

@@ -1,4 +1,4 @@
-"""Which kernels of a program may approximate: exp, a division and their like, to some units in the last place of float32."""
+"""The approximate functions that each kernel of a program may use: exp, a division and their like."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
+from fusegen.schedule.math import Fast
 
 _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
@@ -20,8 +21,16 @@ _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIV
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
 
 
-def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
-    """The groups that may use approximate functions.
+def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
+    """What each group may use: all functions that the hardware has where the graph allows it, else what vanishes in 16 bits."""
+    if graph.fast_math:
+        return dict.fromkeys(groups, Fast.FAST_MATH)
+    allowed = _ending_in_16_bits(graph, groups, memory)
+    return {group: Fast.ROUNDED if group in allowed else Fast.NONE for group in groups}
+
+
+def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
+    """The groups that may use approximate functions whose error vanishes in 16 bits.
 
     Only floats of 16 bits or fewer depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to
     integers) makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
