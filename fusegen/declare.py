@@ -87,6 +87,8 @@ def kernel(
     if compiler not in (None, *COMPILERS):
         what = f"fg.kernel: compiler is {compiler!r}, which is no way to compile"
         raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, COMPILERS))}")
+    if not isinstance(fast_math, bool):
+        raise ArgumentError(f"fg.kernel: fast_math is {fast_math!r}", mend="give True or False")
     if function is None:
         return partial(kernel, mutates=mutates, op=op, recompute=recompute, compiler=compiler, fast_math=fast_math)
     if op is not None and (mutates or isinstance(function, nn.Module)):
