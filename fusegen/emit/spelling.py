@@ -103,6 +103,8 @@ COMMON: dict[Op, Form] = {
 }
 """Forms that all languages share, for every type."""
 
+_FUSED = {Fused.MULTIPLY_ADD: function("fmaf", 3)}
+
 
 @dataclass(frozen=True)
 class Language:
@@ -114,7 +116,7 @@ class Language:
         infinity, nan: spellings by type.
     """
 
-    forms: Mapping[DType, Mapping[Op | Fused, Form]]
+    forms: Mapping[DType, Mapping[Op, Form]]
     fast: Mapping[Fast, Mapping[Op, Form]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
@@ -126,6 +128,8 @@ class Language:
             operand: the computing type of the operands.
             fast: the approximate functions that may be used.
         """
+        if isinstance(term.op, Fused):
+            return _FUSED[term.op]
         approximate = self.fast.get(fast, {}) if operand is DType.FLOAT32 else {}
         if term.op in approximate:
             return approximate[term.op]  # type: ignore[index]

@@ -40,16 +40,23 @@ class Evaluator:
         memory: nodes that are read from buffers, with these.
         leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
         rounded: values that other kernels read in 16 bits, and which are the same numbers here.
+        contracted: sums that are one operation with a product.
     """
 
     def __init__(
-        self, graph: Graph, axes: Axes, memory: Mapping[int, int], leaf_of: LeafOf, rounded: Collection[int] = frozenset()
+        self,
+        graph: Graph,
+        axes: Axes,
+        memory: Mapping[int, int],
+        leaf_of: LeafOf,
+        rounded: Collection[int] = frozenset(),
+        contracted: Collection[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.axes = axes
         self.memory = memory
         self.leaf_of = leaf_of
-        self.rounded = rounded
+        self.rounded, self.contracted = rounded, contracted
         self.terms = Terms()
         self._memo: dict[Element, int] = {}
         self._made_of: dict[Element, tuple[Element, ...]] = {}
@@ -199,7 +206,7 @@ class Evaluator:
         args = self._with_numbers(node, args)
         if self._compares_narrow(node):
             args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
-        fused = self._multiply_add(position, args) if self.graph.fast_math else None
+        fused = self._multiply_add(position, args) if position in self.contracted else None
         op, args = (node.op, args) if fused is None else (Fused.MULTIPLY_ADD, fused)
         computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
@@ -207,21 +214,13 @@ class Evaluator:
         return self._rounded(computed, node.dtype) if position in self.rounded else computed
 
     def _multiply_add(self, position: int, args: Sequence[int]) -> list[int] | None:
-        """The operands of one operation in place of a sum and a product; None where they stay two.
-
-        Nothing else reads the product, so that no value is two numbers: a row's maximum stays its maximum. Sums of two products
-        stay as they are, since ``x * x - y * y`` would not vanish where x is y. A product of a row is computed once for the row.
-        """
+        """The operands of one operation in place of a sum and its product; None where that is read from memory."""
         node = self.graph.nodes[position]
-        products = [k for k, a in enumerate(args) if self.terms.items[a].op is Op.MUL]
-        if node.op not in (Op.ADD, Op.SUB) or node.dtype.compute is not DType.FLOAT32 or len(products) != 1:
+        place = next(k for k, a in enumerate(node.args) if self.graph.nodes[a].op is Op.MUL)
+        product, addend = self.terms.items[args[place]], args[1 - place]
+        if product.op is not Op.MUL:
             return None
-        (place,) = products
-        source = node.args[place]
-        if self.graph.users[source] != (position,) or source in self.graph.outputs or self.graph.nodes[source].shape != node.shape:
-            return None
-        a, b = self.terms.items[args[place]].args
-        addend = args[1 - place]
+        a, b = product.args
         if node.op is Op.SUB:
             a, addend = (a, self._negated(addend)) if place == 0 else (self._negated(a), addend)
         return [a, b, addend]

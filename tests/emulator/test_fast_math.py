@@ -1,5 +1,5 @@
-"""Kernels with ``fast_math=True`` in the emulator, whose versions of the approximate instructions flush subnormals as these do and are
-otherwise correct but for rounding: the tests see special values and the emitted text, not the hardware's errors."""
+"""Kernels with ``fast_math=True`` in the emulator: special values and the emitted text, not the hardware's errors. The emulator's
+versions of the approximate instructions flush subnormals as these do, and are otherwise correct but for rounding."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_inside_of_another_kernel_the_rule_of_that_one_holds() -> None:
 def test_modules_copies_and_results_in_given_memory_keep_it() -> None:
     x, y = f32(4, 64), f32(4, 64)
     module = fg.kernel(Gate(), fast_math=True)
-    assert is_fast(module.lower(x, target=HOPPER)) and is_fast(copy.deepcopy(module).lower(x, target=HOPPER))  # type: ignore[operator]
+    assert is_fast(module.lower(x, target=HOPPER)) and is_fast(copy.deepcopy(module).lower(x, target=HOPPER))
     assert is_fast(copy.deepcopy(fast).lower(x, y, target=HOPPER))
     assert is_fast(fast.lower(x, y, out=f32(4, 64), target=HOPPER))
     assert is_fast(fg.kernel(lambda xs: torch.exp(xs[0]) + xs[1], fast_math=True).lower([x, y], target=HOPPER))
@@ -175,7 +175,7 @@ def test_what_is_built_keeps_it(tmp_path: Path) -> None:
 
 def test_anything_but_a_bool_is_refused() -> None:
     with pytest.raises(fg.FusegenError, match=r"fast_math is 'yes'[\s\S]*True or False"):
-        fg.kernel(gated, fast_math="yes")  # type: ignore[call-overload]
+        fg.kernel(gated, fast_math="yes")
 
 
 # What is said of it.

@@ -7,7 +7,6 @@ from fusegen.emit.cuda.fast_math import FAST_MATH
 from fusegen.emit.spelling import Form, Language, Precedence, function
 from fusegen.ir.ops import Op
 from fusegen.schedule.math import Fast
-from fusegen.schedule.terms import Fused
 
 _BUILTINS = {
     Op.ABS: "fabs",
@@ -46,7 +45,6 @@ _FLOAT = {
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: function("exp_below", 2),
-    Fused.MULTIPLY_ADD: function("fmaf", 3),
 }
 _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
     Op.ADD: function("wrap_add", 2),

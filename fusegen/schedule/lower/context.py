@@ -50,6 +50,7 @@ class Context:
         graph, group, memory, target: what is lowered, for what.
         wide: whether indices need 64 bits.
         fast: which approximate functions may be used.
+        contracted: sums that are one operation with a product.
         name: the kernel's name.
         plans: of launches of products.
         reads: for each node that the kernel reads from memory, the buffer.
@@ -66,6 +67,7 @@ class Context:
     target: Target
     wide: bool
     fast: Fast
+    contracted: frozenset[int]
     name: str
     plans: Plans
     reads: Mapping[int, int]
