@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from tests.unit.eager import randn
+from tests.unit.one_number import PROGRAMS, Program, check, check_equal_squares
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -58,6 +59,15 @@ def test_a_contracted_product_rounds_once() -> None:
     kernel = fg.kernel(lambda x, y: x * x - y, fast_math=True)
     exact = x.double() * x.double() - (1 + 2.0**-11)
     assert torch.equal(kernel(x, torch.full((4,), 1 + 2.0**-11)).double(), exact)  # twice rounded, it is 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_value_is_one_number_all_the_same(program: Program) -> None:
+    check(program, 13, 77, torch.float32, fast_math=True)
+
+
+def test_a_difference_of_equal_squares_is_nothing() -> None:
+    check_equal_squares(1003, torch.float32, fast_math=True)
 
 
 def test_gradients_through_a_call() -> None:
