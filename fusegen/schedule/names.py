@@ -42,7 +42,8 @@ _PRIMITIVES = """
     copy_async copy_async_commit copy_async_wait cos_f32 cos_f64 cos_reduced cvt_bf16x2 cvt_f16x2 double_bits
     double_from_bits each_chunk f8e4m3_to_float f8e5m2_to_float float_to_f8e4m3 float_to_f8e5m2
     erf_f32 erf_f64 exp_below exp2_double exp2_f32 exp2_f64 exp_f32 exp_f64 exp_reduce
-    expm1_f32 expm1_f64 expm1_reduced fast_divide fast_exp fast_exp2 fast_one_plus_erf fast_reciprocal fast_rsqrt
+    expm1_f32 expm1_f64 expm1_reduced fast_cos fast_divide fast_exp fast_exp2 fast_log fast_log2 fast_one_plus_erf fast_reciprocal
+    fast_rsqrt fast_sin fast_sqrt fast_tanh
     fence_proxy_async float_bits
     float_from_bits float_to_bfloat float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id load
     load_lanes load_once load_part load_vec load_window load_wide load_wide_if
@@ -52,7 +53,7 @@ _PRIMITIVES = """
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair
     pow_f32 pow_f64
     philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
-    rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2
+    reduced_angle rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec

@@ -35,6 +35,12 @@ class Leaf(Enum):
     ACCUMULATOR = "accumulator"
 
 
+class Fused(Enum):
+    """Operations of kernels that are made of several nodes of a graph."""
+
+    MULTIPLY_ADD = "multiply_add"  # a * b + c, rounded once
+
+
 @dataclass(frozen=True)
 class Read:
     """A read of a buffer at an offset in elements, under conditions on indices; what is drawn is computed there, of a key."""
@@ -58,7 +64,7 @@ class Term:
         location: the user's line; not part of equality.
     """
 
-    op: Op | Leaf
+    op: Op | Fused | Leaf
     args: tuple[int, ...]
     dtype: DType
     payload: object = None

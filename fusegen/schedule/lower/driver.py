@@ -15,7 +15,7 @@ from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
 from fusegen.schedule.lower.parts import in_parts
 from fusegen.schedule.lower.pointwise import lower_pointwise
-from fusegen.schedule.lower.precision import approximating
+from fusegen.schedule.lower.precision import approximations, contractions
 from fusegen.schedule.lower.rows import lower_rows
 from fusegen.schedule.lower.scans import lower_scans
 from fusegen.schedule.names import identifier
@@ -58,12 +58,12 @@ def lower(
         bodies: programs of loops.
     """
     memory = Memory(graph, groups)
-    fast = approximating(graph, groups, memory)
+    fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
     steps: list[Step] = []
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
         context = Context(
-            graph, group, memory, target, wide, group in fast, name, plans, memory.reads, None, pins or {}, bodies or {}
+            graph, group, memory, target, wide, fast[group], contracted, name, plans, memory.reads, None, pins or {}, bodies or {}
         )
         found = _KINDS[group.kind](context)
         _check_shared(found, target)

@@ -59,7 +59,7 @@ def _points_along(context: Context, axes: Axes, index: Position) -> Points:
     Args:
         index: of an element of the group's domain, in terms of the axes.
     """
-    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded)
+    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted)
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output in context.group.outputs:

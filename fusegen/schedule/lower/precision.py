@@ -1,15 +1,17 @@
-"""Which kernels of a program may approximate: exp, a division and their like, to some units in the last place of float32."""
+"""The approximate functions that each kernel of a program may use, and the sums that are one operation with a product."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
+from fusegen.schedule.math import Fast
 
 _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
@@ -20,8 +22,41 @@ _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIV
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
 
 
-def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
-    """The groups that may use approximate functions.
+def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
+    """What each group may use: all functions that the hardware has where the graph allows it, else what vanishes in 16 bits."""
+    if graph.fast_math:
+        return dict.fromkeys(groups, Fast.FAST_MATH)
+    allowed = _ending_in_16_bits(graph, groups, memory)
+    return {group: Fast.ROUNDED if group in allowed else Fast.NONE for group in groups}
+
+
+def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+    """The float32 sums of a product that may be one operation, ``a * b + c`` rounded once.
+
+    Nothing else reads the product, nor does it lie in memory, so that a sum is one number in all kernels: a row's maximum stays its
+    maximum. Sums of two products stay as they are, since ``x * x - y * y`` would not vanish where x is y; so do those of a row's
+    product, which is computed once for the row.
+    """
+    if not graph.fast_math:
+        return frozenset()
+    kept = {position for group in groups for position in group.outputs} | set(graph.outputs)
+    return frozenset(p for p, node in graph if node.op in (Op.ADD, Op.SUB) and _has_a_product(graph, p, kept))
+
+
+def _has_a_product(graph: Graph, position: int, kept: Collection[int]) -> bool:
+    """True if one operand of a sum, and no view of the other, is a product that nothing else reads."""
+    node = graph.nodes[position]
+    products = [a for a in node.args if graph.nodes[strip_views(graph, a)].op is Op.MUL]
+    if len(products) != 1 or node.dtype.compute is not DType.FLOAT32:
+        return False
+    (place,) = products
+    product = graph.nodes[place]
+    is_own = product.op is Op.MUL and graph.users[place] == (position,) and place not in kept
+    return is_own and product.shape == node.shape and product.dtype.compute is DType.FLOAT32
+
+
+def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
+    """The groups that may use approximate functions whose error vanishes in 16 bits.
 
     Only floats of 16 bits or fewer depend on what they approximate: results, or values that the program has in 16 bits before it
     widens them, as a norm of bfloat16 whose scale is float32. And no step in between: a jump (floor, a comparison, a cast to

@@ -64,7 +64,7 @@ def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded)
+    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
     states = states_of(graph, context.group.anchors)
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
