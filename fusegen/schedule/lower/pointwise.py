@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from fusegen.ir.formula import ceil_div
-from fusegen.ir.index_map import Position
-from fusegen.ir.symbolic import Axes, Index, axis_symbol, product
-from fusegen.passes.fuse.cone import domain_axes
+from fusegen.ir.symbolic import Axes, Index, axis_symbol
+from fusegen.ir.symbolic import product as volume
+from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Access, merge_axes
 from fusegen.schedule.bodies import PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
@@ -15,6 +16,7 @@ from fusegen.schedule.heuristics.pointwise import pointwise_plans
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
+from fusegen.schedule.lower.interleaved import interleaved
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.lower.shifted import may_wrap, wrapped
@@ -23,12 +25,13 @@ from fusegen.schedule.lower.tiles import lower_tiles, plans_of
 from fusegen.schedule.plan import LanePlan, PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Read
+from fusegen.target import Backend
 
 
 def lower_pointwise(context: Context) -> Launch:
     """The launch of a pointwise group."""
     points = _points(context)
-    crossing = crossing_of(points)
+    crossing = crossing_of(points) if points.together == 1 else None
     tiled = () if crossing is None else plans_of(context, points, crossing)
     candidates: tuple[LanePlan, ...] = (*tiled, *_plans(context, points))
     plan = context.chosen(candidates)
@@ -39,11 +42,13 @@ def lower_pointwise(context: Context) -> Launch:
 
 
 def _points(context: Context) -> Points:
-    axes = domain_axes(context.group.domain)
-    points = _points_along(context, axes, axes.symbols)
-    apart = in_parts_of(axes, [offset for _, offset in points.touched])
+    space = unrolled(context.graph, context.group)
+    points = _points_over(context, space)
+    apart = in_parts_of(space.axes, [offset for _, offset in points.touched])
     if apart is not None:
-        points = _points_along(context, *apart)
+        axes, index = apart
+        moved_to = dict(zip(space.axes.symbols, index, strict=True))
+        points = _points_over(context, Space(axes, tuple(tuple(substitute(i, moved_to) for i in p) for p in space.points)))
     reads, places = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
     ordered = in_memory_order(points.axes, reads, places)
     merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *places], "position")
@@ -53,22 +58,19 @@ def _points(context: Context) -> Points:
     return replace(points, leaves=points.leaves.moved(replaced), stores=moved, axes=merged)
 
 
-def _points_along(context: Context, axes: Axes, index: Position) -> Points:
-    """The points of a group along some axes.
-
-    Args:
-        index: of an element of the group's domain, in terms of the axes.
-    """
+def _points_over(context: Context, space: Space) -> Points:
+    """The points of a group, of which a thread computes some together."""
+    axes = space.axes
     evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded)
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
-    for output in context.group.outputs:
+    for output, index in product(context.group.outputs, space.points):
         root = evaluator.value(output, index)
         for store in context.stores(output, index, axes):
             roots.append(root)
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes)
+    return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
 
 
 def _plans(context: Context, points: Points) -> tuple[PointwisePlan, ...]:
@@ -88,7 +90,10 @@ def _launch(context: Context, points: Points, plan: PointwisePlan) -> Launch:
     fragments = Fragments(context, points.terms, points.leaves, access, [offset for _, offset in points.stores])
     writes = tuple(access(context.names.take("result"), Read(b, o)) for b, o in points.stores)
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
-    body = PointwiseBody(axes, tuple(fragments.reads.values()), writes, fragments.checks, call, plan)
-    grid = ceil_div(product(axes.extents), plan.threads * plan.lanes * plan.unroll)
+    reads, placed = tuple(fragments.reads.values()), writes
+    if context.target.backend is Backend.CUDA and not plan.wraps:
+        reads, placed = (interleaved(context, each, axes.symbols[-1], plan.lanes) for each in (reads, writes))
+    body = PointwiseBody(axes, reads, placed, fragments.checks, call, plan)
+    grid = ceil_div(volume(axes.extents), plan.threads * plan.lanes * plan.unroll)
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
