@@ -16,7 +16,7 @@ from fusegen.ir.index_map import Bounds, Position, holds, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
-from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Index, simplify_dim
 from fusegen.schedule.indices import Check, checked_index
 from fusegen.schedule.terms import Leaf, Read, Term, Terms, as_number
 

@@ -1,8 +1,7 @@
 """The points of an iteration space that one thread computes together.
 
-A rotation makes two elements of the same two: half of the channels apart, or neighbours. A thread that computes both reads each once,
-and may write where it has read. A concatenation along so few elements that a thread goes through all of them is one of its
-results each. So conditions on the point become constants.
+A rotation makes two elements of the same two: half of the channels apart, or neighbours. A thread that computes both reads each
+once, and may write where it has read. Conditions on the point become constants; of a stack of two, each is a result of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sympy
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
-from fusegen.ir.symbolic import Axes, FloorDiv, Index, Modulo, axis_symbol, literal, simplify_dim
+from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.groups import Group, GroupKind
 
@@ -128,7 +127,9 @@ def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
     """Where on an axis a condition begins and ends to hold; None where that is not known, or not on this axis alone."""
     index = sympy.expand(bounds.index)
     step = literal(index.coeff(axis))
-    ends = [literal(sympy.expand(end - index + index.coeff(axis) * axis)) for end in (bounds.lower, bounds.upper) if end is not None]
+    ends = [
+        literal(sympy.expand(end - index + index.coeff(axis) * axis)) for end in (bounds.lower, bounds.upper) if end is not None
+    ]
     return [None if end is None or not step or step < 0 else -(-end // step) for end in ends]
 
 

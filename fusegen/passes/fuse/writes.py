@@ -94,8 +94,7 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
 
 
 def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
-    """True if a thread of the group reads, of the memory in which it writes, no elements but those that it writes: it reads all of its
-    operands first."""
+    """True if a thread of the group, which reads before it writes, reads no other elements of the memory than it writes."""
     value = graph.nodes[put].args[1]
     if value not in group.outputs:
         return False  # but a view of it is, whose elements lie elsewhere
