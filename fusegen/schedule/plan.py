@@ -32,6 +32,7 @@ class PointwisePlan:
         wraps: whether a group of lanes may go on in the next row of the last axis.
         repeats: groups of lanes along another axis that a thread goes through, ``unroll`` at a time; what is the same for all of
             them is read and computed once.
+        blocks_per_sm: blocks that registers must leave room for on a multiprocessor.
     """
 
     threads: int
@@ -41,6 +42,7 @@ class PointwisePlan:
     rows: int = 1
     wraps: bool = False
     repeats: int = 1
+    blocks_per_sm: int = 1
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:

@@ -48,7 +48,7 @@ def test_angles_of_positions(scaling: str | None, interleaved: bool) -> None:
 def test_angles_are_computed_before_the_loop() -> None:
     q, k, ids = (t.to(torch.bfloat16) for t in (randn(2, 9, 3, 16), randn(2, 1, 3, 16), randn(2, 3)))
     text = fg.kernel(ops.rotary_position_ids.function).lower(q, k, ids.to(torch.int64), target="sm_90a").asm["cuda"]
-    assert text.count("cosf(") == 2 and "_once(" in text
+    assert text.count("sincosf(") == 2 and "_once(" in text
 
 
 def test_a_value_that_is_the_same_for_all() -> None:
@@ -64,3 +64,20 @@ def test_conditions_on_the_axis_stay_in_the_loop() -> None:
 
 def test_what_costs_little_is_computed_at_each_point() -> None:
     assert launch(lambda x, w: x * w.exp(), randn(5, 3, 16), randn(3, 16)).kernel.body.hoisted is None
+
+
+@pytest.mark.parametrize("base", [2.0, 10000.0, 0.37, 1e-30, 3.0e38, 1.0, 0.0, -2.0])
+def test_powers_of_a_number(base: float) -> None:
+    """Within three units of the last place, and at the ends of what float32 holds."""
+    x = torch.cat([torch.linspace(-40, 40, 4001), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30])])
+    got, wanted = fg.kernel(lambda x: base**x)(x), (base ** x.double()).float()
+    torch.testing.assert_close(got, wanted, rtol=3 * 2**-23, atol=2**-149, equal_nan=True)
+
+
+def test_sine_and_cosine_of_one_value_are_one_call() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin() + x.cos(), x.cos() * 2
+
+    agree(both, (randn(3, 7) * 99,))
+    text = fg.kernel(both).lower(randn(3, 7), target="sm_90a").asm["cuda"]
+    assert "sincosf(" in text and " sinf(" not in text and " cosf(" not in text

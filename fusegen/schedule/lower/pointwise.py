@@ -15,7 +15,7 @@ from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Access, merge_axes
 from fusegen.schedule.bodies import Hoisted, PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.heuristics.pointwise import pointwise_plans
+from fusegen.schedule.heuristics.pointwise import PointFeatures, pointwise_plans
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
@@ -84,16 +84,16 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
     itemsizes, offsets = [context.dtype(b).itemsize for b, _ in touched], [o for _, o in touched]
     wraps = may_wrap(context, touched, points.stores, points.axes) and not points.leaves.checks
     along = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
-    return pointwise_plans(
-        points.axes,
-        itemsizes,
-        offsets,
-        context.target,
-        context.multiples,
+    features = PointFeatures(
+        axes=points.axes,
+        itemsizes=itemsizes,
+        offsets=offsets,
         may_wrap=wraps,
         in_turn=_in_turn(context, points),
+        together=points.together,
         along=None if hoisting is None else along[hoisting.axis],
     )
+    return pointwise_plans(features, context.target, context.multiples)
 
 
 def _in_turn(context: Context, points: Points) -> int:
