@@ -101,3 +101,39 @@ def test_what_another_thread_reads_is_not_written_in_place() -> None:
     wanted = x + torch.cat((x[..., 10:], x[..., :10]), -1)
     assert len(shifted.lower(x, target="sm_90a").program.call.steps) > 1
     torch.testing.assert_close(shifted(x), wanted)
+
+
+def normalized_and_rotated(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    x = torch.nn.functional.rms_norm(x, x.shape[-1:], w)
+    a, b = x.chunk(2, -1)
+    return x * c + torch.cat((-b, a), -1)
+
+
+@pytest.mark.parametrize("channels", [128, 48, 22, 2, 4096, 40000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_halves_of_rows_that_are_reduced(channels: int, dtype: torch.dtype) -> None:
+    rows = 1 if channels > 4096 else 7
+    agree(normalized_and_rotated, (randn(rows, channels, dtype=dtype), randn(channels, dtype=dtype), randn(channels, dtype=dtype)))
+
+
+def test_several_reductions_of_halves() -> None:
+    def spread(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        high, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+        a, b = x.chunk(2, -1)
+        return (torch.cat((b, a), -1) + x - low) / (high - low), high, x.sum(-1)
+
+    agree(spread, (randn(5, 64),), (torch.full((2, 64), torch.nan),))
+
+
+def test_rows_are_rotated_in_place() -> None:
+    x, w, c = randn(6, 64), randn(64), randn(64)
+    rotate = fg.kernel(mutates=("x",))(lambda x, w, c: x.copy_(normalized_and_rotated(x, w, c)))
+    wanted = normalized_and_rotated(x, w, c)
+    assert len(rotate.lower(x, w, c, target="sm_90a").program.call.steps) == 1
+    torch.testing.assert_close(rotate(x, w, c), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_half_of_a_row_is_read_once() -> None:
+    x = randn(4, 64, dtype=torch.bfloat16)
+    found = text(normalized_and_rotated, x, randn(64, dtype=torch.bfloat16), randn(64, dtype=torch.bfloat16))
+    assert found.count("_raw[c], x_ptr, ") == 2

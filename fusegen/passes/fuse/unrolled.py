@@ -14,12 +14,16 @@ import sympy
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
-from fusegen.passes.fuse.cone import Cone, domain_axes, walk
+from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
 from fusegen.passes.fuse.groups import Group, GroupKind
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
 _FEW = 4  # elements of an axis that a thread goes through in any case
+
+COMBINED = {Op.SUM: Op.ADD, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
+"""Reductions that points of a thread may take part in as one element, and the operation that makes them one."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,17 @@ def unrolled(graph: Graph, group: Group) -> Space:
     """The space over which a group is computed: where points share what they read, these are one; else the domain itself."""
     axes = domain_axes(group.domain)
     space = Space(axes, (axes.symbols,))
-    if group.kind is not GroupKind.POINTWISE:
+    if group.kind is not GroupKind.POINTWISE and not _reduces_rows(graph, group):
         return space
     while (finer := next(_finer(graph, group, space), None)) is not None:
         space = finer
     return space
+
+
+def _reduces_rows(graph: Graph, group: Group) -> bool:
+    """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
+    over = (reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
+    return group.kind is GroupKind.ROW and all(over) and all(graph.nodes[a].op in COMBINED for a in group.anchors)
 
 
 def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:
@@ -70,6 +80,8 @@ def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
         split = None if length is None else _split(axis, length, conditions)
         if split is None or split.count * len(space.points) > _MOST:
             continue
+        if group.domain.columns and (number not in group.domain.columns or split.rest == 1):
+            continue  # a thread has points of one row, and rows go on along the axis
         finer = split.of(space, number)
         if split.count == length or _share(graph, group, finer, axis):
             yield finer
