@@ -114,12 +114,16 @@ class Language:
         forms: by computing type, the forms of operations that are not common.
         fast: forms in float32 by approximate functions, by which of them may be used.
         infinity, nan: spellings by type.
+        sine_and_cosine: the function of both of a float32, which takes their addresses; empty where there is none.
+        power: the function of a constant float32 to a power, of the two parts of its binary logarithm; empty where there is none.
     """
 
     forms: Mapping[DType, Mapping[Op, Form]]
     fast: Mapping[Fast, Mapping[Op, Form]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
+    sine_and_cosine: str = ""
+    power: str = ""
 
     def form(self, term: Term, operand: DType, fast: Fast) -> Form:
         """The form of an operation.

@@ -12,11 +12,11 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node, Shape
-from fusegen.ir.index_map import Bounds, Position, index_values, sources
+from fusegen.ir.index_map import Bounds, Position, holds, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
-from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Index, simplify_dim
 from fusegen.schedule.indices import Check, checked_index
 from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number
 
@@ -288,10 +288,10 @@ class Evaluator:
         for source in reversed(sources(self.graph, position, index, self.axes)):
             bounds = source.bounds
             assert bounds is not None
-            holds = self._holds(bounds)
-            if holds:
+            known = holds(bounds, self.axes)
+            if known:
                 found.append(((source.arg, source.index, context), None))
-            elif holds is None:
+            elif known is None:
                 found.append(((source.arg, source.index, (*context, self._in_question(bounds))), bounds))
         return tuple(found)
 
@@ -312,24 +312,6 @@ class Evaluator:
         """Bounds without an upper one that always holds."""
         is_below = bounds.upper is not None and self.axes.below(bounds.index, bounds.upper)
         return Bounds(bounds.index, bounds.lower, None) if is_below else bounds
-
-    def _holds(self, bounds: Bounds) -> bool | None:
-        """Whether bounds hold for every point of the iteration space; None where it depends."""
-        index = bounds.index
-        above = bounds.lower is None or same(bounds.lower, 0) or _at_least(index, bounds.lower)
-        below = bounds.upper is None or self.axes.below(index, bounds.upper)
-        if above and below:
-            return True
-        value = literal(index)
-        lower, upper = literal(bounds.lower or 0), literal(bounds.upper) if bounds.upper is not None else None
-        if value is not None and lower is not None and upper is not None:
-            return lower <= value < upper
-        return None
-
-
-def _at_least(index: Index, lower: Dim) -> bool:
-    value, bound = literal(index), literal(lower)
-    return value is not None and bound is not None and value >= bound
 
 
 def _shares_an_axis(bounds: Bounds, index: Position) -> bool:

@@ -118,7 +118,7 @@ def scalar_identifier(name: str) -> str:
 def kernel_functions(kernel: str) -> re.Pattern[str]:
     """The names of the functions that a kernel's text declares for itself."""
     return re.compile(
-        rf"{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
+        rf"{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 

@@ -11,7 +11,7 @@ from fusegen.emit.cuda.uses import uses_of
 from fusegen.emit.environment import render
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry, kernel_parameters
-from fusegen.schedule.bodies import RowBody
+from fusegen.schedule.bodies import PointwiseBody, RowBody
 from fusegen.schedule.program import Launch, whole_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
@@ -58,4 +58,4 @@ def _arguments(part: Launch) -> list[str]:
 
 
 def _blocks_per_sm(part: Launch) -> int:
-    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, RowBody) else 1
+    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, (RowBody, PointwiseBody)) else 1

@@ -81,5 +81,7 @@ CUDA = Language(
     fast={Fast.ROUNDED: _ROUNDED, Fast.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
     infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
     nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
+    sine_and_cosine="sincosf",
+    power="power_of",
 )
 """The language of every CUDA kernel."""

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, sources
+from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
@@ -32,10 +32,12 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Cone:
-    """What a walk found: nodes in memory that it reads, also with indices, and reductions, scans and products that it computes."""
+    """What a walk found: nodes in memory that it reads, also with indices, conditions on the point that decide between parts of
+    concatenations, and reductions, scans and products that it computes."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
+    conditions: dict[Bounds, None] = field(default_factory=dict)
     anchors: dict[int, None] = field(default_factory=dict)
 
     def read(self, position: int, at: Position) -> None:
@@ -88,13 +90,19 @@ class _Walk:
         if family is Family.INDEXING:
             return self._indexed(element)
         if family in (Family.POINTWISE, Family.VIEW):
-            found = sources(self.graph, position, at, self.axes)
-            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found]
+            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in self._sources(position, at)]
         if family is Family.LIBRARY:
             return self._read(position, at)
         if family is Family.LEAF:
             return self._read(position, at) if self.graph.nodes[position].op in READ else []
         return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
+
+    def _sources(self, position: int, at: Position) -> list[ElementSource]:
+        """Where an element may come from; notes the conditions that decide it."""
+        found = sources(self.graph, position, at, self.axes)
+        possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
+        self.cone.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
+        return [s for s, known in possible if known is not False]
 
     def _read(self, position: int, at: Position) -> list[Element]:
         self.cone.read(position, at)

@@ -9,10 +9,11 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
-from fusegen.ir.ops import Family
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
-from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.groups import Domain
+from fusegen.passes.fuse.unrolled import COMBINED, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
@@ -62,23 +63,25 @@ def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[
 
 def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
-    graph, domain = context.graph, context.group.domain
-    axes = domain_axes(domain)
+    graph, space = context.graph, unrolled(context.graph, context.group)
+    axes = space.axes
     evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
     states = states_of(graph, context.group.anchors)
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
     for node, parts in states.items():
-        reduced = _reduced(context, evaluator, node, axes)
+        reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
         statistics |= dict.fromkeys(parts, reduced)
         roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:
-        if not _is_column_sum(context, output):
-            index = _own_index(context, output, axes)
+        if _is_column_sum(context, output):
+            continue
+        kind = "row_write" if _is_per_row(context, output) else "write"
+        for point in space.points[:1] if kind == "row_write" else space.points:
+            index = broadcast_index(graph.nodes[output].shape, point)
             term = evaluator.value(output, index)
             found = context.stores(output, index, axes)
-            kind = "row_write" if _is_per_row(context, output) else "write"
             roots += [
                 Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
                 for k, s in enumerate(found)
@@ -88,14 +91,27 @@ def _evaluate(context: Context) -> RowMath:
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
 
 
-def _reduced(context: Context, evaluator: Evaluator, node: int, axes: Axes) -> tuple[int, ...]:
-    """The state of one element that a reduction combines: a term a component."""
+def _combined(terms: Terms, op: Op, states: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The state of all points that a thread computes together."""
+    found = states[0]
+    for state in states[1:]:
+        (one,), (other,) = found, state
+        found = (terms.put(Term(COMBINED[op], (one, other), terms.items[one].dtype)),)
+    return found
+
+
+def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position) -> tuple[int, ...]:
+    """The state of one element that a reduction combines: a term a component.
+
+    Args:
+        point: of the domain, in terms of the axes.
+    """
     graph, terms = context.graph, evaluator.terms
-    operand = graph.nodes[node].args[0]
-    own = _own_index(context, node, axes)
-    value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, operand_index(graph, node, own, axes)))
-    dims = reduced_dims(graph, node)
-    index = linearize([axes.symbols[d] for d in dims], [axes.extents[d] for d in dims])
+    operand, dims = graph.nodes[node].args[0], reduced_dims(graph, node)
+    own = broadcast_index(graph.nodes[node].shape, point)
+    at = tuple(point[d] if d in dims else i for d, i in enumerate(own))
+    value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, at))
+    index = linearize([point[d] for d in dims], [context.group.domain.shape[d] for d in dims])
     number = terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
     return lifted(terms, graph.nodes[node].op, terms.convert(value, element_type(graph, graph.nodes[node])), number)
 
