@@ -15,7 +15,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
-from fusegen.ir.symbolic import Axes, same
+from fusegen.ir.symbolic import Axes, literal, same
 from fusegen.passes.fuse.groups import READ, Domain
 
 Element: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
@@ -88,7 +88,7 @@ class _Walk:
             return self._indexed(element)
         if family in (Family.POINTWISE, Family.VIEW):
             found = sources(self.graph, position, at, self.axes)
-            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found]
+            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found if not _is_outside(s.bounds)]
         if family is Family.LIBRARY:
             return self._read(position, at)
         if family is Family.LEAF:
@@ -117,6 +117,14 @@ class _Walk:
         if node.family is Family.REDUCTION:
             return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]
         return [(node.args[0], at, bounds)] if node.family is Family.SCAN else []
+
+
+def _is_outside(bounds: Bounds | None) -> bool:
+    """True if a literal index is known to lie in another part of a concatenation."""
+    if bounds is None or (index := literal(bounds.index)) is None:
+        return False
+    lower, upper = (None if end is None else literal(end) for end in (bounds.lower, bounds.upper))
+    return (lower is not None and index < lower) or (upper is not None and index >= upper)
 
 
 def computed_index(graph: Graph, position: int) -> int | None:

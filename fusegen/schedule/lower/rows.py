@@ -12,6 +12,7 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.passes.fuse.few import places_of_row
 from fusegen.passes.fuse.groups import Domain
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
@@ -75,12 +76,12 @@ def _evaluate(context: Context) -> RowMath:
     stores: list[Store] = []
     for output in context.group.outputs:
         if not _is_column_sum(context, output):
-            index = _own_index(context, output, axes)
-            term = evaluator.value(output, index)
-            found = context.stores(output, index, axes)
-            kind = "row_write" if _is_per_row(context, output) else "write"
-            roots += [Root(kind, len(stores) + k, (term,), s.buffer in context.stored.values()) for k, s in enumerate(found)]
-            stores += found
+            for index in places_of_row(graph, output, domain, axes):
+                term = evaluator.value(output, index)
+                found = context.stores(output, index, axes)
+                kind = "row_write" if _is_per_row(context, index, axes) else "write"
+                roots += [Root(kind, len(stores) + k, (term,), s.buffer in context.stored.values()) for k, s in enumerate(found)]
+                stores += found
     leaves = leaves_of(evaluator.terms, [t for r in roots for t in r.terms], evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
 
@@ -114,10 +115,12 @@ def _is_column_sum(context: Context, node: int) -> bool:
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
 
 
-def _is_per_row(context: Context, node: int) -> bool:
-    domain, shape = context.group.domain, context.graph.nodes[node].shape
-    reduced = all(same(shape[d], 1) for d in domain.columns)
-    return reduced and not all(same(domain.shape[d], 1) for d in domain.columns)
+def _is_per_row(context: Context, index: Position, axes: Axes) -> bool:
+    """True if an element is one of a row, and not one at each column."""
+    domain = context.group.domain
+    columns = {axes.symbols[d] for d in domain.columns}
+    along = any(not isinstance(i, int) and not i.free_symbols.isdisjoint(columns) for i in index)
+    return not along and not all(same(domain.shape[d], 1) for d in domain.columns)
 
 
 def _merged(
