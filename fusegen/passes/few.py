@@ -14,7 +14,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
-from fusegen.passes.fuse.few import MOST
+from fusegen.passes.fuse.few import MOST, is_of_few
 
 _LONGEST = 4096
 """Elements of a row up to which a kernel goes over it once for each of the few."""
@@ -73,7 +73,7 @@ def reduced_few(x: Value) -> Value | None:
     count = literal(few.node.shape[-1]) if few.node.shape else None
     if op is None or x.node.attr("dims") != (last,) or count is None or count > MOST or not few.dtype.is_float:
         return None
-    if not _is_of_few(few):
+    if not count > 1 or not is_of_few(few.builder.nodes, few.position):
         return None
     return reduce(lambda a, b: a.apply(op, b), _each(few, count))
 
@@ -85,7 +85,7 @@ def at_few(x: Value) -> Value | None:
     count, length = literal(index.node.shape[-1]), literal(rows.node.shape[-1])
     if x.node.attr("dim") != last or count is None or count > MOST or length is None or length > _LONGEST:
         return None
-    if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])) or not _is_of_few(index):
+    if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])) or not _is_of_first(index):
         return None
     if (key := _key_of(index)) is not None and (order := _order_of(key)) is not None and order.rows == rows.position:
         return _value(key, x.dtype, descending=order.descending)
@@ -131,7 +131,7 @@ def _order_of(key: Value) -> _Order | None:
     return _Order(below.node.args[0], descending) if below.node.op is Op.SORT_KEY else None
 
 
-def _is_of_few(x: Value) -> bool:
+def _is_of_first(x: Value) -> bool:
     """True if a value is computed of the first few of a row, point by point."""
     stack, seen = [x.position], set[int]()
     while stack:

@@ -88,7 +88,9 @@ class _Walk:
             return self._indexed(element)
         if family in (Family.POINTWISE, Family.VIEW):
             found = sources(self.graph, position, at, self.axes)
-            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found if not _is_outside(s.bounds)]
+            return [
+                (s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found if not _is_outside(s.bounds)
+            ]
         if family is Family.LIBRARY:
             return self._read(position, at)
         if family is Family.LEAF:

@@ -183,7 +183,7 @@ def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | N
     domain = group.domain
     if sums_columns(graph, other, domain):
         columns.append(other)
-    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING) or is_of_few(graph, other):
+    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING) or is_of_few(graph.nodes, other):
         rows.append(other)
     else:
         return None

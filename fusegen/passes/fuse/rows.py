@@ -31,7 +31,9 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) 
         if not places:
             return None
         for at in places:
-            walk(graph, root, at, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
+            walk(
+                graph, root, at, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots)
+            )
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
