@@ -258,12 +258,12 @@ def _concat(*tensors: Tensor, dim: int) -> Tensor:
     return torch.cat(tensors, dim)
 
 
-def _topk(x: Tensor, length: int, descending: bool, result: int, dtype: DType) -> Tensor:
+def _topk(x: Tensor, length: int, descending: bool, result: int, **_: DType) -> Tensor:
     """The first values or indices of rows in stable order."""
     return torch.sort(x, stable=True, dim=-1, descending=descending)[result][..., :length]
 
 
-def _sort_key(x: Tensor, index: Tensor, dtype: DType) -> Tensor:
+def _sort_key(x: Tensor, index: Tensor, **_: DType) -> Tensor:
     """The bits of a float32 as an integer in its order, and behind them the index and whether it is -0."""
     bits = x.float().view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -271,7 +271,7 @@ def _sort_key(x: Tensor, index: Tensor, dtype: DType) -> Tensor:
     return (ordered << 32) | (index << 1) | ((x == 0) & x.signbit())
 
 
-def _sorted_value(key: Tensor, dtype: DType) -> Tensor:
+def _sorted_value(key: Tensor, **_: DType) -> Tensor:
     ordered = key >> 32
     bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
     bits = torch.where((ordered == 0) & (key & 1 == 1), -(1 << 31), bits)

@@ -31,10 +31,11 @@ CANONICAL_SIZES: Sizes = {
     "blocks": 32,
     "pages": 2048,
     "page": 16,
+    "experts": 64,
 }
 """The sizes that specs are shown with where they name no others."""
 
-COUNTS = frozenset({"heads", "kv_heads", "page", "blocks"})
+COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "experts"})
 """Sizes that divide others or are divided by them, and stay as they are where all others change."""
 
 _NAME = re.compile(r"[a-z_]+")

@@ -6,10 +6,23 @@ import difflib
 from collections.abc import Mapping
 
 from fusegen.errors import SpecNotFoundError
-from fusegen.specs import attention, elementwise, embedding, gated, heads, linear, loss, normalization, rotary, softmax
+from fusegen.specs import (
+    attention,
+    elementwise,
+    embedding,
+    gated,
+    heads,
+    linear,
+    loss,
+    normalization,
+    rotary,
+    routing,
+    sampling,
+    softmax,
+)
 from fusegen.specs.spec import Spec
 
-_MODULES = (elementwise, gated, normalization, softmax, loss, heads, rotary, embedding, linear, attention)
+_MODULES = (elementwise, gated, normalization, softmax, loss, heads, rotary, embedding, linear, attention, routing, sampling)
 
 FAMILIES = tuple(module.FAMILY.name for module in _MODULES)
 """The names of the families, in order."""

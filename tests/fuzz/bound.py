@@ -309,9 +309,9 @@ def _last(index: Value, attrs: Mapping[str, Any]) -> Value:
 
 
 def _first(x: Value, attrs: Mapping[str, Any], dtype: DType) -> Value:
-    """The first few of rows, each between those of what they may at least and at most be; a kernel sorts a row as it was computed or,
-    where it lies in memory, in its dtype. No claim where there may be NaN, none of indices unless the row is certain and those of equal
-    values are not wanted in part."""
+    """The first few of rows, each between those of what they may at least and at most be; a kernel sorts a row as it was computed,
+    or in its dtype where it lies in memory. No claim where there may be NaN, and none of indices unless the row is certain and no
+    equal values are left out."""
     values, indices = ({**attrs, "result": number} for number in (0, 1))
     if isinstance(x, Exact):
         at, sure = EXACT[Op.TOPK](x.value, **indices), x.sure.all(-1, keepdim=True)

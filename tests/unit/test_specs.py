@@ -43,6 +43,7 @@ SMALL = {
     "blocks": 6,
     "pages": 12,
     "page": 4,
+    "experts": 16,
 }
 """The sizes of specs here, by name."""
 

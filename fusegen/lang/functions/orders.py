@@ -15,8 +15,8 @@ from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import binary, cast, dtype_of, normalize_dim, unsupported_argument
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.indexing import take_along_dim
-from fusegen.lang.functions.reductions import any_, argmax, sum
-from fusegen.lang.functions.views import holds, movedim, reshaped, squeeze
+from fusegen.lang.functions.reductions import any_, argmax, count_nonzero
+from fusegen.lang.functions.views import holds, movedim, reshaped, squeeze, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -25,7 +25,7 @@ from fusegen.lang.values import TracedTensor
 def topk(
     input: TracedTensor, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True, *, out: Any = None
 ) -> torch.return_types.topk:
-    """The greatest or the least k elements of a dim, in order (as torch may give them without ``sorted`` too), and their indices."""
+    """The greatest or the least k elements of a dim, in order, with ``sorted`` or without, and their indices."""
     unsupported_argument("topk", out=out)
     place = normalize_dim(dim, input.ndim)
     found = _first(input, place, _count("topk", input, place, k), descending=bool(largest))
@@ -70,7 +70,7 @@ def kthvalue(input: TracedTensor, k: Any, dim: int = -1, keepdim: bool = False, 
 
 @implements("median")
 def median(input: TracedTensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
-    """The element in the middle of a dim, the lesser of two, and its index; NaN where there is one. Without a dim the value alone."""
+    """The element in the middle of a dim, the lesser of two, and its index; NaN where there is one. Of all dims the value alone."""
     return _median("median", input, dim, keepdim, out)
 
 
@@ -101,7 +101,7 @@ def _middle(name: str, x: TracedTensor, dim: int) -> TracedTensor:
         middle = _kth(x, dim, (size + 1) // 2)
     else:
         counted = pointwise.isnan(x) if name == "nanmedian" else full_like(x, False, dtype=torch.bool)
-        numbers = sum(binary(Op.EQ, counted, False), dim, keepdim=True)
+        numbers = unsqueeze(count_nonzero(binary(Op.EQ, counted, False), dim), dim)
         place = pointwise.clamp(binary(Op.FLOOR_DIVIDE, pointwise.sub(numbers, 1), 2), min=0)
         middle = take_along_dim(_first(x, dim, _length(x, dim), descending=False)[1], place, dim)
     if name == "nanmedian" or not dtype_of(x).is_float:
