@@ -57,7 +57,7 @@ def moe_router(
     logits: (tokens, experts); renormalize: False leaves out the sum; scoring: "sigmoid" in place of "softmax"; bias: (experts),
     added where experts are compared, not to their weights; scale: of the weights; groups: of which the experts of `chosen_groups`
     alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
-    2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (arXiv 2401.04088).
+    2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
     wide = logits.float()
     if scoring == "sigmoid":

@@ -77,10 +77,6 @@ def sample(
     else:
         numbers = torch.arange(logits.shape[-1], device=logits.device) if order is None else order
         waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, numbers)
-            torch.empty_like(logarithms).exponential_()
-            if seeds is None
-            else _exponential(seeds, numbered if order is None else order)
-        )
         place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
         values = logarithms.gather(-1, place)
     token = place if order is None else order.gather(-1, place)
