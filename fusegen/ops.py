@@ -71,6 +71,8 @@ from fusegen.specs.quantization import (
     rms_norm_quant,
 )
 from fusegen.specs.rotary import rotary, rotary_, rotary_position_ids
+from fusegen.specs.routing import moe_router, topk
+from fusegen.specs.sampling import sample
 from fusegen.specs.softmax import log_softmax, logsumexp, scale_mask_softmax, softmax
 
 __all__ = [
@@ -124,6 +126,7 @@ __all__ = [
     "mish",
     "modulated_layer_norm",
     "modulated_rms_norm",
+    "moe_router",
     "paged_attention",
     "qk_norm",
     "qkv_linear",
@@ -136,6 +139,7 @@ __all__ = [
     "rotary",
     "rotary_",
     "rotary_position_ids",
+    "sample",
     "scale_mask_softmax",
     "sigmoid",
     "silu",
@@ -148,4 +152,5 @@ __all__ = [
     "swiglu_linear",
     "swiglu_mlp",
     "tanh",
+    "topk",
 ]

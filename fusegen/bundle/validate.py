@@ -134,7 +134,8 @@ def _library_problems(call: Call) -> Iterator[str]:
 def _is_called_so(function: Function, call: LibraryCall) -> bool:
     counts = (len(call.settings), len(call.sizes)) == (function.settings, function.sizes)
     dims = dict(enumerate(function.results))
-    are_results = all(sorted(result.order) == list(range(dims.get(result.number, 0))) for result in call.results)
+    ranks = [(result.order, dims.get(result.number, 0)) for result in call.results]
+    are_results = all(sorted(order) == list(range(len(order) if rank is None else rank)) for order, rank in ranks)
     return counts and len(call.operands) in function.operands and are_results and bool(call.results)
 
 

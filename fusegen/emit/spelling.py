@@ -100,6 +100,8 @@ COMMON: dict[Op, Form] = {
     Op.BITWISE_XOR: bitwise("^"),
     Op.LEFT_SHIFT: function("shift_left", 2),
     Op.RIGHT_SHIFT: function("shift_right", 2),
+    Op.SORT_KEY: function("sort_key", 2),
+    Op.SORTED_VALUE: function("sorted_value"),
 }
 """Forms that all languages share, for every type."""
 

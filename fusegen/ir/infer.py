@@ -94,6 +94,8 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
         return [DType.BOOL] * len(operands)
     if op.row.result is Result.BOOL:
         return [operand_dtype(op, operands).compute] * len(operands)
+    if op in (Op.SORT_KEY, Op.SORTED_VALUE, Op.BITS):
+        return [o.dtype.compute for o in operands]
     return [dtype.compute] * len(operands)
 
 
@@ -231,6 +233,8 @@ def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
         return (cast(Dim, attrs["length"]),)
     if op is Op.BLOCKS:
         return cast(Shape, attrs["shape"])
+    if op is Op.TOPK:
+        return (*operands[0].shape[:-1], cast(Dim, attrs["length"]))
     number = cast(int, attrs["result"])
     if op is Op.ATTENTION:
         q, values = operands[0].shape, operands[2].shape

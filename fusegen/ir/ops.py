@@ -169,6 +169,11 @@ class Op(Enum):
     LEFT_SHIFT = Row("bitwise_left_shift", Family.POINTWISE, 2, Result.PROMOTE)
     RIGHT_SHIFT = Row("bitwise_right_shift", Family.POINTWISE, 2, Result.PROMOTE)
     WHERE = Row("where", Family.POINTWISE, 3, Result.PROMOTE)
+    # (x, index): a number in the order of the float32 numbers x (NaN the greatest, -0 as 0), equal ones by their index below 2^31;
+    # and the x of such a number.
+    SORT_KEY = Row("sort_key", Family.POINTWISE, 2, Result.EXPLICIT)
+    SORTED_VALUE = Row("sorted_value", Family.POINTWISE, 1, Result.EXPLICIT)
+    BITS = Row("bits", Family.POINTWISE, 1, Result.EXPLICIT)  # of a float of 32 or 64 bits, as a signed integer
     COPY = Row("copy", Family.POINTWISE, 1, Result.SAME)  # its operand, in memory of its own: before a write changes it
 
     # Pointwise compositions.
@@ -261,6 +266,10 @@ class Op(Enum):
 
     # (index): of each number below the length, where the index (n,) has it last; -1 where it has not.
     LAST = Row("last", Family.LIBRARY, 1, Result.SAME)
+
+    # (x): the first `length` of each row (the last dim), the greatest first where `descending`, with NaN above all numbers; 0 as
+    # `result` is the values, 1 their indices. Of whole rows, equal values keep their order.
+    TOPK = Row("topk", Family.LIBRARY, 1, Result.EXPLICIT)
 
     # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v of (batch, head, position, channel); heads of q may share one of k and v, and
     # `causal` leaves the keys up to the query's own position. `result` 0 is the values, 1 the logsumexp of each query's scores,

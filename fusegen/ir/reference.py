@@ -258,6 +258,26 @@ def _concat(*tensors: Tensor, dim: int) -> Tensor:
     return torch.cat(tensors, dim)
 
 
+def _topk(x: Tensor, length: int, descending: bool, result: int, **_: DType) -> Tensor:
+    """The first values or indices of rows in stable order."""
+    return torch.sort(x, stable=True, dim=-1, descending=descending)[result][..., :length]
+
+
+def _sort_key(x: Tensor, index: Tensor, **_: DType) -> Tensor:
+    """The bits of a float32 as an integer in its order, and behind them the index and whether it is -0."""
+    bits = x.float().view(torch.int32).long()
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = torch.where(x == 0, 0, torch.where(x.isnan(), 0x7F800001, ordered))
+    return (ordered << 32) | (index << 1) | ((x == 0) & x.signbit())
+
+
+def _sorted_value(key: Tensor, **_: DType) -> Tensor:
+    ordered = key >> 32
+    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    bits = torch.where((ordered == 0) & (key & 1 == 1), -(1 << 31), bits)
+    return bits.int().view(torch.float32)
+
+
 def _gather(x: Tensor, index: Tensor, dim: int, wraps: bool) -> Tensor:
     return x.gather(dim, torch.where(index < 0, index + x.shape[dim], index) if wraps else index)
 
@@ -424,6 +444,9 @@ RULES: dict[Op, Rule] = {
     Op.LEFT_SHIFT: torch.bitwise_left_shift,
     Op.RIGHT_SHIFT: torch.bitwise_right_shift,
     Op.WHERE: torch.where,
+    Op.BITS: lambda x, dtype: x.to({4: torch.float32, 8: torch.float64}[dtype.itemsize]).view(dtype.torch),
+    Op.SORT_KEY: _sort_key,
+    Op.SORTED_VALUE: _sorted_value,
     Op.COPY: lambda x, **role: x.clone(),
     Op.RECIPROCAL: torch.reciprocal,
     Op.SQUARE: torch.square,
@@ -494,6 +517,7 @@ RULES: dict[Op, Rule] = {
     Op.LAST_MIN: lambda x, part: getattr(x.cummin(-1), part),
     Op.LOGCUMSUMEXP: lambda x: x.logcumsumexp(-1),
     Op.MATMUL: torch.matmul,
+    Op.TOPK: _topk,
     Op.LAST: lambda index, length: index.new_full((length,), -1).index_reduce_(0, index, torch.arange(len(index)), "amax"),
     Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),
     Op.ATTENTION: lambda *operands, **attrs: _attention(operands, **attrs),

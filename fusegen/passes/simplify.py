@@ -16,6 +16,7 @@ from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
+from fusegen.passes.few import at_few, first_few, reduced_few
 from fusegen.passes.sinks import softmax_beside_a_sink
 
 Rewrite: TypeAlias = Callable[[Value], Value | None]
@@ -228,6 +229,9 @@ RULES: tuple[Rule, ...] = (
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),
     Rule("double-negation", Op.NEG, _double_negation),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
+    Rule("first-few", Op.TOPK, first_few),
+    Rule("reduced-few", Family.REDUCTION, reduced_few),
+    Rule("at-few", Op.GATHER, at_few),
     Rule("in-dims-of-a-statistic", Family.POINTWISE, _in_dims_of_a_statistic),
 )
 

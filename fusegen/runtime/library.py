@@ -92,6 +92,22 @@ def last(_: Wanted, length: int, index: Tensor) -> list[Tensor]:
     return [index.new_full((length,), -1).scatter_reduce_(0, index, places, "amax")]
 
 
+def topk(wanted: Wanted, descending: float, length: int, rows: Tensor) -> list[Tensor]:
+    """The first of each row, in order, and where they stand: (…, length). Equal values of whole rows keep their order; torch says
+    nothing of that of others.
+
+    Args:
+        wanted: the results: 0 for the values, 1 for the indices.
+        descending: whether the greatest come first; NaN is above all numbers.
+        rows: (…, n).
+    """
+    if length == rows.shape[-1]:
+        found = torch.sort(rows, stable=True, dim=-1, descending=bool(descending))
+    else:
+        found = torch.topk(rows, length, -1, bool(descending), sorted=True)
+    return [found[number].to(dtype) for number, dtype in wanted]
+
+
 _FEW = 2  # sums for each row up to which all are computed, rather than those of the runs, each of which is then copied to its place
 
 
@@ -274,19 +290,20 @@ class Function:
         run: it.
         settings, sizes: how many numbers and sizes it takes.
         operands: how many tensors.
-        results: dims of each of its results.
+        results: dims of each of its results; None of any number.
     """
 
     run: Callable[..., list[Tensor]]
     settings: int
     sizes: int
     operands: range
-    results: tuple[int, ...]
+    results: tuple[int | None, ...]
 
 
 FUNCTIONS = {
     "scatter_add": Function(scatter_add, 0, 1, range(2, 3), (2,)),
     "last": Function(last, 0, 1, range(1, 2), (1,)),
+    "topk": Function(topk, 1, 1, range(1, 2), (None, None)),
     "attention": Function(attention, 3, 0, range(3, 5), (4, 3, 1)),
     "attention_backward": Function(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
 }

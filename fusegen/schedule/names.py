@@ -55,7 +55,7 @@ _PRIMITIVES = """
     philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
     reduced_angle rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
-    shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of
+    shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of sort_key sorted_value
     sin_f32 sin_f64 sin_reduced sqrt_f32 sqrt_f64 store store_lanes store_part store_shared_words store_vec
     tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait
     trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor

@@ -33,10 +33,11 @@ CANONICAL_SIZES: Sizes = {
     "page": 16,
     "groups": 32,
     "group": 128,
+    "experts": 64,
 }
 """The sizes that specs are shown with where they name no others."""
 
-COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "group"})
+COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "group", "experts"})
 """Sizes that divide others or are divided by them, and stay as they are where all others change."""
 
 _NAME = re.compile(r"[a-z_]+")

@@ -17,11 +17,27 @@ from fusegen.specs import (
     normalization,
     quantization,
     rotary,
+    routing,
+    sampling,
     softmax,
 )
 from fusegen.specs.spec import Spec
 
-_MODULES = (elementwise, gated, normalization, softmax, loss, heads, rotary, embedding, linear, attention, quantization)
+_MODULES = (
+    elementwise,
+    gated,
+    normalization,
+    softmax,
+    loss,
+    heads,
+    rotary,
+    embedding,
+    linear,
+    attention,
+    quantization,
+    routing,
+    sampling,
+)
 
 FAMILIES = tuple(module.FAMILY.name for module in _MODULES)
 """The names of the families, in order."""

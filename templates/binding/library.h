@@ -32,6 +32,17 @@ inline std::vector<at::Tensor> last(const Wanted&, int64_t length, const std::ve
   return {found.scatter_reduce_(0, index, at::arange(index.size(0), index.options()), "amax")};
 }
 
+// The first of each row, in order, and where they stand.
+inline std::vector<at::Tensor> topk(const Wanted& wanted, double descending, int64_t length, const std::vector<at::Tensor>& given) {
+  const at::Tensor& rows = given[0];
+  const bool is_falling = descending != 0.0;
+  const auto [values, indices] = length == rows.size(-1) ? at::sort(rows, true, -1, is_falling)
+                                                         : at::topk(rows, length, -1, is_falling, true);
+  std::vector<at::Tensor> found;
+  for (const auto& [number, dtype] : wanted) found.push_back((number ? indices : values).to(dtype));
+  return found;
+}
+
 // Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
 inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& index = given[1];

@@ -102,6 +102,11 @@ class Bound(Interpreter):
             found = _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
             in_memory = isinstance(found, Float) and node.dtype.is_half  # narrow or wide
             return hull(found, converted(found, node.dtype)) if in_memory else found
+        if node.op is Op.BITS:
+            found = converted_hull(_as_float(args[0]), self.graph.nodes[node.args[0]].dtype)
+            return Exact(EXACT[Op.BITS](found.values, **attrs).long(), found.exact & found.num & ~found.nan & (found.lo != 0))
+        if node.op is Op.TOPK:
+            return _first(args[0], attrs, self.graph.nodes[node.args[0]].dtype)
         if node.op is Op.CAST:
             return _cast(args[0], node.dtype)
         if node.family is Family.POINTWISE:
@@ -304,6 +309,32 @@ def _last(index: Value, attrs: Mapping[str, Any]) -> Value:
     at = torch.where(index.sure, index.value, torch.zeros_like(index.value))
     found = EXACT[Op.LAST](at, **attrs)
     return Exact(found, index.sure.all().expand(found.shape))
+
+
+def _first(x: Value, attrs: Mapping[str, Any], dtype: DType) -> Value:
+    """The first few of rows, each between those of what they may at least and at most be; a kernel sorts a row as it was computed,
+    or in its dtype where it lies in memory. No claim where there may be NaN, and none of indices unless the row is certain and no
+    equal values are left out."""
+    values, indices = ({**attrs, "result": number} for number in (0, 1))
+    if isinstance(x, Exact):
+        at, sure = EXACT[Op.TOPK](x.value, **indices), x.sure.all(-1, keepdim=True)
+        if not attrs["result"]:
+            return Exact(EXACT[Op.TOPK](x.value, **values), sure.expand(at.shape))
+        return Exact(at, sure & (_is_apart(x.value, attrs) | torch.tensor(attrs["length"] == x.value.shape[-1])))
+    x = hull(x, converted(x, dtype)) if dtype.is_half else x
+    if attrs["result"]:
+        sure = (x.exact & x.num).all(-1, keepdim=True) & ~x.nan.any(-1, keepdim=True)
+        return Exact(EXACT[Op.TOPK](x.lo, **indices), sure & _is_apart(x.lo, attrs))
+    known = ~x.nan.any(-1, keepdim=True) & x.num.all(-1, keepdim=True)
+    lo, hi = (EXACT[Op.TOPK](border, **values) for border in (x.lo, x.hi))
+    known = known.expand(lo.shape)
+    return where(known, Float.of(lo, hi, ~known, known), anything(lo))
+
+
+def _is_apart(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
+    """Whether each of the first differs from all others of its row."""
+    found = EXACT[Op.TOPK](x, **{**attrs, "result": 0})
+    return (found[..., :, None] == x[..., None, :]).sum(-1) == 1
 
 
 def _as_float(x: Value) -> Float:

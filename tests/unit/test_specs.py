@@ -45,6 +45,7 @@ SMALL = {
     "page": 4,
     "groups": 3,
     "group": 16,
+    "experts": 16,
 }
 """The sizes of specs here, by name."""
 

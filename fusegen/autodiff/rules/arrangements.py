@@ -241,6 +241,16 @@ def _running_extremum(last: Op) -> Rule:
     return rule
 
 
+def _topk(y: Value, dy: Value) -> Gradients:
+    """To the elements that were chosen, of which each is one of a row's."""
+    if y.node.attr("result"):
+        return (None,)
+    x = y.arg(0)
+    attrs = {**dict(y.node.attrs), "result": 1, "dtype": DType.INT64}
+    chosen = x.apply(Op.GATHER, x.apply(Op.TOPK, **attrs), dim=len(x.node.shape) - 1, wraps=False)
+    return _gather(chosen, dy)[:1]
+
+
 def _scatter_add(y: Value, dy: Value) -> Gradients:
     """The gradient by the sum that each row is part of."""
     rows, index = y.arg(0), y.arg(1)
@@ -292,6 +302,7 @@ ARRANGEMENTS: dict[Op, Rule] = {
     Op.GATHER: _gather,
     Op.CUMMAX: _running_extremum(Op.LAST_MAX),
     Op.CUMMIN: _running_extremum(Op.LAST_MIN),
+    Op.TOPK: _topk,
     Op.MATMUL: _matmul,
     Op.SCATTER_ADD: _scatter_add,
 }

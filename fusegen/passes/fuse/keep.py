@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from typing import TypeAlias
 
 from fusegen.ir.graph import Graph, Node, Shape
@@ -158,8 +159,13 @@ class _Sharing:
         return frozenset(found)
 
     def _bytes(self, positions: Iterable[int]) -> int:
-        nodes = (self.graph.nodes[p] for p in positions)
-        return sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes if node.op is not Op.RANDOM)
+        return sum(map(self._sizes.__getitem__, positions))
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """The bytes of each value, but for random bits, which take none."""
+        nodes = self.graph.nodes
+        return [0 if n.op is Op.RANDOM else nominal(product(n.shape)) * n.dtype.itemsize for n in nodes]
 
     def _key(self, value: int) -> Key:
         """Values over one iteration space that no other kernel has to come between are computed together."""

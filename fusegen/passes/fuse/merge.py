@@ -15,6 +15,7 @@ from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.decide import Decision, Kept
+from fusegen.passes.fuse.few import is_of_few
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.grow import pointwise_group, reduction_group
 from fusegen.passes.fuse.rows import column_group, fits_beside_sums, row_group, sums_columns
@@ -182,7 +183,7 @@ def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | N
     domain = group.domain
     if sums_columns(graph, other, domain):
         columns.append(other)
-    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
+    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING) or is_of_few(graph.nodes, other):
         rows.append(other)
     else:
         return None

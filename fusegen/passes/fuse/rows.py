@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.ops import Family
-from fusegen.ir.symbolic import literal, same
+from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
 from fusegen.passes.fuse.decide import Kept
+from fusegen.passes.fuse.few import places_of_row
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
 _LONGEST_SUMMED_ROW = 16384
@@ -22,15 +23,15 @@ aligned. On an H200 the backward pass of a norm takes 50 µs in one kernel for 3
 
 
 def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
-    """A row kernel that writes some values: each over the whole domain, or one a row."""
+    """A row kernel that writes some values: each over the whole domain, or one a row, or a few."""
     axes = domain_axes(domain)
-    cone = Cone()
+    cone, others = Cone(), kept.difference(roots)
     for root in roots:
-        shape = graph.nodes[root].shape
-        if not _is_over(shape, domain):
+        places = places_of_row(graph, root, domain, axes)
+        if not places:
             return None
-        index = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
-        walk(graph, root, index, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, kept.difference(roots))
+        for place in places:
+            walk(graph, root, place, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, others)
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
@@ -94,12 +95,3 @@ def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain)
     if graph.nodes[position].family is not Family.REDUCTION:
         return False
     return is_row_aligned(graph, position, at, domain, domain_axes(domain))
-
-
-def _is_over(shape: Shape, domain: Domain) -> bool:
-    """Whether a value has an element a point of the domain, or one a row."""
-    if len(shape) != len(domain.shape):
-        return False
-    whole = all(same(a, b) for a, b in zip(shape, domain.shape, strict=True))
-    per_row = all(same(a, 1 if d in domain.columns else b) for d, (a, b) in enumerate(zip(shape, domain.shape, strict=True)))
-    return whole or per_row

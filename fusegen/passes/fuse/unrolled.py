@@ -17,6 +17,7 @@ from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
+from fusegen.passes.fuse.few import places_of_row
 from fusegen.passes.fuse.groups import Group, GroupKind
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
@@ -43,7 +44,7 @@ def unrolled(graph: Graph, group: Group) -> Space:
     """The space over which a group is computed: where points share what they read, these are one; else the domain itself."""
     axes = domain_axes(group.domain)
     space = Space(axes, (axes.symbols,))
-    if group.kind is not GroupKind.POINTWISE and not _reduces_rows(graph, group):
+    if group.kind is not GroupKind.POINTWISE and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
         return space
     while (finer := next(_finer(graph, group, space), None)) is not None:
         space = finer
@@ -54,6 +55,12 @@ def _reduces_rows(graph: Graph, group: Group) -> bool:
     """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
     over = (reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
     return group.kind is GroupKind.ROW and all(over) and all(graph.nodes[a].op in COMBINED for a in group.anchors)
+
+
+def _goes_along_rows(graph: Graph, group: Group) -> bool:
+    """True if no result has a few elements of a row, which are written one by one."""
+    axes = domain_axes(group.domain)
+    return all(len(places_of_row(graph, output, group.domain, axes)) == 1 for output in group.outputs)
 
 
 def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:

@@ -20,7 +20,7 @@ from fusegen.schedule.lower.memory import formulas
 from fusegen.schedule.lower.placement import Placement, place
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 
-_SETTINGS = ("scale", "causal", "dropout")
+_SETTINGS = ("scale", "causal", "dropout", "descending")
 """Attributes of nodes that are numbers which torch's functions take, in this order."""
 
 

@@ -22,6 +22,9 @@ from fusegen.passes.fuse.keep import ends_of
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec
 
+_ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
+"""Operations whose results torch gives in the operands' dtype."""
+
 _PRODUCTS = (GroupKind.LIBRARY, GroupKind.CALL, GroupKind.LOOP, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
 
@@ -115,7 +118,7 @@ class Memory:
         """Values that stay as wide as they were computed until they are read: statistics, and what the library makes of 16-bit
         floats, but for products that every kernel stores."""
         products = {p for group in self.groups if group.kind in (GroupKind.LIBRARY, GroupKind.CALL) for p in group.outputs}
-        products -= {p for p in products if self.graph.nodes[p].op in (Op.ATTENTION, Op.ATTENTION_BACKWARD)}  # which torch rounds
+        products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
 

@@ -12,8 +12,9 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
+from fusegen.passes.fuse.few import places_of_row
 from fusegen.passes.fuse.groups import Domain
-from fusegen.passes.fuse.unrolled import COMBINED, unrolled
+from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
@@ -77,9 +78,7 @@ def _evaluate(context: Context) -> RowMath:
     for output in context.group.outputs:
         if _is_column_sum(context, output):
             continue
-        kind = "row_write" if _is_per_row(context, output) else "write"
-        for point in space.points[:1] if kind == "row_write" else space.points:
-            index = broadcast_index(graph.nodes[output].shape, point)
+        for index, kind in _places(context, output, space):
             term = evaluator.value(output, index)
             found = context.stores(output, index, axes)
             roots += [
@@ -133,10 +132,20 @@ def _is_column_sum(context: Context, node: int) -> bool:
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
 
 
-def _is_per_row(context: Context, node: int) -> bool:
-    domain, shape = context.group.domain, context.graph.nodes[node].shape
-    reduced = all(same(shape[d], 1) for d in domain.columns)
-    return reduced and not all(same(domain.shape[d], 1) for d in domain.columns)
+def _places(context: Context, output: int, space: Space) -> list[tuple[Position, str]]:
+    """The elements of a result that a thread writes at a point of the space: each with the kind of its root."""
+    graph, domain = context.graph, context.group.domain
+    places = places_of_row(graph, output, domain, domain_axes(domain))
+    if len(places) > 1 or _is_per_row(domain, places[0]):
+        return [(place, "row_write") for place in places]
+    return [(broadcast_index(graph.nodes[output].shape, point), "write") for point in space.points]
+
+
+def _is_per_row(domain: Domain, index: Position) -> bool:
+    """True if an element is one of a row, and not one at each column."""
+    columns = {domain_axes(domain).symbols[d] for d in domain.columns}
+    along = any(not isinstance(i, int) and not i.free_symbols.isdisjoint(columns) for i in index)
+    return not along and not all(same(domain.shape[d], 1) for d in domain.columns)
 
 
 def _merged(

@@ -1,0 +1,145 @@
+"""The first few of short rows, as reductions: each is the next number of a row in an order of all of its elements.
+
+An element and its index make one integer (`Op.SORT_KEY`), so that no two of a row are equal, and the least above the one before is
+the next. Sums over the few, and elements at their indices, become math on a row's numbers: one kernel that goes along the row
+computes all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from fusegen.dtypes import DType
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import literal, same
+from fusegen.passes.algebra import Value
+from fusegen.passes.fuse.few import MOST, is_of_few
+
+_LONGEST = 4096
+"""Elements of a row up to which a kernel goes over it once for each of the few."""
+
+_HIGH = -(1 << 32)
+"""The bits of a key in which the value is: without them the order of values turns around, that of indices does not."""
+
+_LOW = (1 << 32) - 1
+_ABOVE = 0x7F800002 << 32
+"""A number above all keys, and exact as a float64."""
+
+_COMBINED = {Op.SUM: Op.ADD, Op.PROD: Op.MUL, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
+
+
+def first_few(x: Value) -> Value | None:
+    """The first of rows that registers hold, of floats that float32 holds."""
+    rows, count = x.arg(0), literal(x.node.shape[-1])
+    length = literal(rows.node.shape[-1])
+    if count is None or not 0 < count <= MOST or length is None or length > _LONGEST or rows.dtype.compute is not DType.FLOAT32:
+        return None
+    descending = bool(x.node.attr("descending"))
+    keys = _keys(rows, descending=descending)
+    found: list[Value] = []
+    for _ in range(count):
+        left = keys if not found else (keys > found[-1]).where(keys, _ABOVE)
+        found.append(left.reduce(Op.AMIN, (len(x.node.shape) - 1,)))
+    few = found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=len(x.node.shape) - 1)
+    return _index(few) if x.node.attr("result") else _value(few, x.dtype, descending=descending)
+
+
+def _keys(rows: Value, *, descending: bool) -> Value:
+    """The numbers of a row's elements, of which the first is the least."""
+    keys = rows.apply(Op.SORT_KEY, _places(rows), dtype=DType.INT64)
+    return keys.apply(Op.BITWISE_XOR, _HIGH) if descending else keys
+
+
+def _places(rows: Value) -> Value:
+    """The indices along the last dim."""
+    iota = rows.builder.add(Op.IOTA, (), location=rows.location, shape=rows.node.shape[-1:], dtype=DType.INT64)
+    return Value(rows.builder, iota, rows.location)
+
+
+def _index(key: Value) -> Value:
+    return key.apply(Op.BITWISE_AND, _LOW).apply(Op.RIGHT_SHIFT, 1)
+
+
+def _value(key: Value, dtype: DType, *, descending: bool) -> Value:
+    found = (key.apply(Op.BITWISE_XOR, _HIGH) if descending else key).apply(Op.SORTED_VALUE, dtype=DType.FLOAT32)
+    return found if dtype is DType.FLOAT32 else found.apply(Op.CAST, dtype=dtype)
+
+
+def reduced_few(x: Value) -> Value | None:
+    """A reduction of the first few of a row, as math on each of them."""
+    few, op = x.arg(0), _COMBINED.get(x.node.op)
+    last = len(few.node.shape) - 1
+    count = literal(few.node.shape[-1]) if few.node.shape else None
+    if op is None or x.node.attr("dims") != (last,) or count is None or count > MOST or not few.dtype.is_float:
+        return None
+    if not count > 1 or not is_of_few(few.builder.nodes, few.position):
+        return None
+    return reduce(lambda a, b: a.apply(op, b), _each(few, count))
+
+
+def at_few(x: Value) -> Value | None:
+    """The elements of a row at indices that are computed of the row: each is the only one whose index is that."""
+    rows, index = x.arg(0), x.arg(1)
+    last = len(x.node.shape) - 1
+    count, length = literal(index.node.shape[-1]), literal(rows.node.shape[-1])
+    if x.node.attr("dim") != last or count is None or count > MOST or length is None or length > _LONGEST:
+        return None
+    if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])) or not _is_of_first(index):
+        return None
+    if (key := _key_of(index)) is not None and (order := _order_of(key)) is not None and order.rows == rows.position:
+        return _value(key, x.dtype, descending=order.descending)
+    places = _places(rows)
+    found = [places.apply(Op.EQ, at).where(rows, float("-inf")).reduce(Op.AMAX, (last,)) for at in _each(index, count)]
+    return found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=last)
+
+
+def _each(few: Value, count: int) -> list[Value]:
+    """The numbers of a row that stand side by side."""
+    last = len(few.node.shape) - 1
+    return [few] if count == 1 else [few.apply(Op.SLICE, dim=last, start=n, length=1, step=1) for n in range(count)]
+
+
+def _key_of(index: Value) -> Value | None:
+    """The number of an element and its index of which an index was taken."""
+    if index.node.op is Op.SLICE:
+        key = _key_of(index.arg(0))
+        return None if key is None else key.apply(Op.SLICE, **dict(index.node.attrs))
+    if index.node.op is not Op.RIGHT_SHIFT or index.arg(0).node.op is not Op.BITWISE_AND:
+        return None
+    return index.arg(0).arg(0)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An order of rows: these, and whether their greatest come first."""
+
+    rows: int
+    descending: bool
+
+
+def _order_of(key: Value) -> _Order | None:
+    """The order in which a number of an element and its index is one of the first."""
+    while key.node.op in (Op.SLICE, Op.CONCAT):
+        key = key.arg(0)
+    if key.node.op is not Op.AMIN:
+        return None
+    below = key.arg(0)
+    below = below.arg(1) if below.node.op is Op.WHERE else below
+    descending = below.node.op is Op.BITWISE_XOR
+    below = below.arg(0) if descending else below
+    return _Order(below.node.args[0], descending) if below.node.op is Op.SORT_KEY else None
+
+
+def _is_of_first(x: Value) -> bool:
+    """True if a value is computed of the first few of a row, point by point."""
+    stack, seen = [x.position], set[int]()
+    while stack:
+        position = stack.pop()
+        node = x.builder.nodes[position]
+        if position not in seen and node.family in (Family.POINTWISE, Family.VIEW):
+            stack += node.args
+        elif node.op is Op.AMIN and _order_of(Value(x.builder, position, x.location)) is not None:
+            return True
+        seen.add(position)
+    return False

@@ -1,0 +1,85 @@
+"""Choices of a few of a row: the greatest, and the experts of a mixture (MoE)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError
+from fusegen.specs.operands import tensor
+from fusegen.specs.spec import Family
+
+FAMILY = Family("routing")
+
+SIZES = {"rows": 8192, "experts": 64}
+DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
+
+
+@FAMILY.spec({"input": tensor("rows experts"), "k": 8}, sizes=SIZES, variants={"least": {"largest": False}}, trains=("input",))
+@fg.kernel
+def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k greatest of each row, or the least, in order, and their indices
+
+    input: (…, features). Up to 16 of at most 4096 are found by the kernel that computes the row, the first of equal ones first;
+    others by torch, which does not say of equal ones which it takes.
+    """
+    values, indices = input.topk(k, largest=largest)
+    return values, indices
+
+
+@FAMILY.spec(
+    {"logits": tensor("rows experts"), "k": 8},
+    sizes=SIZES,
+    variants={
+        "plain": {"renormalize": False},
+        "sigmoid": {"scoring": "sigmoid"},
+        "deepseek_v3": DEEPSEEK_V3,
+        "deepseek_v3_groups": {**DEEPSEEK_V3, "groups": 4, "chosen_groups": 2},
+    },
+    aliases=("topk_softmax", "fused_topk", "FusedTopK", "moe_gate"),
+    trains=("logits",),
+)
+@fg.kernel
+def moe_router(
+    logits: Tensor,
+    k: fg.Static[int],
+    renormalize: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    groups: fg.Static[int] = 1,
+    chosen_groups: fg.Static[int] = 1,
+) -> tuple[Tensor, Tensor]:
+    """The k greatest of softmax(logits) over their sum, and which experts they are of
+
+    logits: (tokens, experts); renormalize: False leaves out the sum; scoring: "sigmoid" in place of "softmax"; bias: (experts),
+    added where experts are compared, not to their weights; scale: of the weights; groups: of which the experts of `chosen_groups`
+    alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
+    2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
+    """
+    wide = logits.float()
+    if scoring == "sigmoid":
+        scores = wide.sigmoid()
+        indices = _limited(scores if bias is None else scores + bias, groups, chosen_groups).topk(k).indices
+        weights = scores.gather(-1, indices)
+        weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    elif scoring == "softmax":
+        if bias is not None or groups > 1:
+            raise ArgumentError("a bias or groups beside softmax", mend='give scoring="sigmoid"')
+        values, indices = wide.topk(k)
+        weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
+    else:
+        raise ArgumentError(f"no scoring is called {scoring!r}", mend="give 'softmax' or 'sigmoid'")
+    return (scale * weights).to(logits.dtype), indices
+
+
+def _limited(scores: Tensor, groups: int, chosen: int) -> Tensor:
+    """Scores of (tokens, experts), minus infinity but in the groups with the greatest sums of two."""
+    if groups == 1:
+        return scores
+    parts = scores.unflatten(-1, (groups, -1))
+    sums = parts.topk(2).values.sum(-1)
+    least = sums.topk(chosen).values[:, -1:]
+    return parts.masked_fill((sums < least)[..., None], -math.inf).flatten(1)

@@ -1,0 +1,138 @@
+"""The next token of each request, from its logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.specs.operands import Operand, indices, positive, tensor
+from fusegen.specs.spec import Family
+
+FAMILY = Family("sampling")
+
+SIZES = {"rows": 64}
+PENALTIES = {
+    "counts": indices("rows vocabulary", below="3"),
+    "repetition": positive("rows 1"),
+    "presence": positive("rows 1"),
+    "frequency": positive("rows 1"),
+}
+
+
+def _column(value: float) -> Operand:
+    return Operand("rows 1", lambda dims, _, __: torch.full(dims, value))
+
+
+TOP_K, TOP_P, MIN_P = {"top_k": _column(20)}, {"top_p": _column(0.9)}, {"min_p": _column(0.05)}
+
+
+@FAMILY.spec(
+    {"logits": tensor("rows vocabulary"), "temperature": positive("rows 1"), "seeds": indices("rows 1", below="vocabulary")},
+    sizes=SIZES,
+    variants={
+        "greedy": {"temperature": None},
+        "top_k": TOP_K,
+        "top_p": TOP_P,
+        "top_k_top_p": {**TOP_K, **TOP_P},
+        "min_p": MIN_P,
+        "penalties": PENALTIES,
+        "all": {**PENALTIES, **TOP_K, **TOP_P, **MIN_P},
+    },
+    aliases={"FusedSampling": "all", "top_k_top_p_sampling": "top_k_top_p", "sampling": ""},
+    trains=False,
+)
+@fg.kernel
+def sample(
+    logits: Tensor,
+    temperature: Tensor | None = None,
+    seeds: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    counts: Tensor | None = None,
+    repetition: Tensor | None = None,
+    presence: Tensor | None = None,
+    frequency: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and the logarithm of its probability
+
+    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
+    by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one the most likely token is taken.
+    seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k: how many tokens are left;
+    top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv 1904.09751); min_p: which share of the
+    greatest probability is the least (arXiv 2407.01082). Tokens as likely as the last that is left are left as well. Drawn as the
+    greatest of p/e, e exponential (Gumbel-max). Nothing is sorted: the least logit that is left is found bit by bit.
+    """
+    wide = _penalized(logits.float(), counts, repetition, presence, frequency)
+    wide = wide if temperature is None else wide / temperature
+    logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+    if temperature is None:
+        values, token = logarithms.max(-1, keepdim=True)
+    else:
+        numbers = torch.arange(logits.shape[-1], device=logits.device)
+        waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, numbers)
+        token = (logarithms - waiting.log()).argmax(-1, keepdim=True)
+        values = torch.where(numbers == token, logarithms, -math.inf).amax(-1, keepdim=True)
+    return token.squeeze(-1), values.squeeze(-1)
+
+
+def _penalized(
+    logits: Tensor, counts: Tensor | None, repetition: Tensor | None, presence: Tensor | None, frequency: Tensor | None
+) -> Tensor:
+    """Logits of tokens that occurred, divided or multiplied so that they fall, less a number, and less another for each time."""
+    if counts is None:
+        return logits
+    occurred = counts > 0
+    if repetition is not None:
+        logits = torch.where(occurred, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    if frequency is not None:
+        logits = logits - frequency * counts
+    return logits if presence is None else logits - presence * occurred
+
+
+def _cut(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
+    """Logits, minus infinity where a token is left out."""
+    bits = logits.view(torch.int32).long()
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # in the order of logits
+    if top_k is not None:
+        least = _least(keys, lambda left: left.sum(-1, keepdim=True) >= top_k)
+        logits = logits.masked_fill(keys < least, -math.inf)
+    if top_p is not None:
+        weights = logits.softmax(-1)
+        least = _least(keys, lambda left: torch.where(left, weights, 0.0).sum(-1, keepdim=True) >= top_p)
+        logits = logits.masked_fill(keys < least, -math.inf)
+    if min_p is not None:
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -math.inf)
+    return logits
+
+
+def _least(keys: Tensor, is_enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """The greatest number of 32 bits, a row, such that the keys from it on are enough: two bits at a time, as a pass over the row
+    costs more than what it compares."""
+    found = torch.full_like(keys[..., :1], -(1 << 31))
+    for shift in range(30, -1, -2):
+        steps = [found + (digit << shift) for digit in range(4)]
+        enough = [is_enough(keys >= step) for step in steps[1:]]
+        found = torch.where(enough[2], steps[3], torch.where(enough[1], steps[2], torch.where(enough[0], steps[1], found)))
+    return found
+
+
+_GOLDEN = -0x61C8864680B583EB
+"""2^64 over the golden ratio, as a signed number."""
+
+
+def _exponential(seeds: Tensor, numbers: Tensor) -> Tensor:
+    """Exponential numbers of seeds, each of a number."""
+    bits = _mixed(_mixed(seeds) + numbers * _GOLDEN)
+    return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64 of 64 bits: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014)."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -1,0 +1,56 @@
+"""The first few of rows, with softmax before and sums behind, in every kind of plan of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.schedule.lower import context
+from fusegen.schedule.plan import Persistence, RowPlan
+from tests.naming import case
+from tests.unit.eager import agree, randn
+
+Way = Callable[[RowPlan], bool]
+pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
+
+PLANS: dict[str, tuple[int, Way]] = {
+    "a part of a warp": (64, lambda plan: plan.threads < 32),
+    "a warp": (264, lambda plan: plan.threads == 32),
+    "a block": (1000, lambda plan: plan.threads > 32),
+    "at aligned places": (331, lambda plan: plan.shifted),
+    "read again": (1000, lambda plan: plan.persistence is Persistence.LOOPED),
+}
+
+
+def router(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    weights = x.softmax(-1)
+    values, places = weights.topk(3)
+    others = weights.gather(-1, (weights + bias).topk(2).indices)
+    return values / values.sum(-1, keepdim=True), places, others
+
+
+def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (columns, way) in PLANS.items():
+
+        def chosen(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
+            self.candidates = candidates
+            return next(filter(way, candidates))
+
+        with case(name):
+            monkeypatch.setattr(context.Context, "chosen", chosen)
+            agree(router, (randn(5, columns), randn(columns)))
+
+
+def test_numbers_that_are_hard_to_order() -> None:
+    row = torch.tensor([1.0, torch.nan, -torch.inf, 0.0, -0.0, torch.inf, 2.0, 1.0])
+    rows = torch.stack([row, row.flip(0), torch.full((8,), -torch.inf), torch.full((8,), torch.nan), -row])
+    agree(lambda x: (*x.sort(stable=True), *x.sort(stable=True, dim=-1, descending=True)), (rows,))
+
+
+def test_one_launch() -> None:
+    low = fg.kernel(lambda x: router(x, x[0])).lower(randn(9, 64, dtype=torch.bfloat16), target="sm_90a")
+    assert len(low.program.launches) == 1
