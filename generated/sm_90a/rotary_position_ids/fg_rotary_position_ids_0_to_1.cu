@@ -1,8 +1,8 @@
-// rotary_position_ids_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * 524288 + 1023) // 1024), block 128.
+// rotary_position_ids_0: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
-// rotary_position_ids_1: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((k_dim1 * q_dim0 * 524288 + 1023) // 1024), block 128.
+// rotary_position_ids_1: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -120,6 +120,13 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
   if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
 
+// base^x, of the binary logarithm of a base above 0, which is high + low: within three units in the last place.
+__device__ __forceinline__ float power_of(float high, float low, float x) {
+  const float exponent = x * high;
+  const float rest = fmaf(x, high, -exponent) + x * low;
+  return exp2f(exponent) * (fabsf(exponent) < 200.0f ? 1.0f + rest * 0.69314718f : 1.0f);
+}
+
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
@@ -198,11 +205,18 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float rotary_position_ids_0(float q, i64 position_ids, i64 position_ids_2, float q_2, float q_3, i64 coordinate, i64 coordinate_2, bool coordinate_3) {
-    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float pow_2 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate_2, 2LL)), 128.0f));
-    const float where_1 = coordinate_3 ? static_cast<float>(position_ids_2) * fast_divide(1.0f, pow_2) : static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);
-    return q * round_bf16(cosf(where_1)) + (coordinate_3 ? -q_3 : q_2) * round_bf16(sinf(where_1));  // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);  // line 44: angles = position_ids[..., None].float() * frequencies
+    float sin_1, cos_1;                                                               // line 46: cos, sin = (angles.cos() * magnitude).to(q.dtype), (angles.sin() * magn…
+    sincosf(mul_1, &sin_1, &cos_1);
+    hoisted = round_bf16(cos_1);
+    hoisted_2 = round_bf16(sin_1);
+}
+
+__device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float hoisted, float hoisted_2, float& result, float& result_2) {
+    result = q * hoisted + -q_2 * hoisted_2;                                          // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    result_2 = q_2 * hoisted + q * hoisted_2;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -211,58 +225,58 @@ __device__ __forceinline__ float rotary_position_ids_0(float q, i64 position_ids
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr, i64 q_dim0, i64 q_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = q_dim0 * q_dim1 * 524288;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    constexpr i32 LANES = 8;     // neighbours that one access moves
+    constexpr i32 UNROLL = 2;    // groups of lanes in flight in a thread
+    constexpr i32 REPEATS = 4;   // groups of lanes of a thread
+    const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
+    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
+    if (position + LANES > element_count) return;
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
+    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
+    i64 position_ids_raw;
+    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
+    const i64 position_ids = widen(position_ids_raw);
+    float hoisted[8];
+    float hoisted_2[8];
+#pragma unroll
+    for (i32 v = 0; v < 8; ++v) rotary_position_ids_0_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
 
-    bf16 q_raw[UNROLL][LANES];
-    i64 position_ids_raw[UNROLL][LANES] = {};
-    i64 position_ids_2_raw[UNROLL][LANES] = {};
-    bf16 q_2_raw[UNROLL][LANES] = {};
-    bf16 q_3_raw[UNROLL][LANES] = {};
+    const Index first = i1_chunk * REPEATS;
+    const Index end = q_dim1 < first + REPEATS ? q_dim1 : first + REPEATS;
+#pragma unroll 1
+    for (Index start = first; start < end; start += UNROLL) {
+        bf16 q_raw[UNROLL][8];
+        bf16 q_2_raw[UNROLL][8];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / q_dim1;
-        const Index i1 = i2_outer - i0 * q_dim1;
-        load_lanes<8>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
-        for (i32 v = 0; v < 8; ++v) if (i3 + v >= 64) position_ids_raw[u][v] = load(position_ids_ptr, i0 * 4096 + i2);
-        for (i32 v = 0; v < 8; ++v) if (i3 + v < 64) position_ids_2_raw[u][v] = load(position_ids_ptr, i0 * 4096 + i2);
-        if (i3 >= 64) load_lanes<8>(q_2_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 - 64);
-        if (i3 < 64) load_lanes<8>(q_3_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
-    }
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            load_lanes<8>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<8>(q_2_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
+        }
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / q_dim1;
-        const Index i1 = i2_outer - i0 * q_dim1;
-        float q[8];
-        widen_vec(q_raw[u], q);
-        i64 position_ids[8];
-        widen_vec(position_ids_raw[u], position_ids);
-        i64 position_ids_2[8];
-        widen_vec(position_ids_2_raw[u], position_ids_2);
-        float q_2[8];
-        widen_vec(q_2_raw[u], q_2);
-        float q_3[8];
-        widen_vec(q_3_raw[u], q_3);
-        float result[8];
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            float q[8];
+            widen_vec(q_raw[u], q);
+            float q_2[8];
+            widen_vec(q_2_raw[u], q_2);
+            float result[8];
+            float result_2[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = rotary_position_ids_0(q[v], position_ids[v], position_ids_2[v], q_2[v], q_3[v], i3 + v - 64, i3 + v, i3 + v < 64);
-        bf16 result_raw[8];
-        narrow_vec(result, result_raw);
-        store_lanes<8>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            for (i32 v = 0; v < 8; ++v) rotary_position_ids_0(q[v], q_2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
+            bf16 result_raw[8];
+            narrow_vec(result, result_raw);
+            store_lanes<8>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[8];
+            narrow_vec(result_2, result_2_raw);
+            store_lanes<8>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+        }
     }
 }
 }  // part_1
@@ -271,11 +285,18 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float rotary_position_ids_1(float k_, i64 position_ids, i64 position_ids_2, float k__2, float k__3, i64 coordinate, i64 coordinate_2, bool coordinate_3) {
-    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float pow_2 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate_2, 2LL)), 128.0f));
-    const float where_1 = coordinate_3 ? static_cast<float>(position_ids_2) * fast_divide(1.0f, pow_2) : static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);
-    return k_ * round_bf16(cosf(where_1)) + (coordinate_3 ? -k__3 : k__2) * round_bf16(sinf(where_1));  // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+__device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);  // line 44: angles = position_ids[..., None].float() * frequencies
+    float sin_1, cos_1;                                                               // line 46: cos, sin = (angles.cos() * magnitude).to(q.dtype), (angles.sin() * magn…
+    sincosf(mul_1, &sin_1, &cos_1);
+    hoisted = round_bf16(cos_1);
+    hoisted_2 = round_bf16(sin_1);
+}
+
+__device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, float hoisted, float hoisted_2, float& result, float& result_2) {
+    result = k_ * hoisted + -k__2 * hoisted_2;                                        // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    result_2 = k__2 * hoisted + k_ * hoisted_2;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -284,58 +305,58 @@ __device__ __forceinline__ float rotary_position_ids_1(float k_, i64 position_id
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const i64* position_ids_ptr, bf16* out_1_ptr, i64 k_dim1, i64 q_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = k_dim1 * q_dim0 * 524288;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    constexpr i32 LANES = 8;     // neighbours that one access moves
+    constexpr i32 UNROLL = 2;    // groups of lanes in flight in a thread
+    constexpr i32 REPEATS = 4;   // groups of lanes of a thread
+    const Index element_count = ((k_dim1 + 3) / 4) * q_dim0 * 262144;
+    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
+    if (position + LANES > element_count) return;
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
+    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
+    i64 position_ids_raw;
+    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
+    const i64 position_ids = widen(position_ids_raw);
+    float hoisted[8];
+    float hoisted_2[8];
+#pragma unroll
+    for (i32 v = 0; v < 8; ++v) rotary_position_ids_1_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
 
-    bf16 k__raw[UNROLL][LANES];
-    i64 position_ids_raw[UNROLL][LANES] = {};
-    i64 position_ids_2_raw[UNROLL][LANES] = {};
-    bf16 k__2_raw[UNROLL][LANES] = {};
-    bf16 k__3_raw[UNROLL][LANES] = {};
+    const Index first = i1_chunk * REPEATS;
+    const Index end = k_dim1 < first + REPEATS ? k_dim1 : first + REPEATS;
+#pragma unroll 1
+    for (Index start = first; start < end; start += UNROLL) {
+        bf16 k__raw[UNROLL][8];
+        bf16 k__2_raw[UNROLL][8];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / k_dim1;
-        const Index i1 = i2_outer - i0 * k_dim1;
-        load_lanes<8>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
-        for (i32 v = 0; v < 8; ++v) if (i3 + v >= 64) position_ids_raw[u][v] = load(position_ids_ptr, i0 * 4096 + i2);
-        for (i32 v = 0; v < 8; ++v) if (i3 + v < 64) position_ids_2_raw[u][v] = load(position_ids_ptr, i0 * 4096 + i2);
-        if (i3 >= 64) load_lanes<8>(k__2_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 - 64);
-        if (i3 < 64) load_lanes<8>(k__3_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
-    }
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            load_lanes<8>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<8>(k__2_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
+        }
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / k_dim1;
-        const Index i1 = i2_outer - i0 * k_dim1;
-        float k_[8];
-        widen_vec(k__raw[u], k_);
-        i64 position_ids[8];
-        widen_vec(position_ids_raw[u], position_ids);
-        i64 position_ids_2[8];
-        widen_vec(position_ids_2_raw[u], position_ids_2);
-        float k__2[8];
-        widen_vec(k__2_raw[u], k__2);
-        float k__3[8];
-        widen_vec(k__3_raw[u], k__3);
-        float result[8];
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            float k_[8];
+            widen_vec(k__raw[u], k_);
+            float k__2[8];
+            widen_vec(k__2_raw[u], k__2);
+            float result[8];
+            float result_2[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = rotary_position_ids_1(k_[v], position_ids[v], position_ids_2[v], k__2[v], k__3[v], i3 + v - 64, i3 + v, i3 + v < 64);
-        bf16 result_raw[8];
-        narrow_vec(result, result_raw);
-        store_lanes<8>(out_1_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            for (i32 v = 0; v < 8; ++v) rotary_position_ids_1(k_[v], k__2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
+            bf16 result_raw[8];
+            narrow_vec(result, result_raw);
+            store_lanes<8>(out_1_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[8];
+            narrow_vec(result_2, result_2_raw);
+            store_lanes<8>(out_1_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+        }
     }
 }
 }  // part_2

@@ -1,8 +1,8 @@
 // split_rotary_cache_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid 4096, block 128.
+// Grid 2048, block 128.
 // Reads 2129920 + min(8388608, 25165824) * 2 bytes, writes 16777216.
 // split_rotary_cache_1: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid 16384, block 128.
+// Grid 8192, block 128.
 // Reads 2097152 + min(16777216, 25165824) * 2 bytes, writes 33554432.
 // ---------------------------------------------------------------------------------------------------------------------
 // Primitives
@@ -194,9 +194,11 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void split_rotary_cache_0(float qkv, float qkv_2, float cos_, float qkv_3, float qkv_4, float sin_, bool coordinate, float& result, float& result_2) {
+__device__ __forceinline__ void split_rotary_cache_0(float qkv, float qkv_2, float qkv_3, float cos_, float qkv_4, float sin_, float cos__2, float sin__2, float& result, float& result_2, float& result_3, float& result_4) {
     result = qkv;                                                                     // line 33: v_cache.view(-1, *v_cache.shape[2:])[slots] = v[0].transpose(0, 1).to(v…
-    result_2 = qkv_2 * cos_ + (coordinate ? -qkv_4 : qkv_3) * sin_;                   // line 32: k_cache.view(-1, *k_cache.shape[2:])[slots] = k[0].transpose(0, 1).to(k…
+    result_2 = qkv_2;
+    result_3 = qkv_3 * cos_ + -qkv_4 * sin_;                                          // line 32: k_cache.view(-1, *k_cache.shape[2:])[slots] = k[0].transpose(0, 1).to(k…
+    result_4 = qkv_4 * cos__2 + qkv_3 * sin__2;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -207,36 +209,40 @@ using Index = i32;
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* slots_ptr, bf16* v_cache_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = 4194304;
+    const Index element_count = 2097152;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 qkv_raw[UNROLL][LANES];
     bf16 qkv_2_raw[UNROLL][LANES];
+    bf16 qkv_3_raw[UNROLL][LANES];
     bf16 cos__raw[UNROLL][LANES];
-    bf16 qkv_3_raw[UNROLL][LANES] = {};
-    bf16 qkv_4_raw[UNROLL][LANES] = {};
+    bf16 qkv_4_raw[UNROLL][LANES];
     bf16 sin__raw[UNROLL][LANES];
+    bf16 cos__2_raw[UNROLL][LANES];
+    bf16 sin__2_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 128;
-        const Index i2 = position - i2_outer * 128;
+        const Index i2_outer = position / 64;
+        const Index i2 = position - i2_outer * 64;
         const Index i0 = i2_outer / 8;
         const Index i1 = i2_outer - i0 * 8;
         load_lanes<8>(qkv_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 5120);
-        load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 4096);
+        load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 5184);
+        load_lanes<8>(qkv_3_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 4096);
         load_lanes<8>(cos__raw[u], cos_ptr, i0 * 128 + i2);
-        if (i2 >= 64) load_lanes<8>(qkv_3_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 4032);
-        if (i2 < 64) load_lanes<8>(qkv_4_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 4160);
+        load_lanes<8>(qkv_4_raw[u], qkv_ptr, i1 * 128 + i0 * 6144 + i2 + 4160);
         load_lanes<8>(sin__raw[u], sin_ptr, i0 * 128 + i2);
+        load_lanes<8>(cos__2_raw[u], cos_ptr, i0 * 128 + i2 + 64);
+        load_lanes<8>(sin__2_raw[u], sin_ptr, i0 * 128 + i2 + 64);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i2_outer = position / 128;
-        const Index i2 = position - i2_outer * 128;
+        const Index i2_outer = position / 64;
+        const Index i2 = position - i2_outer * 64;
         const Index i0 = i2_outer / 8;
         const Index i1 = i2_outer - i0 * 8;
         const Index v_cache_at = wrapped_index(widen(load_once(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1, "fusegen: split_rotary_cache_0: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
@@ -245,24 +251,36 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         widen_vec(qkv_raw[u], qkv);
         float qkv_2[8];
         widen_vec(qkv_2_raw[u], qkv_2);
-        float cos_[8];
-        widen_vec(cos__raw[u], cos_);
         float qkv_3[8];
         widen_vec(qkv_3_raw[u], qkv_3);
+        float cos_[8];
+        widen_vec(cos__raw[u], cos_);
         float qkv_4[8];
         widen_vec(qkv_4_raw[u], qkv_4);
         float sin_[8];
         widen_vec(sin__raw[u], sin_);
+        float cos__2[8];
+        widen_vec(cos__2_raw[u], cos__2);
+        float sin__2[8];
+        widen_vec(sin__2_raw[u], sin__2);
         float result[8];
         float result_2[8];
+        float result_3[8];
+        float result_4[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) split_rotary_cache_0(qkv[v], qkv_2[v], cos_[v], qkv_3[v], qkv_4[v], sin_[v], i2 + v < 64, result[v], result_2[v]);
+        for (i32 v = 0; v < 8; ++v) split_rotary_cache_0(qkv[v], qkv_2[v], qkv_3[v], cos_[v], qkv_4[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v], result_3[v], result_4[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(v_cache_ptr, v_cache_at * 1024 + i1 * 128 + i2, result_raw);
         bf16 result_2_raw[8];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(k_cache_ptr, k_cache_at * 1024 + i1 * 128 + i2, result_2_raw);
+        store_lanes<8>(v_cache_ptr, v_cache_at * 1024 + i1 * 128 + i2 + 64, result_2_raw);
+        bf16 result_3_raw[8];
+        narrow_vec(result_3, result_3_raw);
+        store_lanes<8>(k_cache_ptr, k_cache_at * 1024 + i1 * 128 + i2, result_3_raw);
+        bf16 result_4_raw[8];
+        narrow_vec(result_4, result_4_raw);
+        store_lanes<8>(k_cache_ptr, k_cache_at * 1024 + i1 * 128 + i2 + 64, result_4_raw);
     }
 }
 }  // part_1
@@ -271,8 +289,9 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float split_rotary_cache_1(float qkv, float cos_, float qkv_2, float qkv_3, float sin_, bool coordinate) {
-    return qkv * cos_ + (coordinate ? -qkv_3 : qkv_2) * sin_;                         // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+__device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, float qkv_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
+    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    result_2 = qkv_2 * cos__2 + qkv * sin__2;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -283,36 +302,38 @@ using Index = i32;
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = 16777216;
+    const Index element_count = 8388608;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 qkv_raw[UNROLL][LANES];
     bf16 cos__raw[UNROLL][LANES];
-    bf16 qkv_2_raw[UNROLL][LANES] = {};
-    bf16 qkv_3_raw[UNROLL][LANES] = {};
+    bf16 qkv_2_raw[UNROLL][LANES];
     bf16 sin__raw[UNROLL][LANES];
+    bf16 cos__2_raw[UNROLL][LANES];
+    bf16 sin__2_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
+        const Index i3_outer = position / 64;
+        const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
         const Index i1 = i2_outer - i0 * 32;
         load_lanes<8>(qkv_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3);
         load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        if (i3 >= 64) load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 - 64);
-        if (i3 < 64) load_lanes<8>(qkv_3_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
+        load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
         load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
+        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
+        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
+        const Index i3_outer = position / 64;
+        const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
@@ -323,16 +344,22 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         widen_vec(cos__raw[u], cos_);
         float qkv_2[8];
         widen_vec(qkv_2_raw[u], qkv_2);
-        float qkv_3[8];
-        widen_vec(qkv_3_raw[u], qkv_3);
         float sin_[8];
         widen_vec(sin__raw[u], sin_);
+        float cos__2[8];
+        widen_vec(cos__2_raw[u], cos__2);
+        float sin__2[8];
+        widen_vec(sin__2_raw[u], sin__2);
         float result[8];
+        float result_2[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = split_rotary_cache_1(qkv[v], cos_[v], qkv_2[v], qkv_3[v], sin_[v], i3 + v < 64);
+        for (i32 v = 0; v < 8; ++v) split_rotary_cache_1(qkv[v], cos_[v], qkv_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
+        bf16 result_2_raw[8];
+        narrow_vec(result_2, result_2_raw);
+        store_lanes<8>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }
 }  // part_2
@@ -340,7 +367,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(128, 1)
+extern "C" __global__ void __launch_bounds__(128, 8)
 fg_split_rotary_cache_0_to_1(i64 blocks_1, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* slots_ptr, bf16* v_cache_ptr, bf16* k_cache_ptr, bf16* out_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     i32 block = block_id(), blocks = block_count();
     if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, cos_ptr, sin_ptr, slots_ptr, v_cache_ptr, k_cache_ptr, k_cache_dim0, k_cache_dim1);
