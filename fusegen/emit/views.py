@@ -120,8 +120,12 @@ def checks_view(checks: Sequence[Check], offsets: Offsets, axes: Axes) -> Checks
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, moved)))
 
 
-def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
-    """Statements that find the axes' values from a row-major position."""
+def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
+    """Statements that find the axes' values from a row-major position.
+
+    Args:
+        sized: whether sizes are of the index's type; else they have 64 bits, and a division by them would have.
+    """
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
         return []  # its symbol is the position itself
@@ -129,8 +133,9 @@ def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
     rest = linear
     for d in range(len(symbols) - 1, 0, -1):
         outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
-        extent = c_text(extents[d])  # sizes have 64 bits, and a division by them would have
-        divisor = extent if sympy.sympify(extents[d]).is_Integer else f"static_cast<{index_type}>({extent})"
+        extent, is_symbol = c_text(extents[d]), sympy.sympify(extents[d]).is_Symbol
+        cast = f"static_cast<{index_type}>" if not sized else ""
+        divisor = extent if sympy.sympify(extents[d]).is_Integer or (sized and is_symbol) else f"{cast}({extent})"
         lines.append(f"const {index_type} {outer} = {rest} / {divisor};")
         lines.append(f"const {index_type} {symbols[d].name} = {rest} - {outer} * {divisor};")
         rest = outer

@@ -51,8 +51,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 32;
         const Index i2_part = i2_within_outer - i2_part_outer * 32;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within);
         load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within);
     }
@@ -64,8 +64,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 32;
         const Index i2_part = i2_within_outer - i2_part_outer * 32;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];
@@ -109,8 +109,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 4096);
         load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 4096);
     }
@@ -122,8 +122,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];
@@ -167,8 +167,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 5120);
         load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 5120);
     }
@@ -180,8 +180,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / qkv_dim1;
-        const Index i1 = i2_part_outer - i0 * qkv_dim1;
+        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
+        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
         float qkv[8];
         widen_vec(qkv_raw[u], qkv);
         float bias[8];

@@ -1,5 +1,5 @@
 // embedding_rotary: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 * 16777216 + 1023) // 1024), block 128.
+// Grid ((input_dim0 * 8388608 + 1023) // 1024), block 128.
 // Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 * 33554432.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -21,8 +21,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float embedding_rotary(float weight, float cos_, float weight_2, float weight_3, float sin_, bool coordinate) {
-    return weight * cos_ + (coordinate ? -weight_3 : weight_2) * sin_;                // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+__device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
+    result = weight * cos_ + -weight_2 * sin_;                                        // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    result_2 = weight_2 * cos__2 + weight * sin__2;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -30,24 +31,25 @@ __device__ __forceinline__ float embedding_rotary(float weight, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 8)
 fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr, bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = input_dim0 * 16777216;
+    const Index element_count = input_dim0 * 8388608;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 weight_raw[UNROLL][LANES];
     bf16 cos__raw[UNROLL][LANES];
-    bf16 weight_2_raw[UNROLL][LANES] = {};
-    bf16 weight_3_raw[UNROLL][LANES] = {};
+    bf16 weight_2_raw[UNROLL][LANES];
     bf16 sin__raw[UNROLL][LANES];
+    bf16 cos__2_raw[UNROLL][LANES];
+    bf16 sin__2_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
+        const Index i3_outer = position / 64;
+        const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
@@ -55,16 +57,17 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         const Index weight_at = checked_index(widen(load_once(input_ptr, i0 * 4096 + i2)), weight_dim0, "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
         load_lanes<8>(weight_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3);
         load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        if (i3 >= 64) load_lanes<8>(weight_2_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 - 64);
-        if (i3 < 64) load_lanes<8>(weight_3_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
+        load_lanes<8>(weight_2_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
         load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
+        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
+        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
+        const Index i3_outer = position / 64;
+        const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
@@ -75,15 +78,21 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         widen_vec(cos__raw[u], cos_);
         float weight_2[8];
         widen_vec(weight_2_raw[u], weight_2);
-        float weight_3[8];
-        widen_vec(weight_3_raw[u], weight_3);
         float sin_[8];
         widen_vec(sin__raw[u], sin_);
+        float cos__2[8];
+        widen_vec(cos__2_raw[u], cos__2);
+        float sin__2[8];
+        widen_vec(sin__2_raw[u], sin__2);
         float result[8];
+        float result_2[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = embedding_rotary(weight[v], cos_[v], weight_2[v], weight_3[v], sin_[v], i3 + v < 64);
+        for (i32 v = 0; v < 8; ++v) embedding_rotary(weight[v], cos_[v], weight_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);
+        bf16 result_2_raw[8];
+        narrow_vec(result_2, result_2_raw);
+        store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }

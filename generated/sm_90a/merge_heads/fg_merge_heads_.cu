@@ -41,10 +41,10 @@ fg_merge_heads_(const bf16* q_ptr, bf16* out_ptr, i64 q_dim0, i64 q_dim1, i64 q_
         if (position + LANES > element_count) continue;
         const Index i3_outer = position / 128;
         const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / q_dim2;
-        const Index i2 = i3_outer - i2_outer * q_dim2;
-        const Index i0 = i2_outer / q_dim1;
-        const Index i1 = i2_outer - i0 * q_dim1;
+        const Index i2_outer = i3_outer / static_cast<Index>(q_dim2);
+        const Index i2 = i3_outer - i2_outer * static_cast<Index>(q_dim2);
+        const Index i0 = i2_outer / static_cast<Index>(q_dim1);
+        const Index i1 = i2_outer - i0 * static_cast<Index>(q_dim1);
         load_lanes<8>(q_raw[u], q_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * q_dim2 * 128 + i2 * 128 + i3);
     }
 #pragma unroll
@@ -53,10 +53,10 @@ fg_merge_heads_(const bf16* q_ptr, bf16* out_ptr, i64 q_dim0, i64 q_dim1, i64 q_
         if (position + LANES > element_count) continue;
         const Index i3_outer = position / 128;
         const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / q_dim2;
-        const Index i2 = i3_outer - i2_outer * q_dim2;
-        const Index i0 = i2_outer / q_dim1;
-        const Index i1 = i2_outer - i0 * q_dim1;
+        const Index i2_outer = i3_outer / static_cast<Index>(q_dim2);
+        const Index i2 = i3_outer - i2_outer * static_cast<Index>(q_dim2);
+        const Index i0 = i2_outer / static_cast<Index>(q_dim1);
+        const Index i1 = i2_outer - i0 * static_cast<Index>(q_dim1);
         float q[8];
         widen_vec(q_raw[u], q);
         float result[8];

@@ -84,8 +84,8 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     const i32 group = thread_id() / THREADS;  // which of the block's rows
     const Index row = static_cast<Index>(block_id()) * ROWS + group;
     if (row >= row_count) return;
-    const Index i0 = row / (scores_dim1 * 1024);
-    const Index i2 = row - i0 * (scores_dim1 * 1024);
+    const Index i0 = row / static_cast<Index>(scores_dim1 * 1024);
+    const Index i2 = row - i0 * static_cast<Index>(scores_dim1 * 1024);
 
     // Phase 1 of 3: reduces each row to largest.
     bf16 scores_raw[CHUNKS][LANES];
