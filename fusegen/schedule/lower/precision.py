@@ -26,9 +26,9 @@ def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> froz
     """The groups that may use approximate functions.
 
     Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits: the
-    scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a whole unit of
-    what was an error far below one. A value that two kernels compute is approximate in both or in
-    neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
+    scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a whole unit
+    of what was an error far below one. A value that two kernels compute is approximate in both or in neither: its maximum would lie
+    beside it otherwise, and the root of their difference would be no number.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
