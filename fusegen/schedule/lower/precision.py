@@ -18,6 +18,8 @@ _APPROXIMATED = frozenset(
 )
 """Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
+_EXTREMES = (Op.AMAX, Op.AMIN)
+
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
 
@@ -58,10 +60,10 @@ def _has_a_product(graph: Graph, position: int, kept: Collection[int]) -> bool:
 def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions whose error vanishes in 16 bits.
 
-    Only floats of 16 bits or fewer depend on what they approximate: results, or values that the program has in 16 bits before it
-    widens them, as a norm of bfloat16 whose scale is float32. And no step in between: a jump (floor, a comparison, a cast to
-    integers) makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
-    neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
+    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits: the
+    scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a whole unit
+    of what was an error far below one. A value that two kernels compute is approximate in both or in neither: its maximum would lie
+    beside it otherwise, and the root of their difference would be no number.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
@@ -76,14 +78,17 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
     """The values that must not be approximate, some of them because of what a later group does with them."""
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow}
     decisive: set[int] = set()  # below a jump
+    compared: set[int] = set()  # below an extreme that is exact
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users come before their operands
             operands = list(_unrounded(graph.nodes[position].args, group, memory))
             if position in decisive or _jumps(graph, position):
                 decisive.update(operands)
-            elif position in exact:
-                exact.update(p for p in operands if not graph.nodes[p].dtype.is_narrow)
-    return exact | decisive
+            elif position in exact and graph.nodes[position].op not in _EXTREMES:
+                exact.update(operands)
+            elif position in exact or position in compared:
+                compared.update(p for p in operands if not graph.nodes[p].dtype.is_narrow)
+    return exact | decisive | compared
 
 
 def _jumps(graph: Graph, position: int) -> bool:
