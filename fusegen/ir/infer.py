@@ -94,7 +94,7 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
         return [DType.BOOL] * len(operands)
     if op.row.result is Result.BOOL:
         return [operand_dtype(op, operands).compute] * len(operands)
-    if op in (Op.SORT_KEY, Op.SORTED_VALUE, Op.BITS):
+    if op in (Op.SORT_KEY, Op.SORTED_VALUE):
         return [o.dtype.compute for o in operands]
     return [dtype.compute] * len(operands)
 

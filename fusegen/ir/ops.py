@@ -173,7 +173,6 @@ class Op(Enum):
     # and the x of such a number.
     SORT_KEY = Row("sort_key", Family.POINTWISE, 2, Result.EXPLICIT)
     SORTED_VALUE = Row("sorted_value", Family.POINTWISE, 1, Result.EXPLICIT)
-    BITS = Row("bits", Family.POINTWISE, 1, Result.EXPLICIT)  # of a float of 32 or 64 bits, as a signed integer
     COPY = Row("copy", Family.POINTWISE, 1, Result.SAME)  # its operand, in memory of its own: before a write changes it
 
     # Pointwise compositions.

@@ -444,7 +444,6 @@ RULES: dict[Op, Rule] = {
     Op.LEFT_SHIFT: torch.bitwise_left_shift,
     Op.RIGHT_SHIFT: torch.bitwise_right_shift,
     Op.WHERE: torch.where,
-    Op.BITS: lambda x, dtype: x.to({4: torch.float32, 8: torch.float64}[dtype.itemsize]).view(dtype.torch),
     Op.SORT_KEY: _sort_key,
     Op.SORTED_VALUE: _sorted_value,
     Op.COPY: lambda x, **role: x.clone(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,19 +14,19 @@ from fusegen.specs.spec import Family
 FAMILY = Family("sampling")
 
 SIZES = {"rows": 64}
+_GOLDEN = -0x61C8864680B583EB
+"""2^64 over the golden ratio, as a signed number."""
+
 PENALTIES = {
     "counts": indices("rows vocabulary", below="3"),
     "repetition": positive("rows 1"),
     "presence": positive("rows 1"),
     "frequency": positive("rows 1"),
 }
-
-
-def _column(value: float) -> Operand:
-    return Operand("rows 1", lambda dims, _, __: torch.full(dims, value))
-
-
-TOP_K, TOP_P, MIN_P = {"top_k": _column(20)}, {"top_p": _column(0.9)}, {"min_p": _column(0.05)}
+TOP_K, TOP_P, MIN_P = (
+    {name: Operand("rows 1", lambda dims, _, __, value=value: torch.full(dims, value))}
+    for name, value in (("top_k", 20), ("top_p", 0.9), ("min_p", 0.05))
+)
 
 
 @FAMILY.spec(
@@ -64,20 +63,38 @@ def sample(
     by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one the most likely token is taken.
     seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k: how many tokens are left;
     top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv 1904.09751); min_p: which share of the
-    greatest probability is the least (arXiv 2407.01082). Tokens as likely as the last that is left are left as well. Drawn as the
-    greatest of p/e, e exponential (Gumbel-max). Nothing is sorted: the least logit that is left is found bit by bit.
+    greatest probability is the least (arXiv 2407.01082). Drawn as the greatest of p/e, e exponential (Gumbel-max). Top k and top p
+    sort the row, by torch.
     """
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
     wide = wide if temperature is None else wide / temperature
+    order = None
+    if top_k is not None or top_p is not None:
+        wide, order = wide.sort(dim=-1, descending=True, stable=True)
     logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
     if temperature is None:
-        values, token = logarithms.max(-1, keepdim=True)
+        values, place = logarithms.max(-1, keepdim=True)
     else:
-        numbers = torch.arange(logits.shape[-1], device=logits.device)
-        waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, numbers)
-        token = (logarithms - waiting.log()).argmax(-1, keepdim=True)
-        values = torch.where(numbers == token, logarithms, -math.inf).amax(-1, keepdim=True)
+        places = torch.arange(logits.shape[-1], device=logits.device)
+        tokens = places if order is None else order
+        waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, tokens)
+        place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
+        values = torch.where(places == place, logarithms, -math.inf).amax(-1, keepdim=True)
+    token = place if order is None else order.gather(-1, place)
     return token.squeeze(-1), values.squeeze(-1)
+
+
+def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
+    """Exponential numbers of a seed and a token."""
+    bits = _mixed(_mixed(seeds) + tokens * _GOLDEN)
+    return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64 of 64 bits: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014)."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def _penalized(
@@ -95,44 +112,12 @@ def _penalized(
 
 
 def _cut(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
-    """Logits, minus infinity where a token is left out."""
-    bits = logits.view(torch.int32).long()
-    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # in the order of logits
+    """Logits, minus infinity where a token is left out; for top_k and top_p they are sorted."""
     if top_k is not None:
-        least = _least(keys, lambda left: left.sum(-1, keepdim=True) >= top_k)
-        logits = logits.masked_fill(keys < least, -math.inf)
+        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= top_k, -math.inf)
     if top_p is not None:
         weights = logits.softmax(-1)
-        least = _least(keys, lambda left: torch.where(left, weights, 0.0).sum(-1, keepdim=True) >= top_p)
-        logits = logits.masked_fill(keys < least, -math.inf)
+        logits = logits.masked_fill(weights.cumsum(-1) - weights >= top_p, -math.inf)
     if min_p is not None:
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -math.inf)
     return logits
-
-
-def _least(keys: Tensor, is_enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """The greatest number of 32 bits, a row, such that the keys from it on are enough: two bits at a time, as a pass over the row
-    costs more than what it compares."""
-    found = torch.full_like(keys[..., :1], -(1 << 31))
-    for shift in range(30, -1, -2):
-        steps = [found + (digit << shift) for digit in range(4)]
-        enough = [is_enough(keys >= step) for step in steps[1:]]
-        found = torch.where(enough[2], steps[3], torch.where(enough[1], steps[2], torch.where(enough[0], steps[1], found)))
-    return found
-
-
-_GOLDEN = -0x61C8864680B583EB
-"""2^64 over the golden ratio, as a signed number."""
-
-
-def _exponential(seeds: Tensor, numbers: Tensor) -> Tensor:
-    """Exponential numbers of seeds, each of a number."""
-    bits = _mixed(_mixed(seeds) + numbers * _GOLDEN)
-    return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64 of 64 bits: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014)."""
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -102,9 +102,6 @@ class Bound(Interpreter):
             found = _scattered(self._arithmetic(node.dtype.compute), args[0], args[1], attrs)
             in_memory = isinstance(found, Float) and node.dtype.is_half  # narrow or wide
             return hull(found, converted(found, node.dtype)) if in_memory else found
-        if node.op is Op.BITS:
-            found = converted_hull(_as_float(args[0]), self.graph.nodes[node.args[0]].dtype)
-            return Exact(EXACT[Op.BITS](found.values, **attrs).long(), found.exact & found.num & ~found.nan & (found.lo != 0))
         if node.op is Op.TOPK:
             return _first(args[0], attrs, self.graph.nodes[node.args[0]].dtype)
         if node.op is Op.CAST:

@@ -48,7 +48,6 @@ POINTWISE: dict[Op, Rule] = {
     Op.COPY: lambda y, dy: (dy,),
     Op.NEG: lambda y, dy: (-dy,),
     Op.ABS: lambda y, dy: (dy * y.arg(0).apply(Op.SIGN),),
-    Op.BITS: nothing,
     Op.SIGN: nothing,
     Op.LOGICAL_NOT: nothing,
     Op.FLOOR: nothing,

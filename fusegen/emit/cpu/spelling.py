@@ -37,7 +37,6 @@ _FLOAT = {
     Op.LGAMMA: function("__builtin_lgammaf"),
     Op.SIGMOID: Form("1.0f / (1.0f + exp_f32(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erf_f32({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.BITS: Form("(i64)(i32)float_bits({0})", Precedence.UNARY, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: Form("{0} == {1} ? 1.0f : exp_f32({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _DOUBLE = {
@@ -50,7 +49,6 @@ _DOUBLE = {
     Op.LGAMMA: function("__builtin_lgamma"),
     Op.SIGMOID: Form("1.0 / (1.0 + exp_f64(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0 + erf_f64({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.BITS: Form("(i64)double_bits({0})", Precedence.UNARY, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp_f64({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _INTEGER = {
@@ -59,7 +57,6 @@ _INTEGER = {
     Op.CEIL: function(""),
     Op.TRUNC: function(""),
     Op.ROUND: function(""),
-    Op.BITS: function(""),
     Op.POW: function("integer_power", 2),
 }
 _BOOL = {

@@ -36,7 +36,6 @@ _DOUBLE = {
     Op.ATAN2: function("atan2", 2),
     Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.BITS: function("bit_cast<i64>"),
     Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _FLOAT = {
@@ -46,7 +45,6 @@ _FLOAT = {
     Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
     Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: function("exp_below", 2),
-    Op.BITS: Form("static_cast<i64>(bit_cast<i32>({0}))", Precedence.ATOM, (Precedence.CONDITIONAL,)),
 }
 _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
     Op.ADD: function("wrap_add", 2),
@@ -58,7 +56,6 @@ _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say wha
     Op.CEIL: function(""),
     Op.TRUNC: function(""),
     Op.ROUND: function(""),
-    Op.BITS: function(""),
     Op.POW: function("integer_power", 2),
 }
 _BOOL = {

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from fusegen.dtypes import DType, from_torch, promote
+from fusegen.dtypes import promote
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import broadcast, shape_text
 from fusegen.ir.ops import Op
@@ -52,27 +52,8 @@ def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
 def reshape(input: TracedTensor, *shape: Any, **named: Any) -> TracedTensor:
     """Another shape of the same elements; one size may be -1."""
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        return _bits(input, from_torch(shape[0]))
+        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", mend="for a conversion use to(dtype)")
     return reshaped(input, _complete(input._tracer, sequence(shape, named), input._node.shape))
-
-
-_OF_BITS = {(DType.FLOAT32, DType.INT32), (DType.FLOAT64, DType.INT64)}
-
-
-def _bits(x: TracedTensor, dtype: DType) -> TracedTensor:
-    """The bits of floats as integers of as many.
-
-    Raises:
-        UnsupportedError: of other types.
-    """
-    if x._node.dtype is dtype:
-        return x
-    if (x._node.dtype, dtype) not in _OF_BITS or x._node.weak:
-        raise UnsupportedError(
-            f"view of {x._node.dtype} as {dtype}: only the bits of float32 and float64 can be read, as integers of as many",
-            mend="for a conversion use to(dtype)",
-        )
-    return x._tracer.add(Op.BITS, x, dtype=dtype)
 
 
 def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:

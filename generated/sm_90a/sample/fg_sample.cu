@@ -1,0 +1,547 @@
+// sample: row reduction, 5 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
+// Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
+// Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// Says that this thread has come to the cluster's barrier, and goes on; what it did before is done for whoever waits.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// Sends a value to the shared memory of block `rank` of the cluster, as element i of the array at the same place there. Nobody waits
+// for it here: it counts its bytes at the barrier at the same place there, where `mbarrier_wait_cluster` waits for them.
+template <typename T>
+__device__ __forceinline__ void cluster_push(T* array, i32 i, T value, i32 rank, u64* barrier) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "cluster_push sends 4 or 8 bytes");
+  u32 there, barrier_there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(array + i)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier_there) : "r"(shared_address(barrier)), "r"(rank));
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+                 :: "r"(there), "l"(bit_cast<u64>(value)), "r"(barrier_there) : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(there), "r"(bit_cast<u32>(value)), "r"(barrier_there) : "memory");
+  }
+}
+
+// Index of this block in its cluster.
+__device__ __forceinline__ i32 cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<i32>(rank);
+}
+
+// Waits until all threads of the cluster have come to its barrier, at which this one has arrived.
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Index of this thread in its warp.
+__device__ __forceinline__ i32 lane_id() {
+  return static_cast<i32>(threadIdx.x & 31u);
+}
+
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+__device__ __forceinline__ i64 load(const i64* base, i64 i) {
+  u64 bits;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+__device__ __forceinline__ float load(const float* base, i64 i) {
+  u32 bits;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
+  return bit_cast<float>(bits);
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
+}
+
+// The larger of two values; NaN if either is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
+  return a > b ? a : b;
+}
+
+// Arrives at a barrier and announces `bytes` that the copy engine will deliver within the current phase.
+__device__ __forceinline__ void mbarrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Barrier in shared memory whose phase completes after `arrivals` arrivals and all bytes that were announced to it.
+// One thread initialises; `mbarrier_init_fence` and a block (or cluster) barrier come before the first use.
+__device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Makes freshly initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Waits until the phase of parity `parity` has completed, and sees what other blocks of the cluster have sent within it.
+__device__ __forceinline__ void mbarrier_wait_cluster(u64* barrier, u32 parity) {
+  u32 done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
+__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
+
+// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
+template <typename T>
+__device__ __forceinline__ T* shared_array(u32 byte_offset) {
+  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
+}
+
+// Element i of an array in this block's shared memory.
+template <typename T>
+__device__ __forceinline__ T shared_load(const T* array, i32 i) {
+  return array[i];
+}
+
+// torch's a >> count: the sign moves in; a count that is negative or too large leaves nothing but the sign.
+__device__ __forceinline__ i64 shift_right(i64 a, i64 count) { return a >> (static_cast<u64>(count) < 63 ? count : 63); }
+
+// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+// One element to global memory.
+__device__ __forceinline__ void store(i64* base, i64 i, i64 value) {
+  u64 bits = bit_cast<u64>(value);
+  asm volatile("st.global.b64 [%0], %1;" :: "l"(base + i), "l"(bits) : "memory");
+}
+__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
+  u16 bits = bit_cast<u16>(value);
+  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
+}
+__device__ __forceinline__ void store(float* base, i64 i, float value) {
+  u32 bits = bit_cast<u32>(value);
+  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Index of this thread's warp in its block.
+__device__ __forceinline__ i32 warp_id() {
+  return static_cast<i32>(threadIdx.x >> 5);
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
+template <int N>
+__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    dst[k] = bit_cast<float>(pair << 16);
+    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
+
+// a + b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
+__device__ __forceinline__ i64 wrap_add(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
+}
+
+// a b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
+__device__ __forceinline__ i64 wrap_mul(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+__device__ __forceinline__ void max_f32_identity(float& values, i64& indices) {
+    values = -bit_cast<float>(0x7f800000u);
+    indices = 9223372036854775807LL;
+}
+
+__device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, float b_values, i64 b_indices, float& values, i64& indices) {
+    const bool logical_or_1 = !(b_values <= a_values) && a_values == a_values || !(!(a_values <= b_values) && b_values == b_values) && b_indices < a_indices;
+    values = logical_or_1 ? b_values : a_values;
+    indices = logical_or_1 ? b_indices : a_indices;
+}
+
+__device__ __forceinline__ i64 sample_row_0(i64 seeds) {
+    const i64 mul_1 = wrap_mul(seeds ^ (shift_right(seeds, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+    const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+    return mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                         // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
+}
+
+__device__ __forceinline__ void sample_0(float temperature, float logits, float& largest_part, float& wide) {
+    const float div_1 = logits / temperature;                                         // line 38: wide = wide if temperature is None else wide / temperature
+    largest_part = div_1;
+    wide = div_1;
+}
+
+__device__ __forceinline__ void sample_1(float wide, float largest, float& total_part, float& sub_value) {
+    const float sub_1 = wide - largest;                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+    total_part = expf(sub_1);
+    sub_value = sub_1;
+}
+
+__device__ __forceinline__ float sample_row_2(float total) {
+    return logf(total);                                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+}
+
+__device__ __forceinline__ void sample_2(float sub_value, float row_value_2, i64 row_value, i64 coordinate, float& place_values_part, float& logarithms) {
+    const float sub_1 = sub_value - row_value_2;                                      // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+    const i64 add_1 = wrap_add(row_value, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds) + tokens * _GOLDEN)
+    const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+    const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+    const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
+    const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
+    place_values_part = sub_1 - logf(neg_1);                                          // line 49: place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
+    logarithms = sub_1;                                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+}
+
+__device__ __forceinline__ float sample_3(float logarithms, i64 place_indices, i64 coordinate) {
+    return coordinate == place_indices ? logarithms : -bit_cast<float>(0x7f800000u);  // line 50: values = torch.where(places == place, logarithms, -math.inf).amax(-1, k…
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 1024;  // that share a row
+constexpr i32 CLUSTER = 4;  // blocks that they belong to
+constexpr i32 BLOCK = THREADS / CLUSTER;
+constexpr i32 WARPS = 32;
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Index of this warp among those of the row.
+__device__ __forceinline__ i32 warp_of_row() {
+    return cluster_rank() * (WARPS / CLUSTER) + warp_id();
+}
+
+// Combines one value of every thread of a row; all of them receive the result.
+// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64* arrived) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
+    mbarrier_wait_cluster(arrived, 0);
+    value = amax_f32_identity();
+#pragma unroll
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = amax_f32_combine(value, shared_load(scratch, warp));
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+// Combines one value of every thread of a row; all of them receive the result.
+// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch, u64* arrived) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
+    mbarrier_wait_cluster(arrived, 0);
+    value = sum_f32_identity();
+#pragma unroll
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = sum_f32_combine(value, shared_load(scratch, warp));
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+// Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
+// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+template <typename Scratch0, typename Scratch1>
+__device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch, Scratch1 indices_scratch, u64* arrived) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    if (lane_id() < CLUSTER) {
+        cluster_push(values_scratch, warp_of_row(), values, lane_id(), arrived);
+        cluster_push(indices_scratch, warp_of_row(), indices, lane_id(), arrived);
+    }
+    mbarrier_wait_cluster(arrived, 0);
+    max_f32_identity(values, indices);
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
+        max_f32_combine(values, indices, shared_load(values_scratch, warp), shared_load(indices_scratch, warp), values, indices);
+    }
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    values = shuffle_xor(values, lane_id());
+    indices = shuffle_xor(indices, lane_id());
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(256, 4)
+fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
+    const Index column_count = 32000;
+    const i32 thread = cluster_rank() * BLOCK + thread_id();  // among those of the row
+    u64* const arrived = &*shared_array<u64>(1280);  // a barrier for each reduction, of the bytes that warps send
+    if (thread_id() == 0) {
+        mbarrier_init(arrived + 0, 1);
+        mbarrier_init(arrived + 1, 1);
+        mbarrier_init(arrived + 2, 1);
+        mbarrier_init(arrived + 3, 1);
+        mbarrier_init_fence();
+        mbarrier_expect(arrived + 0, WARPS * sizeof(float));
+        mbarrier_expect(arrived + 1, WARPS * sizeof(float));
+        mbarrier_expect(arrived + 2, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived + 3, WARPS * sizeof(float));
+    }
+    cluster_arrive();
+    const Index row = static_cast<Index>(block_id() / CLUSTER);
+
+    // Phase 1 of 5: computes row_value; reduces each row to largest; keeps wide.
+    const float temperature = widen(load(temperature_ptr, row));
+    const i64 seeds = widen(load(seeds_ptr, row));
+    const i64 row_value = sample_row_0(seeds);
+    bf16 logits_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        load_lanes<8>(logits_raw[c], logits_ptr, row * 32000 + column);
+    }
+    float wide_kept[CHUNKS][LANES];
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        float logits[LANES];
+        widen_vec(logits_raw[c], logits);
+        float largest_part[LANES];
+        float wide[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            sample_0(temperature, logits[v], largest_part[v], wide[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            wide_kept[c][v] = wide[v];
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
+    cluster_wait();  // the other blocks have begun, and their barriers are there
+    largest = row_amax_f32(largest, shared_array<float>(0), arrived + 0);
+
+    // Phase 2 of 5: reduces each row to total; keeps sub_value.
+    float sub_value_kept[CHUNKS][LANES];
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&wide)[LANES] = wide_kept[c];
+        float total_part[LANES];
+        float sub_value[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            sample_1(wide[v], largest, total_part[v], sub_value[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            sub_value_kept[c][v] = sub_value[v];
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
+    total = row_sum_f32(total, shared_array<float>(256), arrived + 1);
+
+    // Phase 3 of 5: computes row_value_2; reduces each row to place_values, place_indices; keeps logarithms.
+    const float row_value_2 = sample_row_2(total);
+    float logarithms_kept[CHUNKS][LANES];
+    float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&sub_value)[LANES] = sub_value_kept[c];
+        float place_values_part[LANES];
+        float logarithms[LANES];
+        i64 place_indices_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            sample_2(sub_value[v], row_value_2, row_value, column + v, place_values_part[v], logarithms[v]);
+            place_indices_part[v] = column + v;
+            logarithms_kept[c][v] = logarithms[v];
+        }
+#pragma unroll
+        for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
+#pragma unroll
+            for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half], place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
+        }
+        max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values, place_indices);
+    }
+    row_max_f32(place_values, place_indices, shared_array<float>(512), shared_array<i64>(768), arrived + 2);
+
+    // Phase 4 of 5: reduces each row to values; writes out_0.
+    float values_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) values_of[k] = amax_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&logarithms)[LANES] = logarithms_kept[c];
+        float values_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            values_part[v] = sample_3(logarithms[v], place_indices, column + v);
+            values_of[v % SUMS] = amax_f32_combine(values_of[v % SUMS], values_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) values_of[k] = amax_f32_combine(values_of[k], values_of[k + half]);
+    }
+    float values = values_of[0];
+    values = row_amax_f32(values, shared_array<float>(1024), arrived + 3);
+    if (thread == 0) {
+        i64 narrowed;
+        narrow(place_indices, narrowed);
+        store(out_0_ptr, row, narrowed);
+    }
+
+    // Phase 5 of 5: writes out_1.
+    if (thread == 0) {
+        float narrowed;
+        narrow(values, narrowed);
+        store(out_1_ptr, row, narrowed);
+    }
+}
