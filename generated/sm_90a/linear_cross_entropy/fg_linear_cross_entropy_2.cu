@@ -1,23 +1,24 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
 // Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each.
-// Reads 12288 bytes, writes 8.
+// Reads 12288 bytes, writes 2.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
+#include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.bool.bf16.float.cuh"
+#include "../primitives/narrow.bool.bf16.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.bool.bf16.float.cuh"
+#include "../primitives/store.bool.bf16.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bool.bf16.float.cuh"
+#include "../primitives/widen.bool.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -31,9 +32,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_13, float& total_part, float& total_2_part) {
+__device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_12, float& total_part, float& total_2_part) {
     total_part = value_7 ? 1.0f : 0.0f;                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    total_2_part = value_7 ? -value_13 : 0.0f;
+    total_2_part = value_7 ? -value_12 : 0.0f;
+}
+
+__device__ __forceinline__ float linear_cross_entropy_2_row_1(float total_2, float total) {
+    return fast_divide(total_2, total);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,17 +71,17 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, float* value_17_ptr, float* value_9_ptr) {
+fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
     // What all rows share is asked for together with the row.
     bool value_7_raw[CHUNKS][LANES];
-    bf16 value_13_raw[CHUNKS][LANES];
+    bf16 value_12_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<8>(value_7_raw[c], value_7_ptr, column);
-        load_lanes<8>(value_13_raw[c], value_13_ptr, column);
+        load_lanes<8>(value_12_raw[c], value_12_ptr, column);
     }
 
     // Phase 1 of 2: reduces each row to total, total_2.
@@ -88,13 +93,13 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, flo
     for (i32 c = 0; c < CHUNKS; ++c) {
         bool value_7[LANES];
         widen_vec(value_7_raw[c], value_7);
-        float value_13[LANES];
-        widen_vec(value_13_raw[c], value_13);
+        float value_12[LANES];
+        widen_vec(value_12_raw[c], value_12);
         float total_part[LANES];
         float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            linear_cross_entropy_2_0(value_7[v], value_13[v], total_part[v], total_2_part[v]);
+            linear_cross_entropy_2_0(value_7[v], value_12[v], total_part[v], total_2_part[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
         }
@@ -117,15 +122,11 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_13_ptr, flo
     total = row_sum_f32_meet(shared_array<float>(0));
     total_2 = row_sum_f32_meet(shared_array<float>(256));
 
-    // Phase 2 of 2: writes value_17, value_9.
+    // Phase 2 of 2: computes row_value; writes out.
+    const float row_value = linear_cross_entropy_2_row_1(total_2, total);
     if (thread == 0) {
-        float narrowed;
-        narrow(total_2, narrowed);
-        store(value_17_ptr, 0, narrowed);
-    }
-    if (thread == 0) {
-        float narrowed;
-        narrow(total, narrowed);
-        store(value_9_ptr, 0, narrowed);
+        bf16 narrowed;
+        narrow(row_value, narrowed);
+        store(out_ptr, 0, narrowed);
     }
 }

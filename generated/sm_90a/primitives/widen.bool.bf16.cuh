@@ -2,6 +2,4 @@
 __device__ __forceinline__ float widen(bf16 x) {
   return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }

@@ -1,5 +1,5 @@
 // One element to global memory.
-__device__ __forceinline__ void store(bool* base, i64 i, bool value) {
+__device__ __forceinline__ void store(f8e4m3* base, i64 i, f8e4m3 value) {
   u16 bits = bit_cast<u8>(value);
   asm volatile("st.global.u8 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
 }
