@@ -26,8 +26,8 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS ROWS SHARE SLOT SLOTS SPAN SUMS
-    Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block column_outer copied count end exists
+    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS REPEATS ROWS SHARE SLOT SLOTS SPAN
+    SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block column_outer copied count end exists
     failed fetch first_column first_row group groups inside is_first is_half last_row leading memcpy middle outer_count own parity
     blocks is_held level LEVELS part_count pivot place rank row_blocks
     row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn warp_of_row whole
@@ -52,7 +52,7 @@ _PRIMITIVES = """
     mbarrier_wait_cluster
     minimum multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair
     pow_f32 pow_f64
-    philox power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
+    philox power_of power_of_two quad_transpose quarter_turns raise_registers random_bits refuse_index remainder_floor
     reduced_angle rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2
     rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store
     shared_store_vec shift_left shift_right shuffle_up shuffle_xor sign_of sort_key sorted_value
@@ -75,7 +75,7 @@ _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
-    "|pivot|levels|chunks"
+    "|pivot|levels|chunks?|in_turn|once"
 )
 """What templates and emitters append to names."""
 
@@ -85,7 +85,7 @@ _MADE = re.compile(
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
-    r"|lgammaf?|llabs"
+    r"|lgammaf?|llabs|sincosf?|fmaf?"
     r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros
 )
 

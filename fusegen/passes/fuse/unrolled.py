@@ -90,7 +90,8 @@ def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
         if group.domain.columns and (number not in group.domain.columns or split.rest == 1):
             continue  # a thread has points of one row, and rows go on along the axis
         finer = split.of(space, number)
-        if split.count == length or _share(graph, group, finer, axis):
+        is_innermost = split.count == length and number == len(space.axes.symbols) - 1
+        if is_innermost or _share(graph, group, finer, axis):
             yield finer
 
 
