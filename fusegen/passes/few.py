@@ -45,6 +45,18 @@ def first_few(x: Value) -> Value | None:
     return _index(few) if x.node.attr("result") else _value(few, x.dtype, descending=descending)
 
 
+def put_in_order(x: Value) -> Value:
+    """Whole rows that registers of a block hold, of floats that float32 holds, in order."""
+    rows, length = x.arg(0) if x.node.op is Op.TOPK else x, literal(x.node.shape[-1]) if x.node.shape else None
+    if x.node.op is not Op.TOPK or length is None or not 0 < length <= _LONGEST or rows.dtype.compute is not DType.FLOAT32:
+        return x
+    if not same(rows.node.shape[-1], length):
+        return x
+    descending = bool(x.node.attr("descending"))
+    keys = _keys(rows, descending=descending).apply(Op.SORTED)
+    return _index(keys) if x.node.attr("result") else _value(keys, x.dtype, descending=descending)
+
+
 def _keys(rows: Value, *, descending: bool) -> Value:
     """The numbers of a row's elements, of which the first is the least."""
     keys = rows.apply(Op.SORT_KEY, _places(rows), dtype=DType.INT64)

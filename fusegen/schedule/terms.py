@@ -30,6 +30,7 @@ class Leaf(Enum):
     SCALAR = "scalar"
     CONSTANT = "constant"
     STATISTIC = "statistic"
+    ORDERED = "ordered"
     ACCUMULATOR = "accumulator"
 
 

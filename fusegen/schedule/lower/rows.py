@@ -66,9 +66,13 @@ def _evaluate(context: Context) -> RowMath:
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
     evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded)
-    states = states_of(graph, context.group.anchors)
+    orders = [p for p in context.group.anchors if graph.nodes[p].family is Family.ORDER]
+    states = states_of(graph, [p for p in context.group.anchors if p not in orders])
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
+    for node in orders:
+        statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
+        roots.append(Root("order", node, statistics[node]))
     for node, parts in states.items():
         reduced = _reduced(context, evaluator, node, axes)
         statistics |= dict.fromkeys(parts, reduced)
@@ -100,7 +104,7 @@ def _reduced(context: Context, evaluator: Evaluator, node: int, axes: Axes) -> t
 
 def _reduction(graph: Graph, position: int) -> int | None:
     """What a reduction is known by in the kernel that computes it."""
-    return position if graph.nodes[position].family is Family.REDUCTION else None
+    return position if graph.nodes[position].family in (Family.REDUCTION, Family.ORDER) else None
 
 
 def _own_index(context: Context, node: int, axes: Axes) -> Position:
@@ -183,6 +187,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
         deferred=_deferred(context, math),
+        orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
