@@ -40,8 +40,14 @@ _DIVISORS = (16, 8, 4, 2)
 
 def prepared(graph: Graph, target: Target) -> Graph:
     """A graph in primitives, ready for fusion."""
-    ordered = apply(Pass("put-rows-in-order", put_in_order), graph) if target.backend is Backend.CUDA else graph
-    return separate_writes(split_products(reframed(ordered), target))
+    return separate_writes(split_products(reframed(_with_orders(graph, target)), target))
+
+
+def _with_orders(graph: Graph, target: Target) -> Graph:
+    """The graph in which kernels put short rows in order, as GPUs can."""
+    if target.backend is not Backend.CUDA or all(node.op is not Op.TOPK for node in graph.nodes):
+        return graph
+    return replace(apply(Pass("put-rows-in-order", put_in_order), graph), derived=graph.derived)
 
 
 class Alternatives:

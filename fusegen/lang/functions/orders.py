@@ -9,6 +9,7 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import SHORT_ROW
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
 from fusegen.lang.float8 import no_arithmetic
 from fusegen.lang.functions import pointwise
@@ -157,6 +158,8 @@ def _first(x: TracedTensor, dim: int, count: Dim, *, descending: bool) -> tuple[
         raise no_arithmetic("topk", own)
     if not x.ndim:
         return reshaped(x, (1,)).narrow(0, 0, count).reshape(()), full_like(x, 0, dtype=torch.int64)  # type: ignore[return-value,arg-type]
+    if x._tracer.expects_at_most(x._node.shape[dim], SHORT_ROW):  # a kernel orders such rows itself
+        x._tracer.require_literal_feature(x._node.shape[dim])
     rows = movedim(cast(x, torch.uint8) if own is DType.BOOL else x, dim, -1)
     parts = ((0, dtype_of(rows)), (1, DType.INT64))
     values, indices = (
