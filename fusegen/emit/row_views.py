@@ -33,6 +33,7 @@ class PhaseView:
         call: math on each element.
         copies: results that are values which are there already, with their types and the values' text.
         elements: the text of what reductions combine: of each component the value of a lane.
+        orders: names of what is held and put in order.
         reductions, column_sums, held, writes: results of the phase.
         row_writes: a variable of the row, stored once.
         purpose: what the phase is there for.
@@ -51,6 +52,7 @@ class PhaseView:
     elements: Mapping[str, str]
     reductions: tuple[ReductionView, ...]
     column_sums: tuple[ReductionView, ...]
+    orders: tuple[str, ...]
     held: tuple[tuple[str, str], ...]
     writes: tuple[FragmentView, ...]
     row_writes: tuple[tuple[FragmentView, str], ...]
@@ -109,6 +111,7 @@ def _phase(
         elements=elements,
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
+        orders=tuple(p.name for p in phase.orders),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
         writes=writes,
         row_writes=row_writes,
@@ -141,7 +144,8 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
         "computes {}": computed,
         "reduces each row to {}": along,
         "adds to {} of each column": over,
-        "keeps {}": [p.name for p in phase.held],
+        "puts {} in order": [p.name for p in phase.orders],
+        "keeps {}": [p.name for p in phase.held if p not in phase.orders],
         "writes {}": [name.removesuffix("_ptr") for name in written],
     }
     return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)

@@ -277,6 +277,7 @@ _SHAPES: dict[Family, Callable[[Op, Sequence[Operand], Attrs], Shape]] = {
     Family.INDEXING: _gather,
     Family.REDUCTION: _reduction,
     Family.SCAN: _pointwise,
+    Family.ORDER: _pointwise,
     Family.NORMALIZATION: _normalization,
     Family.CONTRACTION: _matmul,
     Family.LIBRARY: _library,

@@ -21,6 +21,7 @@ class Family(Enum):
     INDEXING = "indexing"
     REDUCTION = "reduction"
     SCAN = "scan"
+    ORDER = "order"  # each row in another order
     CONTRACTION = "contraction"
     LIBRARY = "library"  # torch computes it in a step of its own: its operands and what it gives lie in memory
     NORMALIZATION = "normalization"
@@ -256,6 +257,9 @@ class Op(Enum):
     LAST_MAX = _scan("last_max", Result.PART)  # where the running extremum stands: the last of equal ones
     LAST_MIN = _scan("last_min", Result.PART)
     LOGCUMSUMEXP = _scan("logcumsumexp", Result.FLOATING)
+
+    # (keys): each row (the last dim) of different integers in rising order.
+    SORTED = Row("sorted", Family.ORDER, 1, Result.SAME)
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = Row("matmul", Family.CONTRACTION, 2, Result.PROMOTE)

@@ -134,6 +134,9 @@ class Monoid:
         return 0 if part is None else names.index(str(part))
 
 
+SHORT_ROW = 4096
+"""Elements of a row up to which a kernel finds the first few of it, by as many reductions."""
+
 _ZERO, _ONE = ("0.0", "0"), ("1.0", "1")
 _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
 

@@ -516,6 +516,7 @@ RULES: dict[Op, Rule] = {
     Op.LAST_MIN: lambda x, part: getattr(x.cummin(-1), part),
     Op.LOGCUMSUMEXP: lambda x: x.logcumsumexp(-1),
     Op.MATMUL: torch.matmul,
+    Op.SORTED: lambda keys: keys.sort(-1).values,
     Op.TOPK: _topk,
     Op.LAST: lambda index, length: index.new_full((length,), -1).index_reduce_(0, index, torch.arange(len(index)), "amax"),
     Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),

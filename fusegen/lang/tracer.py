@@ -376,6 +376,11 @@ class Tracer:
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)
 
+    def expects_at_most(self, dim: Dim, most: int) -> bool:
+        """Tells if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
+        known = {symbol.name for symbol in getattr(dim, "free_symbols", ())} <= self.hints.keys()
+        return known and formula(dim)(self.hints) <= most
+
     def require_literal_features(self) -> None:
         """Asks for every size of last dims to be literal: something takes plain numbers only.
 

@@ -12,12 +12,14 @@ from functools import reduce
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Family, Op
+from fusegen.ir.reductions import SHORT_ROW
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.fuse.few import MOST, is_of_few
 
-_LONGEST = 4096
-"""Elements of a row up to which a kernel goes over it once for each of the few."""
+_LONGEST_ORDER = 1024
+"""Elements of a row up to which a kernel puts all of it in order. On an H100, 8192 rows of 64 take 22 µs, by torch 60; of 1024 258
+and 312; but 4096 of 4096 694 and 570."""
 
 _HIGH = -(1 << 32)
 """The bits of a key in which the value is: without them the order of values turns around, that of indices does not."""
@@ -33,7 +35,7 @@ def first_few(x: Value) -> Value | None:
     """The first of rows that registers hold, of floats that float32 holds."""
     rows, count = x.arg(0), literal(x.node.shape[-1])
     length = literal(rows.node.shape[-1])
-    if count is None or not 0 < count <= MOST or length is None or length > _LONGEST or rows.dtype.compute is not DType.FLOAT32:
+    if count is None or not 0 < count <= MOST or length is None or length > SHORT_ROW or rows.dtype.compute is not DType.FLOAT32:
         return None
     descending = bool(x.node.attr("descending"))
     keys = _keys(rows, descending=descending)
@@ -43,6 +45,18 @@ def first_few(x: Value) -> Value | None:
         found.append(left.reduce(Op.AMIN, (len(x.node.shape) - 1,)))
     few = found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=len(x.node.shape) - 1)
     return _index(few) if x.node.attr("result") else _value(few, x.dtype, descending=descending)
+
+
+def put_in_order(x: Value) -> Value:
+    """Whole rows that registers of a block hold, of floats that float32 holds, in order; all else as it is."""
+    length = literal(x.node.shape[-1]) if x.node.op is Op.TOPK else None
+    if length is None or not 0 < length <= _LONGEST_ORDER:
+        return x
+    rows, descending = x.arg(0), bool(x.node.attr("descending"))
+    if not same(rows.node.shape[-1], length) or rows.dtype.compute is not DType.FLOAT32:
+        return x
+    keys = _keys(rows, descending=descending).apply(Op.SORTED)
+    return _index(keys) if x.node.attr("result") else _value(keys, x.dtype, descending=descending)
 
 
 def _keys(rows: Value, *, descending: bool) -> Value:
@@ -83,7 +97,7 @@ def at_few(x: Value) -> Value | None:
     rows, index = x.arg(0), x.arg(1)
     last = len(x.node.shape) - 1
     count, length = literal(index.node.shape[-1]), literal(rows.node.shape[-1])
-    if x.node.attr("dim") != last or count is None or count > MOST or length is None or length > _LONGEST:
+    if x.node.attr("dim") != last or count is None or count > MOST or length is None or length > SHORT_ROW:
         return None
     if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])) or not _is_of_first(index):
         return None

@@ -16,8 +16,10 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import literal
 from fusegen.passes.blocks import InBlocks, in_blocks
+from fusegen.passes.few import put_in_order
 from fusegen.passes.frames import reframed
 from fusegen.passes.fuse.decide import products_of_attention
+from fusegen.passes.pipeline import Pass, apply
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
 from fusegen.passes.whole import FEW, by_rows, whole_reductions
@@ -25,7 +27,7 @@ from fusegen.runtime.forms import Forms
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
-from fusegen.target import Target
+from fusegen.target import Backend, Target
 
 Sizes: TypeAlias = Mapping[str, int]
 Facts: TypeAlias = tuple[tuple[str, int, int], ...]
@@ -38,7 +40,14 @@ _DIVISORS = (16, 8, 4, 2)
 
 def prepared(graph: Graph, target: Target) -> Graph:
     """A graph in primitives, ready for fusion."""
-    return separate_writes(split_products(reframed(graph), target))
+    return separate_writes(split_products(reframed(_with_orders(graph, target)), target))
+
+
+def _with_orders(graph: Graph, target: Target) -> Graph:
+    """The graph in which kernels put short rows in order, as GPUs can."""
+    if target.backend is not Backend.CUDA or all(node.op is not Op.TOPK for node in graph.nodes):
+        return graph
+    return replace(apply(Pass("put-rows-in-order", put_in_order), graph), derived=graph.derived)
 
 
 class Alternatives:

@@ -96,6 +96,7 @@ class Phase:
         copies: results of the phase beside those of the call.
         reductions: results that are combined along the row; named as statistics.
         column_sums: results that are combined over rows.
+        orders: of what is held, the rows that are put in order when the phase ends.
         held: results that are kept in registers for later phases.
         writes: results that are stored.
         row_writes: variables of the row that are stored once.
@@ -109,6 +110,7 @@ class Phase:
     copies: tuple[Copy, ...]
     reductions: tuple[Reduction, ...]
     column_sums: tuple[Reduction, ...]
+    orders: tuple[Parameter, ...]
     held: tuple[Parameter, ...]
     writes: tuple[Access, ...]
     row_writes: tuple[tuple[Access, str], ...]

@@ -22,6 +22,7 @@ from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number
 
 _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
+_ANCHORS = {Family.CONTRACTION: Leaf.ACCUMULATOR, Family.ORDER: Leaf.ORDERED}
 _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 Context: TypeAlias = tuple[Bounds, ...]
@@ -194,7 +195,7 @@ class Evaluator:
         node = self.graph.nodes[position]
         if payload is None:
             raise VerificationError(f"{node.op!r} is read inside a kernel that does not compute it")
-        kind = Leaf.ACCUMULATOR if node.family is Family.CONTRACTION else Leaf.STATISTIC
+        kind = _ANCHORS.get(node.family, Leaf.STATISTIC)
         return self.terms.put(Term(kind, (), node.dtype.compute, payload))
 
     def _pointwise(self, position: int, args: list[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 SCRATCH_BYTES = 8
 """Of an element of a state that threads exchange: the widest type."""
@@ -19,6 +19,7 @@ class SharedArrays:
 
     Attributes:
         scratch: by which threads exchange components of states.
+        ordered: by which threads exchange rows that they put in order.
         sums: to which the row groups of a block add components of column sums.
         staged: fragments of rows.
         barriers: each of which counts what other blocks send for one reduction.
@@ -26,6 +27,7 @@ class SharedArrays:
     """
 
     scratch: tuple[int, ...]
+    ordered: tuple[int, ...]
     sums: tuple[int, ...]
     staged: tuple[int, ...]
     barriers: tuple[int, ...]
@@ -40,10 +42,14 @@ def padded(elements: int) -> int:
 
 
 def arranged(
-    scratch: Sequence[int] = (), sums: Sequence[int] = (), staged: Sequence[int] = (), barriers: Sequence[int] = ()
+    scratch: Sequence[int] = (),
+    sums: Sequence[int] = (),
+    staged: Sequence[int] = (),
+    barriers: Sequence[int] = (),
+    ordered: Sequence[int] = (),
 ) -> SharedArrays:
-    """Arrays of some bytes each, in this order."""
-    ends = tuple(accumulate((0, *scratch, *sums, *staged, *barriers)))
-    behind, last = len(scratch), len(scratch) + len(sums)
-    above = last + len(staged)
-    return SharedArrays(ends[:behind], ends[behind:last], ends[last:above], ends[above:-1], ends[-1])
+    """Arrays of some bytes each, in the order of `SharedArrays`."""
+    groups = (scratch, ordered, sums, staged, barriers)
+    starts = tuple(accumulate((0, *(size for group in groups for size in group))))
+    ends = tuple(accumulate((0, *map(len, groups))))
+    return SharedArrays(*(starts[first:last] for first, last in pairwise(ends)), starts[-1])

@@ -32,6 +32,7 @@ class Leaf(Enum):
     SCALAR = "scalar"
     CONSTANT = "constant"
     STATISTIC = "statistic"
+    ORDERED = "ordered"
     ACCUMULATOR = "accumulator"
 
 

@@ -45,9 +45,38 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
             agree(router, (randn(5, columns), randn(columns)))
 
 
+ORDERS: dict[str, tuple[int, Way]] = {
+    "a part of a warp": (48, lambda plan: plan.threads < 32),
+    "a warp": (128, lambda plan: plan.threads == 32 and plan.exact),
+    "groups of a warp": (264, lambda plan: plan.threads == 32 and plan.chunks > 2),
+    "a block": (1000, lambda plan: plan.threads > 64),
+    "a block of single lanes": (331, lambda plan: plan.threads > 32),
+}
+
+
+def sorted_softmax(x: Tensor) -> tuple[Tensor, ...]:
+    values, places = x.softmax(-1).sort(stable=True, dim=-1, descending=True)
+    return values / values.amax(-1, keepdim=True), places
+
+
+def test_whole_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (columns, way) in ORDERS.items():
+
+        def chosen(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
+            self.candidates = candidates
+            return next(filter(way, candidates))
+
+        with case(name):
+            monkeypatch.setattr(context.Context, "chosen", chosen)
+            kernel = agree(sorted_softmax, (randn(5, columns),))
+            assert len(kernel.lower(randn(5, columns), target="sm_90a").program.launches) == 1
+
+
 def test_numbers_that_are_hard_to_order() -> None:
     row = torch.tensor([1.0, torch.nan, -torch.inf, 0.0, -0.0, torch.inf, 2.0, 1.0])
-    rows = torch.stack([row, row.flip(0), torch.full((8,), -torch.inf), torch.full((8,), torch.nan), -row])
+    row = torch.cat((row, row.roll(3), row.roll(5)))
+    rows = torch.stack([row, row.flip(0), torch.full((24,), -torch.inf), torch.full((24,), torch.nan), -row])
+    agree(lambda x: (*x[:, :8].sort(stable=True), *x[:, :8].sort(stable=True, dim=-1, descending=True)), (rows,))
     agree(lambda x: (*x.sort(stable=True), *x.sort(stable=True, dim=-1, descending=True)), (rows,))
 
 

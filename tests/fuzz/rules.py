@@ -40,6 +40,7 @@ MADE = (
     Op.NORMALIZER,
     Op.ONE_PLUS_ERF,
     Op.EXP_BELOW,
+    Op.SORTED,
     Op.SORT_KEY,
     Op.SORTED_VALUE,
     Op.ATTENTION,

@@ -31,7 +31,9 @@ SKELETONS = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja")
 OF_LANES = ("contraction.cu.jinja", "mma.cu.jinja", "products.cuh.jinja", "attention.cu.jinja")
 """Their pipelines call wrappers, and user's names occur in these alone."""
 
-IN_FUNCTIONS = {"mask", "value", "distance", "through", "before", "carry", "earlier", "warps"}
+IN_FUNCTIONS = {"mask", "value", "distance", "through", "before", "carry", "earlier", "warps"} | set(
+    ["a", "b", "far", "keys", "near", "other", "rises", "run", "step"]
+)
 """Names in a pipeline's own small functions, which hold no name of a user's."""
 
 

@@ -85,6 +85,18 @@ def test_few_of_a_row_are_one_kernel_with_all_around() -> None:
             assert [group.kind for group in kernel.lower(*given).groups] == [GroupKind.ROW]
 
 
+def test_rows_of_several_short_lengths_are_one_kernel_each() -> None:
+    kernel = agree(router, (randn(7, 64),), (randn(7, 8),), (randn(9, 128),))
+    assert programs(kernel) == 3
+    for length in (8, 64):
+        assert [group.kind for group in kernel.lower(randn(7, length)).groups] == [GroupKind.ROW]
+
+
+def test_whole_rows_are_put_in_order_by_the_kernel_on_gpus() -> None:
+    low = fg.kernel(lambda x, scale=2.0: (scale * x.softmax(-1)).sort(-1).values).lower(randn(7, 640), target="sm_90a")
+    assert [group.kind for group in low.groups] == [GroupKind.ROW]
+
+
 def test_longer_rows_are_sorted_by_torch_with_all_around_fused() -> None:
     def nucleus(x: Tensor, temperature: Tensor) -> Tensor:
         logits, _ = (x / temperature).sort(-1, descending=True)

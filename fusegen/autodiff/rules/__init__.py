@@ -15,7 +15,7 @@ from fusegen.autodiff.rules.reductions import REDUCTIONS
 from fusegen.autodiff.rules.rule import Rule
 from fusegen.ir.ops import Op
 
-_OF_ROWS = (Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)
+_OF_ROWS = (Op.SORTED, Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)
 MADE_LATER = frozenset({*_OF_ROWS, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD, Op.BLOCKS})
 """Operations that no graph has when it is differentiated: the compiler makes them of others."""
 

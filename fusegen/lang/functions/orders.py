@@ -9,10 +9,11 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import SHORT_ROW
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
 from fusegen.lang.float8 import no_arithmetic
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import binary, cast, dtype_of, normalize_dim, unsupported_argument
+from fusegen.lang.functions.common import binary, cast, dtype_of, normalize_dim, numbers, unsupported_argument
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.indexing import take_along_dim
 from fusegen.lang.functions.reductions import any_, argmax, count_nonzero
@@ -82,6 +83,7 @@ def nanmedian(input: TracedTensor, dim: int | None = None, keepdim: bool = False
 
 def _median(name: str, input: TracedTensor, dim: int | None, keepdim: bool, out: Any) -> Any:
     unsupported_argument(name, out=out)
+    numbers(name, input)
     if dim is None:
         flat = reshaped(input, (simplify_dim(product(input._node.shape)),))
         return _chosen(flat, _middle(name, flat, 0), 0, keepdim=False)[0]
@@ -101,8 +103,8 @@ def _middle(name: str, x: TracedTensor, dim: int) -> TracedTensor:
         middle = _kth(x, dim, (size + 1) // 2)
     else:
         counted = pointwise.isnan(x) if name == "nanmedian" else full_like(x, False, dtype=torch.bool)
-        numbers = unsqueeze(count_nonzero(binary(Op.EQ, counted, False), dim), dim)
-        place = pointwise.clamp(binary(Op.FLOOR_DIVIDE, pointwise.sub(numbers, 1), 2), min=0)
+        count = unsqueeze(count_nonzero(binary(Op.EQ, counted, False), dim), dim)
+        place = pointwise.clamp(binary(Op.FLOOR_DIVIDE, pointwise.sub(count, 1), 2), min=0)
         middle = take_along_dim(_first(x, dim, _length(x, dim), descending=False)[1], place, dim)
     if name == "nanmedian" or not dtype_of(x).is_float:
         return middle
@@ -156,6 +158,8 @@ def _first(x: TracedTensor, dim: int, count: Dim, *, descending: bool) -> tuple[
         raise no_arithmetic("topk", own)
     if not x.ndim:
         return reshaped(x, (1,)).narrow(0, 0, count).reshape(()), full_like(x, 0, dtype=torch.int64)  # type: ignore[return-value,arg-type]
+    if x._tracer.expects_at_most(x._node.shape[dim], SHORT_ROW):  # a kernel orders such rows itself
+        x._tracer.require_literal_feature(x._node.shape[dim])
     rows = movedim(cast(x, torch.uint8) if own is DType.BOOL else x, dim, -1)
     parts = ((0, dtype_of(rows)), (1, DType.INT64))
     values, indices = (

@@ -125,7 +125,7 @@ class _Walk:
         node = self.graph.nodes[position]
         if node.family is Family.REDUCTION:
             return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]
-        return [(node.args[0], at, bounds)] if node.family is Family.SCAN else []
+        return [(node.args[0], at, bounds)] if node.family in (Family.SCAN, Family.ORDER) else []
 
 
 def computed_index(graph: Graph, position: int) -> int | None:

@@ -73,7 +73,7 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
         if position in seen or family in _NO_WAY or (position in kept and position != root):
             continue
         seen.add(position)
-        if family is Family.REDUCTION:
+        if family in (Family.REDUCTION, Family.ORDER):
             found.append(position)
         stack += graph.nodes[position].args
     return sorted(found, reverse=True)
@@ -82,6 +82,9 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
 def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Group]:
     """The ways to see a reduction: its dims as columns of a row kernel, or as rows whose columns are summed."""
     shape = graph.nodes[graph.nodes[reduction].args[0]].shape
+    if graph.nodes[reduction].family is Family.ORDER:
+        ordered = row_group(graph, (root,), Domain(shape, (len(shape) - 1,)), kept)
+        return [] if ordered is None else [ordered]
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
     innermost = _innermost(graph, graph.nodes[reduction].args[0])

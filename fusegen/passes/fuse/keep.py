@@ -68,7 +68,7 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
     sharing = _Sharing(graph, set(stored), frozenset(alone), frozenset(streamed))
     kept: set[int] = set()
     for position, node in graph:
-        shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN) and position not in sharing.alone
+        shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.ORDER) and position not in sharing.alone
         if shareable and sharing.pays(position):
             sharing.stored.add(position)
             kept.add(position)

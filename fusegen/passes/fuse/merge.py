@@ -23,6 +23,7 @@ from fusegen.passes.fuse.writes import addressed, hindered, is_torn
 from fusegen.passes.versions import Times
 
 _ROWS = (GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN)
+_OF_ROWS = (Family.REDUCTION, Family.ORDER, Family.POINTWISE, Family.INDEXING)
 _KINDS = (GroupKind.POINTWISE, *_ROWS)
 
 _PART = 4
@@ -183,7 +184,7 @@ def _merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | N
     domain = group.domain
     if sums_columns(graph, other, domain):
         columns.append(other)
-    elif graph.nodes[other].family in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING) or is_of_few(graph.nodes, other):
+    elif graph.nodes[other].family in _OF_ROWS or is_of_few(graph.nodes, other):
         rows.append(other)
     else:
         return None

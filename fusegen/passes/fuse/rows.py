@@ -7,7 +7,7 @@ import math
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.ops import Family
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, is_column_aligned, is_row_aligned, reduced_dims, walk
 from fusegen.passes.fuse.decide import Kept
 from fusegen.passes.fuse.few import places_of_row
@@ -31,7 +31,7 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) 
         if not places:
             return None
         for place in places:
-            walk(graph, root, place, axes, lambda p, at, _bounds: _is_row_reduction(graph, p, at, domain), cone, others)
+            walk(graph, root, place, axes, lambda p, at, _bounds: _is_of_row(graph, p, at, domain), cone, others)
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
@@ -95,3 +95,17 @@ def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain)
     if graph.nodes[position].family is not Family.REDUCTION:
         return False
     return is_row_aligned(graph, position, at, domain, domain_axes(domain))
+
+
+def _is_of_row(graph: Graph, position: int, at: Position, domain: Domain) -> bool:
+    """True if a kernel that goes along the rows of a domain computes a reduction or an order of the row, read at an index."""
+    node = graph.nodes[position]
+    if node.family is not Family.ORDER:
+        return _is_row_reduction(graph, position, at, domain)
+    is_over = len(node.shape) == len(domain.shape) and all(map(same, node.shape, domain.shape))
+    return is_over and domain.columns == (len(node.shape) - 1,) and at == places_of_domain(domain)
+
+
+def places_of_domain(domain: Domain) -> Position:
+    """Each point of a domain."""
+    return broadcast_index(domain.shape, domain_axes(domain).symbols)

@@ -81,6 +81,7 @@ _STAGING_ROWS = 3  # of room in shared memory, at most
 _FORESEEN = 4  # groups of lanes of what only the last phase of a staged row needs that a thread asks for ahead
 _AT_ONCE = 16  # registers of what all rows share that a thread holds from the start
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
+_BLOCK_OF_ORDER = 512  # threads of a block that puts the longest rows in order
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
 _CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
 _CLUSTER_REGISTERS = 32
@@ -106,6 +107,7 @@ class RowFeatures:
         deferred: of `stage_bytes`, those of fragments that only the last phase needs.
         row_step: a number that divides the elements from one row to the next; None where what is read of rows does not lie alike,
             or these do not follow each other in equal steps.
+        orders: whether rows are put in order.
         sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
@@ -122,6 +124,7 @@ class RowFeatures:
     row_step: int | None = None
     sendable: bool = False
     deferred: int = 0
+    orders: bool = False
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -138,10 +141,21 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
     if features.column_sums and not features.reductions:
         return _tiles(columns if known else None, lanes, widest, features, target)
     plans = _plans(columns, known, lanes, features, target)
+    if features.orders:
+        return _ordering(columns or 1, lanes, plans, features, target)
     if lanes == widest or not _may_be_shifted(features, columns, widest):
         return (*plans, *_shared(plans, columns, known, lanes, features, target))
     shifted = _shifted(columns, known, widest, features, target)
     return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
+
+
+def _ordering(columns: int, lanes: int, plans: Sequence[RowPlan], features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    """Plans of rows that are put in order: in the registers of a block, as many for a row as a power of two."""
+    largest = _held(None, lanes, _BLOCK_OF_ORDER, -(-columns // (lanes * _BLOCK_OF_ORDER)), features, target)
+    held = [p for p in plans if p.persistence is Persistence.REGISTERS and p.cluster == 1 and p.threads.bit_count() == 1]
+    found = [replace(p, chunks=1 << (p.chunks - 1).bit_length(), keeps_shared=False, foresees=0) for p in held or [largest]]
+    exact = [columns == p.chunks * lanes * p.threads and p.threads >= _WARP for p in found]
+    return tuple(dict.fromkeys(replace(p, exact=fills) for p, fills in zip(found, exact, strict=True)))
 
 
 def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:

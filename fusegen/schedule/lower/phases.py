@@ -31,8 +31,8 @@ class Root:
     """A value that some phase must produce.
 
     Attributes:
-        kind: ``reduce``, ``column``, ``write`` or ``row_write``.
-        key: the reduction's node (the first of those that share a state), or the store's number.
+        kind: ``reduce``, ``order``, ``column``, ``write`` or ``row_write``.
+        key: the node of the order, or the reduction's (the first of those that share a state), or the store's number.
         terms: positions: one a component of the reduction's state, or the value that is stored.
         last: whether it must come in the last phase: it changes what phases before read.
     """
@@ -117,7 +117,7 @@ class PhaseSplitter:
         return max(self._depths[p] for p in positions)
 
     def _depth(self, term: Term) -> int:
-        if term.op is Leaf.STATISTIC:
+        if term.op in (Leaf.STATISTIC, Leaf.ORDERED):
             return self.depth(*self.statistics[_node(term)]) + 1
         return max((self._depths[a] for a in term.args), default=0)
 
@@ -133,7 +133,7 @@ class PhaseSplitter:
         elif term.op is Leaf.COORDINATE:
             indices = [term.payload]
         else:
-            return False
+            return term.op is Leaf.ORDERED
         return _mention(indices, self.column_axes)
 
     def _place(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
@@ -151,6 +151,11 @@ class PhaseSplitter:
         phase, known, term = phases[number], first.get(position), self.terms.items[position]
         if known == number:
             return ()
+        if term.op is Leaf.ORDERED:  # which the phase before leaves in the registers of the row
+            first[position] = number
+            phases[self.depth(position) - 1].held.append(position)
+            phase.given.append(position)
+            return ()
         if known is not None and self._is_kept(position):
             phases[known].held.append(position)
             phase.given.append(position)
@@ -164,7 +169,7 @@ class PhaseSplitter:
     def _is_kept(self, position: int) -> bool:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
         term = self.terms.items[position]
-        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION):
+        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED):
             return False
         if self.keep is Keep.ROW:
             return isinstance(term.payload, Read) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)

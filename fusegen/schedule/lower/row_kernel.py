@@ -24,7 +24,7 @@ from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
 from fusegen.schedule.lower.row_names import ValueNames, statistic_name
 from fusegen.schedule.lower.shifted import shifted
-from fusegen.schedule.math import Argument, Call, Copy, Origin, Reduction
+from fusegen.schedule.math import Argument, Call, Copy, Origin, Parameter, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
@@ -214,6 +214,7 @@ class RowKernelBuilder:
             copies=copies,
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
+            orders=tuple(self._ordered(r) for r in phase.roots if r.kind == "order"),
             held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
             writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)),
             row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
@@ -259,9 +260,19 @@ class RowKernelBuilder:
         """Names and terms of what an element gives to a root: where it is gathered, that which is measured from a pivot."""
         if root.kind == "write":
             return [(f"result_{root.key}", term) for term in root.terms]
+        if root.kind == "order":
+            return [(self._ordered(root).name, root.terms[0])]
         reduction = self.reductions[root.key]
         pairs = zip(reduction.components, root.terms, strict=True)
         return [(f"{c.name}_part", term) for c, term in pairs if c in reduction.lifted]
+
+    def _is_ordered(self, term: int) -> bool:
+        return self.math.terms.items[term].op is Leaf.ORDERED
+
+    def _ordered(self, root: Root) -> Parameter:
+        """What holds a row before and after it is put in order."""
+        (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
+        return self.fragments.parameter(term)
 
     def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
         """The math on statistics that the phase starts with."""
@@ -281,7 +292,7 @@ class RowKernelBuilder:
         """The math on each element, and the results that are there without any."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
-        roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads]
+        roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
         given = [t for t in known if t not in computed_here or self._is_given(t, phase)]
@@ -319,6 +330,7 @@ class RowKernelBuilder:
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
             scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            ordered=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][:1],
             sums=self._shared_sums(partials),
             staged=[plan.slots * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED],
             barriers=[BARRIER_BYTES for _ in reductions for _ in range(slots) if plan.cluster > 1],

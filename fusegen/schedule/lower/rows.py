@@ -67,9 +67,13 @@ def _evaluate(context: Context) -> RowMath:
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
     evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
-    states = states_of(graph, context.group.anchors)
+    orders = [p for p in context.group.anchors if graph.nodes[p].family is Family.ORDER]
+    states = states_of(graph, [p for p in context.group.anchors if p not in orders])
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
+    for node in orders:
+        statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
+        roots.append(Root("order", node, statistics[node]))
     for node, parts in states.items():
         reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
         statistics |= dict.fromkeys(parts, reduced)
@@ -117,7 +121,7 @@ def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position)
 
 def _reduction(graph: Graph, position: int) -> int | None:
     """What a reduction is known by in the kernel that computes it."""
-    return position if graph.nodes[position].family is Family.REDUCTION else None
+    return position if graph.nodes[position].family in (Family.REDUCTION, Family.ORDER) else None
 
 
 def _own_index(context: Context, node: int, axes: Axes) -> Position:
@@ -208,6 +212,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
         deferred=_deferred(context, math),
+        orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
     )
     plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
