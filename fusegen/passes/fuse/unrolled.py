@@ -53,8 +53,9 @@ def unrolled(graph: Graph, group: Group) -> Space:
 
 def _reduces_rows(graph: Graph, group: Group) -> bool:
     """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
-    over = (reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
-    return group.kind is GroupKind.ROW and all(over) and all(graph.nodes[a].op in COMBINED for a in group.anchors)
+    if group.kind is not GroupKind.ROW or any(graph.nodes[anchor].op not in COMBINED for anchor in group.anchors):
+        return False
+    return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
 
 
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
