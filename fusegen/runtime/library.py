@@ -101,6 +101,7 @@ def topk(wanted: Wanted, descending: float, length: int, rows: Tensor) -> list[T
         descending: whether the greatest come first; NaN is above all numbers.
         rows: (…, n).
     """
+    found: Sequence[Tensor]
     if length == rows.shape[-1]:
         found = torch.sort(rows, stable=True, dim=-1, descending=bool(descending))
     else:

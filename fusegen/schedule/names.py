@@ -26,20 +26,12 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-<<<<<<< HEAD
     AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS REPEATS ROWS SHARE SLOT
     SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block
     column_outer copied count end exists failed fetch first_column first_row group groups inside is_first is_half last_row
     leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count pivot place
     put_in_order rank row_blocks row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn
     warp_of_row whole
-=======
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS REPEATS ROWS SHARE SLOT SLOTS SPAN
-    SUMS Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block column_outer copied count end
-    exists failed fetch first_column first_row group groups inside is_first is_half last_row leading memcpy middle outer_count own
-    parity blocks is_held level LEVELS part_count pivot place rank row_blocks
-    row_end slot_of span spans start sum task tasks there tile tile_column tile_row tiles turn warp_of_row whole
->>>>>>> h-copyspeed
 """
 """Names that pipelines use for themselves."""
 

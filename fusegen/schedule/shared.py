@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 SCRATCH_BYTES = 8
 """Of an element of a state that threads exchange: the widest type."""
@@ -49,7 +49,8 @@ def arranged(
     ordered: Sequence[int] = (),
 ) -> SharedArrays:
     """Arrays of some bytes each, in the order of `SharedArrays`."""
-    groups = (scratch, ordered, sums, staged, barriers)
-    starts = tuple(accumulate((0, *(size for group in groups for size in group))))
-    ends = tuple(accumulate((0, *map(len, groups))))
-    return SharedArrays(*(starts[first:last] for first, last in pairwise(ends)), starts[-1])
+    ends = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
+    first, behind = len(scratch), len(scratch) + len(ordered)
+    last = behind + len(sums)
+    above = last + len(staged)
+    return SharedArrays(ends[:first], ends[first:behind], ends[behind:last], ends[last:above], ends[above:-1], ends[-1])

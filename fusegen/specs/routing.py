@@ -79,7 +79,7 @@ def _limited(scores: Tensor, groups: int, chosen: int) -> Tensor:
     """Scores of (tokens, experts), minus infinity but in the groups with the greatest sums of two."""
     if groups == 1:
         return scores
-    parts = scores.unflatten(-1, (groups, -1))
+    parts = scores.view(scores.shape[0], groups, -1)
     sums = parts.topk(2).values.sum(-1)
     least = sums.topk(chosen).values[:, -1:]
     return parts.masked_fill((sums < least)[..., None], -math.inf).flatten(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.operands import Operand, indices, positive, tensor
+from fusegen.specs.operands import Operand, indices, positive, tensor, values
 from fusegen.specs.spec import Family
 
 FAMILY = Family("sampling")
@@ -23,10 +23,13 @@ PENALTIES = {
     "presence": positive("rows 1"),
     "frequency": positive("rows 1"),
 }
-TOP_K, TOP_P, MIN_P = (
-    {name: Operand("rows 1", lambda dims, _, __, value=value: torch.full(dims, value))}
-    for name, value in (("top_k", 20), ("top_p", 0.9), ("min_p", 0.05))
-)
+
+
+def _column(value: float) -> Operand:
+    return values("rows 1", lambda dims, _: torch.full(dims, value))
+
+
+TOP_K, TOP_P, MIN_P = {"top_k": _column(20)}, {"top_p": _column(0.9)}, {"min_p": _column(0.05)}
 
 
 @FAMILY.spec(
@@ -73,15 +76,15 @@ def sample(
         wide, order = wide.sort(dim=-1, descending=True, stable=True)
     logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
     if temperature is None:
-        values, place = logarithms.max(-1, keepdim=True)
+        chosen, place = logarithms.max(-1, keepdim=True)
     else:
         places = torch.arange(logits.shape[-1], device=logits.device)
         tokens = places if order is None else order
         waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, tokens)
         place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
-        values = torch.where(places == place, logarithms, -math.inf).amax(-1, keepdim=True)
+        chosen = torch.where(places == place, logarithms, -math.inf).amax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
-    return token.squeeze(-1), values.squeeze(-1)
+    return token.squeeze(-1), chosen.squeeze(-1)
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:

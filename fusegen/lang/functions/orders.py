@@ -17,7 +17,7 @@ from fusegen.lang.functions.common import binary, cast, dtype_of, normalize_dim,
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.indexing import take_along_dim
 from fusegen.lang.functions.reductions import any_, argmax, count_nonzero
-from fusegen.lang.functions.views import holds, movedim, reshaped, squeeze, unsqueeze
+from fusegen.lang.functions.views import holds, movedim, reshaped, sliced, squeeze, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -120,7 +120,7 @@ def _kth(x: TracedTensor, dim: int, count: int) -> TracedTensor:
     is_near_end = size is not None and size - count + 1 < count
     first = size - count + 1 if size is not None and is_near_end else count
     indices = _first(x, dim, first, descending=is_near_end)[1]
-    return indices.narrow(dim, first - 1, 1)  # type: ignore[return-value]
+    return sliced(indices, dim, first - 1, 1)
 
 
 def _chosen(x: TracedTensor, index: TracedTensor, dim: int, keepdim: bool) -> tuple[TracedTensor, TracedTensor]:
@@ -157,7 +157,7 @@ def _first(x: TracedTensor, dim: int, count: Dim, *, descending: bool) -> tuple[
     if own.is_float8:
         raise no_arithmetic("topk", own)
     if not x.ndim:
-        return reshaped(x, (1,)).narrow(0, 0, count).reshape(()), full_like(x, 0, dtype=torch.int64)  # type: ignore[return-value,arg-type]
+        return reshaped(sliced(reshaped(x, (1,)), 0, 0, count), ()), full_like(x, 0, dtype=torch.int64)
     if x._tracer.expects_at_most(x._node.shape[dim], SHORT_ROW):  # a kernel orders such rows itself
         x._tracer.require_literal_feature(x._node.shape[dim])
     rows = movedim(cast(x, torch.uint8) if own is DType.BOOL else x, dim, -1)

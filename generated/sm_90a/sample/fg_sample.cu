@@ -96,7 +96,7 @@ __device__ __forceinline__ void sample_2(float sub_value, float row_value_2, i64
 }
 
 __device__ __forceinline__ float sample_3(float logarithms, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logarithms : -bit_cast<float>(0x7f800000u);  // line 50: values = torch.where(places == place, logarithms, -math.inf).amax(-1, k…
+    return coordinate == place_indices ? logarithms : -bit_cast<float>(0x7f800000u);  // line 50: chosen = torch.where(places == place, logarithms, -math.inf).amax(-1, k…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -280,28 +280,28 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     }
     row_max_f32(place_values, place_indices, shared_array<float>(512), shared_array<i64>(768), arrived + 2);
 
-    // Phase 4 of 5: reduces each row to values; writes out_0.
-    float values_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) values_of[k] = amax_f32_identity();
+    // Phase 4 of 5: reduces each row to chosen; writes out_0.
+    float chosen_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         const float (&logarithms)[LANES] = logarithms_kept[c];
-        float values_part[LANES];
+        float chosen_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            values_part[v] = sample_3(logarithms[v], place_indices, column + v);
-            values_of[v % SUMS] = amax_f32_combine(values_of[v % SUMS], values_part[v]);
+            chosen_part[v] = sample_3(logarithms[v], place_indices, column + v);
+            chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) values_of[k] = amax_f32_combine(values_of[k], values_of[k + half]);
+        for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
     }
-    float values = values_of[0];
-    values = row_amax_f32(values, shared_array<float>(1024), arrived + 3);
+    float chosen = chosen_of[0];
+    chosen = row_amax_f32(chosen, shared_array<float>(1024), arrived + 3);
     if (thread == 0) {
         i64 narrowed;
         narrow(place_indices, narrowed);
@@ -311,7 +311,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     // Phase 5 of 5: writes out_1.
     if (thread == 0) {
         float narrowed;
-        narrow(values, narrowed);
+        narrow(chosen, narrowed);
         store(out_1_ptr, row, narrowed);
     }
 }
