@@ -181,7 +181,7 @@ __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N])
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float embedding_rotary(float weight, float cos_, float weight_2, float weight_3, float sin_, bool coordinate) {
-    return weight * cos_ + (coordinate ? -weight_3 : weight_2) * sin_;                // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return weight * cos_ + (coordinate ? -weight_3 : weight_2) * sin_;                // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

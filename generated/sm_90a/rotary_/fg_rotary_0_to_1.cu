@@ -166,7 +166,7 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float rotary_0(float q, float cos_, float q_2, float q_3, float sin_, bool coordinate) {
-    return q * cos_ + (coordinate ? -q_3 : q_2) * sin_;                               // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return q * cos_ + (coordinate ? -q_3 : q_2) * sin_;                               // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float rotary_1(float k_, float cos_, float k__2, float k__3, float sin_, bool coordinate) {
-    return k_ * cos_ + (coordinate ? -k__3 : k__2) * sin_;                            // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return k_ * cos_ + (coordinate ? -k__3 : k__2) * sin_;                            // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -199,10 +199,10 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float rotary_position_ids_0(float q, i64 position_ids, i64 position_ids_2, float q_2, float q_3, i64 coordinate, i64 coordinate_2, bool coordinate_3) {
-    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 37: frequencies, magnitude = 1.0 / base**exponents, 1.0
     const float pow_2 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate_2, 2LL)), 128.0f));
     const float where_1 = coordinate_3 ? static_cast<float>(position_ids_2) * fast_divide(1.0f, pow_2) : static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);
-    return q * round_bf16(cosf(where_1)) + (coordinate_3 ? -q_3 : q_2) * round_bf16(sinf(where_1));  // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return round_bf16(q * cosf(where_1) + (coordinate_3 ? -q_3 : q_2) * sinf(where_1));  // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -272,10 +272,10 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float rotary_position_ids_1(float k_, i64 position_ids, i64 position_ids_2, float k__2, float k__3, i64 coordinate, i64 coordinate_2, bool coordinate_3) {
-    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float pow_1 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate, 2LL)), 128.0f));  // line 37: frequencies, magnitude = 1.0 / base**exponents, 1.0
     const float pow_2 = powf(10000.0f, fast_divide(static_cast<float>(wrap_mul(coordinate_2, 2LL)), 128.0f));
     const float where_1 = coordinate_3 ? static_cast<float>(position_ids_2) * fast_divide(1.0f, pow_2) : static_cast<float>(position_ids) * fast_divide(1.0f, pow_1);
-    return k_ * round_bf16(cosf(where_1)) + (coordinate_3 ? -k__3 : k__2) * round_bf16(sinf(where_1));  // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return round_bf16(k_ * cosf(where_1) + (coordinate_3 ? -k__3 : k__2) * sinf(where_1));  // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float split_rotary_cache_1(float qkv, float cos_, float qkv_2, float qkv_3, float sin_, bool coordinate) {
-    return qkv * cos_ + (coordinate ? -qkv_3 : qkv_2) * sin_;                         // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
+    return qkv * cos_ + (coordinate ? -qkv_3 : qkv_2) * sin_;                         // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
