@@ -106,6 +106,8 @@ class RowFeatures:
         deferred: of `stage_bytes`, those of fragments that only the last phase needs.
         row_step: a number that divides the elements from one row to the next; None where what is read of rows does not lie alike,
             or these do not follow each other in equal steps.
+        segment: columns of a segment, the last axis's extent, whose threads must be neighbours in a warp; 0 where nothing goes by
+            segments.
         sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
@@ -122,6 +124,7 @@ class RowFeatures:
     row_step: int | None = None
     sendable: bool = False
     deferred: int = 0
+    segment: int = 0
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -132,7 +135,9 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         bounds: known bounds of sizes.
     """
     if target.backend is Backend.CPU:
-        return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed)
+        return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
+    if features.segment:
+        return _segmented(features, target, multiples, bounds)
     lanes, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
@@ -142,6 +147,15 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         return (*plans, *_shared(plans, columns, known, lanes, features, target))
     shifted = _shifted(columns, known, widest, features, target)
     return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
+
+
+def _segmented(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
+    """Plans by which the threads that share a segment are neighbours in a warp, and each has as many lanes as any other."""
+    lanes = max(_lanes(features, multiples), features.segment // _WARP)
+    columns, known = _columns(features.axes, bounds)
+    plans = _plans(columns, known, lanes, features, target)
+    found = (*plans, *_shared(plans, columns, known, lanes, features, target))
+    return tuple(plan for plan in found if plan.threads % (features.segment // lanes) == 0)
 
 
 def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
