@@ -58,13 +58,14 @@ class Kernel(Generic[P, R]):
         op: str | None = None,
         recompute: Recompute = "auto",
         compiler: Compiler | None = None,
+        fast_math: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.mutates, self.recompute, self.compiler = tuple(mutates), recompute, compiler
+        self.mutates, self.recompute, self.compiler, self.fast_math = tuple(mutates), recompute, compiler, fast_math
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute, compiler)
+        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute, compiler, fast_math)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -98,7 +99,8 @@ class Kernel(Generic[P, R]):
         if not (parameters.variadic or any([isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())])):
             return self._recorded(self._dispatcher, args, kwargs)
         values = every_argument(parameters, args, kwargs)
-        return recorded_spread(self.function, parameters, self._dispatcher.name, self.mutates, self.recompute, values)
+        rules = (self.mutates, self.recompute, self.fast_math)
+        return recorded_spread(self.function, parameters, self._dispatcher.name, *rules, values)
 
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call of a dispatcher as an operator in the graph that is being recorded."""
@@ -109,7 +111,8 @@ class Kernel(Generic[P, R]):
             return self._operator(*args, **kwargs)
         parameters = dispatcher.parameters
         mutates = self.mutates if dispatcher is self._dispatcher else parameters.writable
-        return recorded_call(dispatcher.function, parameters.given, dispatcher.name, mutates, self.recompute, args, kwargs)
+        rules = (mutates, self.recompute, self.fast_math)
+        return recorded_call(dispatcher.function, parameters.given, dispatcher.name, *rules, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
@@ -128,7 +131,7 @@ class Kernel(Generic[P, R]):
     @functools.cached_property
     def _into_out(self) -> Dispatcher:
         function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
-        return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler)
+        return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler, fast_math=self.fast_math)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """What a call would run, without running it.
@@ -172,9 +175,8 @@ class Kernel(Generic[P, R]):
         dispatcher, values = self._dispatcher.of_call(args, kwargs)
         if self._operator is not None:
             return self._operator
-        return operator_for(
-            dispatcher.function, dispatcher.name, dispatcher.parameters.writable, dispatcher.parameters.given, values
-        )
+        parameters = dispatcher.parameters
+        return operator_for(dispatcher.function, dispatcher.name, parameters.writable, self.fast_math, parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.
@@ -208,9 +210,9 @@ class Kernel(Generic[P, R]):
         return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
 
     @property
-    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute, Compiler | None]:
+    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute, Compiler | None, bool]:
         """The arguments behind the function that make such a kernel; an operator is there once."""
-        return self.mutates, self._dispatcher.name, None, self.recompute, self.compiler
+        return self.mutates, self._dispatcher.name, None, self.recompute, self.compiler, self.fast_math
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.

@@ -22,16 +22,20 @@ M = TypeVar("M", bound=nn.Module)
 
 @overload
 def kernel(  # type: ignore[overload-overlap]  # a module can be called, and is one of itself
-    function: M, *, recompute: Recompute = ..., compiler: Compiler | None = ...
+    function: M, *, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
 ) -> M: ...
 @overload
-def kernel(function: Callable[P, R], *, recompute: Recompute = ..., compiler: Compiler | None = ...) -> Kernel[P, R]: ...
+def kernel(
+    function: Callable[P, R], *, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, mutates: Sequence[str] = ..., recompute: Recompute = ..., compiler: Compiler | None = ...
+    *, mutates: Sequence[str] = ..., recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 @overload
-def kernel(*, op: str, recompute: Recompute = ..., compiler: Compiler | None = ...) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    *, op: str, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
@@ -39,6 +43,7 @@ def kernel(
     op: str | None = None,
     recompute: Recompute = "auto",
     compiler: Compiler | None = None,
+    fast_math: bool = False,
 ) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
@@ -65,6 +70,11 @@ def kernel(
             "extension": as a C++ operator that `torch.utils.cpp_extension` and ninja build, launched from C++; its results are the
             same in every bit. The first call waits some 15 s for torch's headers; later processes find the library in the cache.
             None is what ``FUSEGEN_COMPILER`` says, else "nvrtc"; operators in graphs of torch follow that variable alone.
+        fast_math: True lets float32 math on a GPU use the hardware's approximate functions, as nvcc's ``--use_fast_math`` does:
+            exp, log, sin, cos, tanh, sqrt, rsqrt, sigmoid, GELU and division, and contract ``a * b + c`` into one instruction.
+            Gradients follow it, and so do operators of recorded calls; in another kernel the rule of that one holds. ``explain``
+            states the documented error of each function beside the accurate one. It has no effect on float64, integers, library
+            calls and the CPU target.
 
     Raises:
         ArgumentError: a name that no parameter has, or under which there is an operator; an unknown rule.
@@ -77,11 +87,13 @@ def kernel(
     if compiler not in (None, *COMPILERS):
         what = f"fg.kernel: compiler is {compiler!r}, which is no way to compile"
         raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, COMPILERS))}")
+    if not isinstance(fast_math, bool):
+        raise ArgumentError(f"fg.kernel: fast_math is {fast_math!r}", mend="give True or False")
     if function is None:
-        return partial(kernel, mutates=mutates, op=op, recompute=recompute, compiler=compiler)
+        return partial(kernel, mutates=mutates, op=op, recompute=recompute, compiler=compiler, fast_math=fast_math)
     if op is not None and (mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
     if isinstance(function, nn.Module):
-        return fused_module(function, mutates, recompute, compiler)
-    return Kernel(python_function(function), mutates, name_of(function), op, recompute, compiler)
+        return fused_module(function, mutates, recompute, compiler, fast_math)
+    return Kernel(python_function(function), mutates, name_of(function), op, recompute, compiler, fast_math)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from fusegen.calls.formula import Formula
 from fusegen.calls.workspace import arrange
 from fusegen.dtypes import DType
+from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Shape
+from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
@@ -65,7 +66,8 @@ def explain_title(step: Step) -> str:
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
     """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target).describe()
-    return [explain_title(step), *_facts(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
+    lines = [*_facts(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
+    return [explain_title(step), *lines, *_approximate(program, step)]
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,21 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     time, words = others[0]
     more = f" (best of {len(others)} others)" if len(others) > 1 else ""
     return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}; {time:.1f} µs with {words}{more}"]
+
+
+def _approximate(program: Program, step: Step) -> list[str]:
+    """The functions that are approximate because the kernel asks for it, with their documented errors and the accurate ones."""
+    found = dict.fromkeys(op for graph, launch in _launches(program.graph, step) for op in approximated(graph, launch.group))
+    return [f"fast math: {op.row.name} within {FAST_MATH[op].error}, accurate {FAST_MATH[op].accurate}" for op in found]
+
+
+def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
+    """The launches of a step, with their graphs."""
+    if isinstance(step, Launch):
+        yield graph, step
+    elif isinstance(step, LoopStep):
+        for inner in step.body.steps:
+            yield from _launches(step.body.graph, inner)
 
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:

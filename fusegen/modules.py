@@ -19,14 +19,20 @@ from fusegen.settings import Compiler
 M = TypeVar("M", bound=nn.Module)
 
 
-def fused_module(module: M, mutates: Sequence[str] = (), recompute: Recompute = "auto", compiler: Compiler | None = None) -> M:
+def fused_module(
+    module: M,
+    mutates: Sequence[str] = (),
+    recompute: Recompute = "auto",
+    compiler: Compiler | None = None,
+    fast_math: bool = False,
+) -> M:
     """The module with a kernel for its ``forward``: an object of a class derived from the module's, that shares all that it holds.
     What changes in a parameter, a buffer, a submodule or a hook of one is seen in calls of the other. The mode and other plain
     attributes are each one's own.
 
     Args:
         module: of a class with a ``forward`` in Python.
-        mutates, recompute, compiler: as of `fusegen.kernel`.
+        mutates, recompute, compiler, fast_math: as of `fusegen.kernel`.
 
     Raises:
         ArgumentError: the module is one of TorchScript, or its forward is no function of its class.
@@ -39,7 +45,7 @@ def fused_module(module: M, mutates: Sequence[str] = (), recompute: Recompute = 
     if "forward" in vars(module) or not is_function or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
-    kernel = _forward_of(cls, mutates, recompute, compiler)
+    kernel = _forward_of(cls, mutates, recompute, compiler, fast_math)
     members: dict[str, Any] = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
     if not hasattr(cls, "backward"):
         members["backward"] = property(partial(BackwardPass, kernel), doc="The derived backward pass, as `Kernel.backward` has it.")
@@ -50,14 +56,16 @@ def fused_module(module: M, mutates: Sequence[str] = (), recompute: Recompute = 
     return fused
 
 
-def _forward_of(cls: Any, mutates: Sequence[str], recompute: Recompute, compiler: Compiler | None) -> Kernel[..., Any]:
+def _forward_of(
+    cls: Any, mutates: Sequence[str], recompute: Recompute, compiler: Compiler | None, fast_math: bool
+) -> Kernel[..., Any]:
     """The kernel of a module's forward: one that its class declares, unless another rule is asked for."""
     given = cls.forward
     if not isinstance(given, Kernel):
-        return Kernel(given, mutates, cls.__name__.lower(), recompute=recompute, compiler=compiler)
-    if recompute in ("auto", given.recompute) and compiler in (None, given.compiler):
+        return Kernel(given, mutates, cls.__name__.lower(), None, recompute, compiler, fast_math)
+    if recompute in ("auto", given.recompute) and compiler in (None, given.compiler) and fast_math in (False, given.fast_math):
         return given
-    return Kernel(given.function, given.mutates, recompute=recompute, compiler=compiler or given.compiler)
+    return Kernel(given.function, given.mutates, None, None, recompute, compiler or given.compiler, fast_math or given.fast_math)
 
 
 def _method(kernel: Kernel[..., Any]) -> Callable[..., Any]:
@@ -90,4 +98,5 @@ class _FusedModule(nn.Module):
         cls: Any = type(self).__bases__[1]
         plain = cls.__new__(cls)
         plain.__dict__.update(self.__dict__)
-        return fused_module, (plain, self._kernel.mutates, self._kernel.recompute, self._kernel.compiler)
+        kernel = self._kernel
+        return fused_module, (plain, kernel.mutates, kernel.recompute, kernel.compiler, kernel.fast_math)

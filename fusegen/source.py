@@ -7,6 +7,27 @@ import re
 from dataclasses import dataclass
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_RULE = "// " + "-" * 117
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A named function of the language's own.
+
+    Attributes:
+        name: of the function.
+        variant: the types and widths that its text is specialised for; the text follows from these and the target.
+        text: its definition.
+    """
+
+    name: str
+    variant: tuple[str, ...]
+    text: str
+
+    @property
+    def label(self) -> str:
+        """The name and the variant, for file names: ``narrow.bf16``."""
+        return ".".join((self.name, *self.variant))
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,7 +39,7 @@ class Source:
         entry: the symbol to launch or call.
         language: ``cuda`` or ``cpp``.
         banner: the first lines: what this is.
-        primitives: named functions of the language's own.
+        primitives: named functions of the language's own, each after those that it mentions.
         math: the user's math.
         pipeline: how data moves.
     """
@@ -27,7 +48,7 @@ class Source:
     entry: str
     language: str
     banner: str
-    primitives: str
+    primitives: tuple[Primitive, ...]
     math: str
     pipeline: str
 
@@ -37,7 +58,8 @@ class Source:
     @property
     def text(self) -> str:
         """The whole unit."""
-        return "\n".join([self.banner, self.primitives, self.kernel_text])
+        primitives = section("Primitives", "\n".join(p.text for p in self.primitives)) if self.primitives else ""
+        return "\n".join([self.banner, primitives, self.kernel_text])
 
     @property
     def kernel_text(self) -> str:
@@ -48,6 +70,11 @@ class Source:
     def digest(self) -> str:
         """A hash of the text without its comments: the same math at another line is the same kernel."""
         return hashlib.sha256(strip_comments(self.text).encode()).hexdigest()
+
+
+def section(title: str, text: str) -> str:
+    """A part of a text under a heading."""
+    return f"{_RULE}\n// {title}\n{_RULE}\n{text}"
 
 
 def strip_comments(text: str) -> str:

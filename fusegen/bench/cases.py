@@ -1,5 +1,5 @@
 """The cases, in groups: what the README shows, what other libraries are known by, what limits the kernels, what bars are set for,
-training steps, and sweeps."""
+training steps, the catalogue, and sweeps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fusegen.bench import builders
 from fusegen.bench.bar_cases import BAR_CASES
 from fusegen.bench.case import Case, Sizes
+from fusegen.bench.catalogue import CATALOGUE_CASES
 from fusegen.bench.chains import chain
 from fusegen.bench.record import TRAINING
 from fusegen.bench.rivals import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
@@ -104,6 +105,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
     "limits": tuple(_limits()),
     "bars": BAR_CASES,
     TRAINING: TRAINING_CASES,
+    "catalogue": CATALOGUE_CASES,
     **SWEEPS,
 }
 """All cases by group."""

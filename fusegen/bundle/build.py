@@ -41,6 +41,7 @@ class Wanted:
         target: the machine.
         mutates: parameters that the function may write to.
         recompute: the rule by which backward passes compute values again.
+        fast_math: True if the kernel was declared so.
     """
 
     name: str
@@ -49,6 +50,13 @@ class Wanted:
     target: Target
     mutates: Sequence[str] = ()
     recompute: Recompute = "auto"
+    fast_math: bool = False
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """A new dispatcher of the function, which knows no call."""
+        name = self.function.__name__
+        return Dispatcher(self.function, name, self.mutates, recompute=self.recompute, fast_math=self.fast_math)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
 
 def _traced(wanted: Wanted) -> _Traced:
     """Traces a kernel for its arguments."""
-    dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates, recompute=wanted.recompute)
+    dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
@@ -215,7 +223,14 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     )
 
 
-_HOLDERS = {run.Nothing: Kind.NONE, tuple: Kind.TUPLE, list: Kind.LIST, dict: Kind.DICT, namedtuple: Kind.NAMED_TUPLE}
+_HOLDERS = {
+    run.Nothing: Kind.NONE,
+    run.Pairs: Kind.COMPLEX,
+    tuple: Kind.TUPLE,
+    list: Kind.LIST,
+    dict: Kind.DICT,
+    namedtuple: Kind.NAMED_TUPLE,
+}
 
 
 def structure_of(structure: run.Structure) -> Structure:

@@ -24,7 +24,6 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
 from fusegen.jit import nvrtc
 from fusegen.runtime.compile import Compiled, compile_graph
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.schedule.names import plain
 from fusegen.target import Backend, Target
 
@@ -46,7 +45,7 @@ class Traced:
 
     def __init__(self, wanted: Wanted) -> None:
         self.name, self._target = plain(wanted.name), wanted.target
-        dispatcher = Dispatcher(wanted.function, wanted.function.__name__, wanted.mutates, recompute=wanted.recompute)
+        dispatcher = wanted.dispatcher
         values = dispatcher.arguments((), wanted.arguments)
         self._is_cpu = self._target.backend is Backend.CPU
         device = torch.device("cpu" if self._is_cpu else "cuda")

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+
 
 class Kind(Enum):
     """What holds the parts."""
 
     TENSOR = "tensor"
+    COMPLEX = "complex"
     NONE = "none"
     TUPLE = "tuple"
     LIST = "list"
@@ -25,7 +28,7 @@ class Structure:
     """A tensor, None, or something that holds structures.
 
     Attributes:
-        kind: what holds them.
+        kind: what holds them; a complex tensor is one of pairs, its part.
         parts: in order.
         keys: of a dict's values, or names of a named tuple's fields.
         name: of a named tuple's class.
@@ -64,6 +67,10 @@ def _maker(structure: Structure) -> Callable[[Iterator[Any]], Any]:
         raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
     if structure.kind is Kind.NONE:
         return lambda tensors: None
+    if structure.kind is Kind.COMPLEX:
+        if len(parts) != 1:
+            raise ValueError(f"{len(parts)} parts of a complex tensor")
+        return lambda tensors: torch.view_as_complex(parts[0](tensors))
     if structure.kind is Kind.DICT:
         keys = structure.keys
         return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}

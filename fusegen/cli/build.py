@@ -116,7 +116,9 @@ def _wanted(
                 arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
                 check_complete(each, arguments)
                 progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
-                yield Wanted(each.name, each.kernel.function, arguments, target, each.kernel.mutates, each.kernel.recompute)
+                kernel = each.kernel
+                rules = (kernel.mutates, kernel.recompute, kernel.fast_math)
+                yield Wanted(each.name, kernel.function, arguments, target, *rules)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

@@ -11,6 +11,7 @@ from fusegen.cli.arguments import lowered
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
+from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
 from fusegen.lowered import Lowered
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.schedule.roofline import roofline
@@ -63,6 +64,7 @@ class StepFact:
         ridge_flops_per_byte: of the target's GPU; None where its peaks are not known.
         bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None likewise.
         reason: why it is made like this, if there is something to say.
+        fast_math: the functions that ``fast_math=True`` makes approximate, each with its documented error and the accurate one.
     """
 
     name: str | None
@@ -78,6 +80,7 @@ class StepFact:
     ridge_flops_per_byte: float | None
     bound: str | None
     reason: str
+    fast_math: tuple[dict[str, str], ...] = ()
 
 
 def _fact(low: Lowered, step: Step) -> StepFact:
@@ -92,4 +95,6 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     if isinstance(step, LibraryStep):
         return StepFact(None, step.group.kind.value, None, None, 0, *figures, step.function)
     kind, reason = step.group.kind.value, step.group.reason
-    return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason)
+    found = [(op.row.name, FAST_MATH[op]) for op in approximated(low.graph, step.group)]
+    fast_math = tuple({"function": name, "error": each.error, "accurate": each.accurate} for name, each in found)
+    return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason, fast_math)

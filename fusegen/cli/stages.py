@@ -40,6 +40,14 @@ def stage_text(low: Lowered, stage: str) -> str:
     return _RULES[stage](low)
 
 
+def own_text(low: Lowered) -> str:
+    """The source without the primitives, each kernel's math and pipeline, and a line that says how to see the whole."""
+    language = low.sources[0].language
+    own = "\n".join(f"{source.banner}\n{source.kernel_text}" for source in low.sources)
+    names = dict.fromkeys(primitive.name for source in low.sources for primitive in source.primitives)
+    return f"{own}\n// {len(names)} primitives are left out: --stage {language} prints them too, as text that compiles by itself."
+
+
 def _groups(low: Lowered) -> str:
     return "\n".join(f"{number}. {_group(low.graph, group)}" for number, group in enumerate(low.groups, 1))
 

@@ -19,7 +19,7 @@ from cuda.bindings import nvrtc
 from fusegen.jit.nvrtc import compile_ptx, nvrtc_version
 from fusegen.source import Source
 text = 'extern "C" __global__ void fg_probe(float* x) { x[threadIdx.x] *= 2.0f; }'
-compile_ptx(Source("probe", "fg_probe", "cuda", "", "", text, ""), "sm_80")
+compile_ptx(Source("probe", "fg_probe", "cuda", "", (), text, ""), "sm_80")
 try:
     from cuda.pathfinder import load_nvidia_dynamic_lib
     where = load_nvidia_dynamic_lib("nvrtc").abs_path

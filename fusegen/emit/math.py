@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import struct
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +69,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LOCATION_WIDTH else f"{text[: _LOCATION_WIDTH - 1]}…"
 
 
+def _single(value: float) -> float:
+    """The nearest float32."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
+    """For each float32 sine and cosine of a value of which both are there: both."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for position, term in enumerate(terms):
+        if term.op in (Op.SIN, Op.COS) and term.dtype is DType.FLOAT32:
+            found[term.args[0]].append(position)
+    return {position: tuple(both) for both in found.values() if len(both) == len((Op.SIN, Op.COS)) for position in both}
+
+
 class _Writer:
     """Writes the body of one function."""
 
@@ -81,6 +97,7 @@ class _Writer:
         self.texts: dict[int, Text] = {}
         self.numbers: Counter[str] = Counter()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
+        self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine else {}
 
     def body(self) -> list[_Line]:
         """All lines."""
@@ -99,6 +116,8 @@ class _Writer:
             return Text(self.names[position])
         if term.op is Leaf.CONSTANT:
             return self.language.constant(str(term.payload), term.dtype)
+        if position in self.pairs:
+            return self._of_pair(position, term)
         written = self._operation(term)
         is_result = any(r.term == position for r in self.function.results)
         if self.uses[position] == 1 and (is_result or len(written.text) <= _WIDEST):
@@ -113,7 +132,33 @@ class _Writer:
             if term.dtype is DType.INT32:  # of integers that 32 bits hold, where they are compared
                 return Text(f"static_cast<{term.dtype.spelling}>({args[0].text})")
             return self.language.cast(args[0], operand, term.payload)
+        logarithm = self._logarithm(term)
+        if logarithm is not None:
+            return Text(f"{self.language.power}({', '.join([*(p.text for p in logarithm), args[1].text])})")
         return self.language.form(term, operand, self.function.fast)(*args)
+
+    def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
+        """The two parts of the binary logarithm of a power's constant base; None where it has none, or no such function."""
+        base = self.function.terms[term.args[0]]
+        if term.op is not Op.POW or not self.language.power or term.dtype is not DType.FLOAT32 or base.op is not Leaf.CONSTANT:
+            return None
+        value = float(str(base.payload))
+        if not 0 < value < math.inf or value == 1:
+            return None
+        high = _single(math.log2(value))
+        parts = (high, _single(math.log2(value) - high))
+        return self.language.constant(repr(parts[0]), DType.FLOAT32), self.language.constant(repr(parts[1]), DType.FLOAT32)
+
+    def _of_pair(self, position: int, term: Term) -> Text:
+        """The sine or the cosine of a value of which both are needed."""
+        if position not in self.texts:
+            sine, cosine = self._fresh("sin"), self._fresh("cos")
+            location = self.function.locations[position]
+            call = f"{self.language.sine_and_cosine}({self.texts[term.args[0]].text}, &{sine}, &{cosine});"
+            self.lines += [_Line(f"float {sine}, {cosine};", location), _Line(call, location)]
+            names = {Op.SIN: Text(sine), Op.COS: Text(cosine)}
+            self.texts |= {p: names[self.function.terms[p].op] for p in self.pairs[position]}  # type: ignore[index]
+        return self.texts[position]
 
     def _operand_dtype(self, term: Term) -> DType:
         """The computing type of an operation's operands; of `where`, of the values."""

@@ -11,9 +11,11 @@ from fusegen.emit.text import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.access import Access
-from fusegen.schedule.indices import Check, Checked, Loaded
+from fusegen.schedule.indices import Check, Checked, Choice, Differs, Loaded, Scalar
 from fusegen.schedule.kernel import Kernel, Pointer
 from fusegen.schedule.names import plain
+
+_CALLS = (Loaded, Checked, Choice, Differs, Scalar)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Offsets:
 
     def text(self, index: Index) -> str:
         """An offset, or any index."""
-        if isinstance(index, int) or not index.has(Loaded, Checked):
+        if isinstance(index, int) or not index.has(*_CALLS):
             return c_text(index)
         return c_text(self._written(index.subs({call: _word(name) for call, name in self.named.items()})))
 
@@ -79,12 +81,18 @@ class Offsets:
 
     def _written(self, expression: sympy.Expr) -> sympy.Expr:
         """An expression whose values that are read are words: the innermost first."""
-        while calls := expression.atoms(Loaded, Checked):
-            innermost = [call for call in calls if not any(a.has(Loaded, Checked) for a in call.args)]
+        while calls := expression.atoms(*_CALLS):
+            innermost = [call for call in calls if not any(a.has(*_CALLS) for a in call.args)]
             expression = expression.subs({call: _word(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: Loaded | Checked) -> str:
+    def _call(self, call: Loaded | Checked | Choice | Differs | Scalar) -> str:
+        if isinstance(call, Scalar):
+            return call.name
+        if isinstance(call, Differs):
+            return " != ".join(map(c_text, call.args))
+        if isinstance(call, Choice):
+            return f"choose({', '.join(map(c_text, call.args))})"
         if isinstance(call, Loaded):
             return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
         function = "wrapped_index" if call.wraps else "checked_index"

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from fusegen.emit.environment import templates
 from fusegen.emit.text import code_of
 from fusegen.emit.uses import EVERYTHING, Uses
+from fusegen.source import Primitive
 
+_STATEMENT, _WORD, _ASKED = re.compile(r"//%.*|\{\{.*?\}\}"), re.compile(r"\w+"), re.compile(r'"(\w+)" in (\w+)')
 _CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")
 
 
@@ -45,10 +48,23 @@ def body(folder: str, name: str, uses: Uses = EVERYTHING) -> str:
     return _template(written).render(uses.context) if _is_template(written) else written
 
 
-def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> str:
-    """All primitives that a text needs, as text."""
+def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> tuple[Primitive, ...]:
+    """All primitives that a text needs."""
     bodies = closure(text, names(folder), lambda name: body(folder, name, uses))
-    return "\n".join(part.rstrip("\n") + "\n" for part in bodies.values())
+    return tuple(Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items())
+
+
+@lru_cache(maxsize=1024)
+def _variant(written: str, uses: Uses) -> tuple[str, ...]:
+    """The words for what a primitive's text follows from, but for the target: types by name, bytes of accesses."""
+    statements = "\n".join(_STATEMENT.findall(written))
+    mentioned, asked = set(_WORD.findall(statements)), set(_ASKED.findall(statements))
+    context: dict[str, Any] = uses.context
+    types = [t for t in context["types"] if "stored" in mentioned or (t, "types") in asked]
+    computed = [t for t in context["computed"] if (t, "computed") in asked]
+    widths = [str(width) for width in context["widths"] if "widths" in mentioned]
+    maps = ["maps"] if "maps" in mentioned and uses.maps else []
+    return tuple(dict.fromkeys([*types, *computed, *widths, *maps]))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,8 @@ from enum import IntEnum
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
-from fusegen.schedule.terms import Term
+from fusegen.schedule.math import Fast
+from fusegen.schedule.terms import Fused, Term
 
 
 class Precedence(IntEnum):
@@ -104,6 +105,8 @@ COMMON: dict[Op, Form] = {
 }
 """Forms that all languages share, for every type."""
 
+_FUSED = {Fused.MULTIPLY_ADD: function("fmaf", 3)}
+
 
 @dataclass(frozen=True)
 class Language:
@@ -111,23 +114,31 @@ class Language:
 
     Attributes:
         forms: by computing type, the forms of operations that are not common.
-        fast: forms that may be used where the results end in 16 bits.
+        fast: forms in float32 by approximate functions, by which of them may be used.
         infinity, nan: spellings by type.
+        sine_and_cosine: the function of both of a float32, which takes their addresses; empty where there is none.
+        power: the function of a constant float32 to a power, of the two parts of its binary logarithm; empty where there is none.
     """
 
     forms: Mapping[DType, Mapping[Op, Form]]
-    fast: Mapping[Op, Form]
+    fast: Mapping[Fast, Mapping[Op, Form]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
+    sine_and_cosine: str = ""
+    power: str = ""
 
-    def form(self, term: Term, operand: DType, fast: bool) -> Form:
+    def form(self, term: Term, operand: DType, fast: Fast) -> Form:
         """The form of an operation.
 
         Args:
             operand: the computing type of the operands.
+            fast: the approximate functions that may be used.
         """
-        if fast and operand is DType.FLOAT32 and term.op in self.fast:
-            return self.fast[term.op]  # type: ignore[index]
+        if isinstance(term.op, Fused):
+            return _FUSED[term.op]
+        approximate = self.fast.get(fast, {}) if operand is DType.FLOAT32 else {}
+        if term.op in approximate:
+            return approximate[term.op]  # type: ignore[index]
         own = self.forms.get(operand, {})
         if term.op in own:
             return own[term.op]  # type: ignore[index]

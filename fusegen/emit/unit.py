@@ -17,4 +17,5 @@ def unit_text(sources: Sequence[Source]) -> str:
     if len(sources) == 1:
         return sources[0].text
     own = [f"{s.banner}\nnamespace kernel_{number} {{\n{s.kernel_text}}}\n" for number, s in enumerate(sources)]
-    return "\n".join([primitives_of("".join(s.kernel_text for s in sources), "cpu"), *own])
+    primitives = primitives_of("".join(s.kernel_text for s in sources), "cpu")
+    return "\n".join([*(p.text for p in primitives), *own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,12 +31,14 @@ class FragmentView:
         name: of the variable in the computing type.
         type, wide: element type in memory and in computing.
         pointer: what is indexed.
-        pattern: ``vector``, ``window``, ``uniform`` or ``gather``.
+        pattern: ``vector``, ``window``, ``uniform``, ``interleaved`` or ``gather``.
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
         checked: whether an index was checked on which depends whether something may be written.
         drawn: whether it is computed of a key, wherever that is asked for.
+        parts: the variables of an interleaved one.
+        part_width: elements of one memory access where there is one lane.
     """
 
     name: str
@@ -50,6 +53,13 @@ class FragmentView:
     lane_condition: str
     checked: bool
     drawn: bool
+    parts: tuple[str, ...]
+    part_width: int
+
+    @property
+    def per_lane(self) -> int:
+        """Elements of a lane."""
+        return max(1, len(self.parts))
 
     @property
     def uniform(self) -> bool:
@@ -79,6 +89,8 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         lane_condition=offsets.condition(shift(b, shifted) for b in access.conditions),
         checked=has_checks([access.offset]),
         drawn=pointer.stream is not None,
+        parts=access.parts,
+        part_width=math.gcd(access.width, max(1, len(access.parts))),
     )
 
 
@@ -108,8 +120,12 @@ def checks_view(checks: Sequence[Check], offsets: Offsets, axes: Axes) -> Checks
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, moved)))
 
 
-def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
-    """Statements that find the axes' values from a row-major position."""
+def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
+    """Statements that find the axes' values from a row-major position.
+
+    Args:
+        sized: whether sizes are of the index's type; else they have 64 bits, and a division by them would have.
+    """
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
         return []  # its symbol is the position itself
@@ -117,8 +133,9 @@ def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
     rest = linear
     for d in range(len(symbols) - 1, 0, -1):
         outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
-        extent = sympy.sympify(extents[d])
-        divisor = c_text(extents[d]) if extent.is_Integer or extent.is_Symbol else f"({c_text(extents[d])})"
+        extent, is_symbol = c_text(extents[d]), sympy.sympify(extents[d]).is_Symbol
+        cast = f"static_cast<{index_type}>" if not sized else ""
+        divisor = extent if sympy.sympify(extents[d]).is_Integer or (sized and is_symbol) else f"{cast}({extent})"
         lines.append(f"const {index_type} {outer} = {rest} / {divisor};")
         lines.append(f"const {index_type} {symbols[d].name} = {rest} - {outer} * {divisor};")
         rest = outer
@@ -137,6 +154,10 @@ class CallView:
     def single(self) -> bool:
         """Whether the function returns its only result."""
         return len(self.results) == 1
+
+    def type_of(self, result: str) -> str:
+        """The type of a result."""
+        return dict(self.results)[result]
 
 
 def call_view(call: Call, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:

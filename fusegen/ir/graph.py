@@ -139,6 +139,7 @@ class Graph:
         bounds: what a symbolic size is known not to pass, likewise.
         derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
         writes: the last version of each input that is written to, a `PUT`.
+        fast_math: True if its float32 math may use the hardware's approximate functions, and contract products into sums.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Graph:
     bounds: tuple[tuple[str, int], ...] = ()
     derived: ScalarProgram = NO_SCALARS
     writes: tuple[int, ...] = ()
+    fast_math: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -227,6 +229,7 @@ class GraphBuilder:
         self.multiples: tuple[tuple[str, int], ...] = ()
         self.bounds: tuple[tuple[str, int], ...] = ()
         self.derived = NO_SCALARS
+        self.fast_math = False
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
@@ -280,9 +283,9 @@ class GraphBuilder:
         return len(self.nodes) - 1
 
     def like(self, graph: Graph) -> GraphBuilder:
-        """This builder with another graph's inputs and what is known of its sizes, before any node is added."""
+        """This builder with another graph's inputs, rule of precision and what is known of its sizes, before any node is added."""
         self.inputs, self.scalars = list(graph.inputs), list(graph.scalars)
-        self.multiples, self.bounds = graph.multiples, graph.bounds
+        self.multiples, self.bounds, self.fast_math = graph.multiples, graph.bounds, graph.fast_math
         return self
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
@@ -301,6 +304,7 @@ class GraphBuilder:
             bounds=self.bounds,
             derived=self.derived,
             writes=tuple(position[w] for w in writes),
+            fast_math=self.fast_math,
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

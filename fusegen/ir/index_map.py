@@ -40,6 +40,19 @@ class Bounds:
     upper: Dim | None
 
 
+def holds(bounds: Bounds, axes: Axes) -> bool | None:
+    """True if a condition holds for every point of an iteration space, False if for none; None if it depends on the point."""
+    index = sympy.sympify(bounds.index)
+    lower, upper = bounds.lower, bounds.upper
+    is_above = lower is None or same(lower, 0) or axes.is_nonnegative(sympy.expand(index - lower))
+    is_below = upper is None or axes.below(index, upper)
+    if is_above and is_below:
+        return True
+    is_left = lower is not None and axes.below(index, lower)
+    is_right = upper is not None and axes.is_nonnegative(sympy.expand(index - upper))
+    return False if is_left or is_right else None
+
+
 @dataclass(frozen=True)
 class ElementSource:
     """One operand's element: the operand, its index, and under which condition it is the one."""

@@ -15,7 +15,9 @@ _INLINE = (Op.INPUT, Op.SCALAR, Op.CONSTANT)
 
 def graph_text(graph: Graph) -> str:
     """The graph as a person reads it: inputs, a line a node with the user's line beside it, results."""
-    lines = [f"{graph.name}({', '.join(map(_input_text, graph.inputs))}{_scalars_text(graph)})"]
+    lines = [
+        f"{graph.name}({', '.join(map(_input_text, graph.inputs))}{_scalars_text(graph)}){' fast_math' if graph.fast_math else ''}"
+    ]
     names = {p: _inline_text(node) for p, node in graph if node.op in _INLINE}
     shown = [(_named(f"  %{p}; = {_node_text(node)}", names), _place(graph, p)) for p, node in graph if node.op not in _INLINE]
     width = max((len(text) for text, _ in shown), default=0)

@@ -36,8 +36,20 @@ class Nothing:
 register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
 
 
+class Pairs:
+    """Stands for a complex tensor among results, by its one part: both parts along a last dim of their own."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+
+register_pytree_node(Pairs, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts))))
+
+
 def _marked(value: object) -> object:
-    return Nothing() if value is None else value
+    if value is None:
+        return Nothing()
+    return Pairs(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -180,9 +192,6 @@ def _result(value: TracedTensor) -> int:
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
         raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
-    if isinstance(value, registry.Composite):
-        mend = "return torch.view_as_real(z), and view it as complex outside"
-        raise TraceError("the kernel returns a complex tensor", where=returned_at(function), mend=mend)
     if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
         raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
     result = tracer.lift(value)

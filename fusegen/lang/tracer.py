@@ -29,6 +29,7 @@ from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
 
 _LAST_ROUNDED_DOWN = 464.0
+_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 """The largest number that rounds to 448, the largest one of float8_e4m3fn."""
 
 _OF_NUMBERS = frozenset(
@@ -158,11 +159,21 @@ class Tracer:
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _without_overflow(self, value: TracedTensor) -> TracedTensor:
-        """A value with NaN in place of what rounds to more than float8_e4m3fn holds."""
+        """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
+        if self._is_clamped(value):
+            return value
         if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
             value = self.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
         is_above = self.add(Op.GT, self.add(Op.ABS, value), self.lift(_LAST_ROUNDED_DOWN))
         return self.add(Op.WHERE, is_above, self.lift(float("nan")), value)
+
+    def _is_clamped(self, value: TracedTensor) -> bool:
+        """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
+        outer = value._node
+        inner = self.builder.nodes[outer.args[0]] if outer.op in _CLAMPS else outer
+        bounds = [self.builder.nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]
+        is_known = all(b.op is Op.CONSTANT and abs(b.number) <= _LAST_ROUNDED_DOWN for b in bounds)
+        return {outer.op, inner.op} == _CLAMPS and is_known
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
         """The memory in which a new value lies, if it is one that exists already."""

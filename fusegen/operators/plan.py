@@ -81,6 +81,7 @@ def plan_of(
     name: str,
     mutates: tuple[str, ...],
     recompute: Recompute,
+    fast_math: bool,
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
@@ -93,6 +94,7 @@ def plan_of(
         name: the kernel's.
         mutates: the parameters that it writes to.
         recompute: the rule by which a backward pass computes values again.
+        fast_math: True if the kernel was declared so.
         given: the parameters that the call names.
         facts: about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -103,7 +105,7 @@ def plan_of(
     """
     if is_transformed():
         raise Unplanned("a transform of torch.func is under way")
-    dispatcher = partial(Dispatcher, function, name, mutates, recompute=recompute)
+    dispatcher = partial(Dispatcher, function, name, mutates, recompute=recompute, fast_math=fast_math)
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:

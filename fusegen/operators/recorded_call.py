@@ -28,6 +28,7 @@ def recorded_call(
     name: str,
     mutates: tuple[str, ...],
     recompute: Recompute,
+    fast_math: bool,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
@@ -36,7 +37,7 @@ def recorded_call(
     Args:
         function: the kernel's.
         names: of its parameters.
-        name, mutates, recompute: the kernel's.
+        name, mutates, recompute, fast_math: the kernel's.
         args, kwargs: of the call.
     """
     is_compiled = is_dynamo_compiling()
@@ -51,7 +52,8 @@ def recorded_call(
             given.append(parameter)
     facts = facts_of(values)
     recording = torch.is_grad_enabled()
-    plan = planned(function, name, mutates, recompute, tuple(given), tuple(facts), recording, *constants_of(values, facts))
+    constants = constants_of(values, facts)
+    plan = planned(function, name, mutates, recompute, fast_math, tuple(given), tuple(facts), recording, *constants)
     if not plan:
         return expected if is_compiled and not mutates else function(*args, **kwargs)
     if not is_compiled:
@@ -64,7 +66,7 @@ def recorded_call(
     count = 0
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[place] = results[count]
+            leaves[place] = torch.view_as_complex(results[count]) if leaf.is_complex() else results[count]
             count += 1
     return tree_unflatten(leaves, structure)
 
@@ -75,12 +77,13 @@ def recorded_spread(
     name: str,
     mutates: tuple[str, ...],
     recompute: Recompute,
+    fast_math: bool,
     values: Sequence[Any],
 ) -> Any:
     """The same of arguments that hold tensors: each of these is an argument of the operator.
 
     Args:
-        function, name, mutates, recompute: as of `recorded_call`.
+        function, name, mutates, recompute, fast_math: as of `recorded_call`.
         parameters: of the function.
         values: all arguments, in the order of the parameters.
     """
@@ -88,7 +91,8 @@ def recorded_spread(
     flat = getattr(FLAT, flat_one(function, layouts))
     names = flat_names(layouts)
     writable = tuple([leaf for parameter in mutates for leaf in names[parameter]])
-    return recorded_call(flat, [leaf for each in names.values() for leaf in each], name, writable, recompute, leaves, {})
+    given = [leaf for each in names.values() for leaf in each]
+    return recorded_call(flat, given, name, writable, recompute, fast_math, leaves, {})
 
 
 FLAT = SimpleNamespace()
@@ -126,13 +130,18 @@ def _copied(value: Any) -> Any:
 
 
 def operator_for(
-    function: Callable[..., Any], name: str, mutates: tuple[str, ...], parameters: Sequence[str], values: Sequence[Any]
+    function: Callable[..., Any],
+    name: str,
+    mutates: tuple[str, ...],
+    fast_math: bool,
+    parameters: Sequence[str],
+    values: Sequence[Any],
 ) -> torch._ops.OpOverload[..., Any]:
     """The operator of a call.
 
     Args:
         function: the kernel's.
-        name, mutates: the kernel's.
+        name, mutates, fast_math: the kernel's.
         parameters: of the function.
         values: one a parameter.
 
@@ -140,8 +149,9 @@ def operator_for(
         UnsupportedError: there is none.
     """
     facts = facts_of(values)
+    constants = constants_of(values, facts)
     try:
-        plan = plan_of(function, name, mutates, "auto", tuple(parameters), tuple(facts), False, *constants_of(values, facts))
+        plan = plan_of(function, name, mutates, "auto", fast_math, tuple(parameters), tuple(facts), False, *constants)
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason

@@ -79,7 +79,7 @@ def _moves(graph: Graph) -> Iterator[_Moved]:
         if found is not None and _goes_on(graph, found[0]):
             inside = _made_of_reductions(graph, position)
             if inside:
-                yield _Moved(position, *found, inside)
+                yield _Moved(position, *found, _with_results(graph, inside, position, found[1]))
 
 
 def _is_hidden(graph: Graph, position: int) -> bool:
@@ -111,6 +111,20 @@ def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
     own = inside - {end}
     is_alone = all(_is_hidden(graph, p) and inside.issuperset(graph.users[p]) for p in own)
     return frozenset(inside) if is_alone and len(dims) == 1 else frozenset()
+
+
+def _with_results(graph: Graph, inside: frozenset[int], end: int, frame: _Frame) -> frozenset[int]:
+    """The nodes of a move, with results that are normalized, as the sum of a residual stream, and with what is made of these for
+    the move alone: one kernel computes all. Only where dims are split, and in memory nothing changes."""
+    shape = graph.nodes[end].shape
+    found = set(inside)
+    for position in sorted({p for q in inside for p in graph.ancestors[q]}, reverse=True):
+        node = graph.nodes[position]
+        is_whole = len(node.shape) == len(shape) and all(map(same, node.shape, shape))
+        if node.family is Family.POINTWISE and is_whole and found.issuperset(graph.users[position]):
+            found.add(position)
+    is_wanted = frame.order == tuple(sorted(frame.order)) and not found.isdisjoint(graph.outputs)
+    return frozenset(found) if is_wanted else inside
 
 
 def _is_along_last(graph: Graph, reduction: int, shape: Shape) -> bool:
@@ -187,7 +201,12 @@ class _Reframed:
             else:  # views between a value and the last one are built, and dropped since nothing needs them
                 rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
                 self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+        return self.builder.build([self._result(o) for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+
+    def _result(self, position: int) -> int:
+        if position not in self.frames:
+            return self.moved[position]
+        return self.builder.add(Op.RESHAPE, [self.moved[position]], shape=self.graph.nodes[position].shape)
 
     def _in_frame(self, position: int, node: Node, frame: _Frame) -> int:
         args = [self.moved[a] if a in self.frames else self._viewed(a, frame) for a in node.args]

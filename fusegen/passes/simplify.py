@@ -181,20 +181,20 @@ def _widened_behind_views(x: Value) -> Value | None:
 def _in_dims_of_a_statistic(x: Value) -> Value | None:
     """What is computed of a statistic without the dims that were reduced is computed with them: so rows stay rows of one domain."""
     operands = [x.arg(number) for number in range(len(x.node.args))]
-    shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o)]
+    shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o) and len(o.node.shape) == len(x.node.shape)]
     if not shapes or any(o.node.shape not in ((), x.node.shape) for o in operands):
         return None
-    args = tuple(_in_shape(o, shapes[0]).position if o.node.shape else o.position for o in operands)
+    args = tuple(_in_shape(o, shapes[0]).position if o.node.shape or o.node.op is Op.RESHAPE else o.position for o in operands)
     kept = x.builder.put(replace(x.node, args=args, shape=shapes[0]), x.location)
     return Value(x.builder, kept, x.location).apply(Op.RESHAPE, shape=x.node.shape)
 
 
 def _is_statistic_without_dims(x: Value) -> bool:
-    """Whether this is a reduction, or what was made of one, without the dims along which it has one element."""
-    if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE):
+    """Whether this is a reduction, what was made of one, or one element of each row, without the dims that have one element."""
+    if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
         return False
     dims, kept = x.node.shape, x.arg(0).node.shape
-    return 0 < len(dims) < len(kept) and _without_ones(dims) == _without_ones(kept)
+    return len(dims) < len(kept) and _without_ones(dims) == _without_ones(kept)
 
 
 def _without_ones(shape: Shape) -> Shape:

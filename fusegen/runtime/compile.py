@@ -30,7 +30,7 @@ from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.state import State
-from fusegen.target import Target
+from fusegen.target import Backend, Target
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Request:
         one_tensor_twice: parameters that are given one and the same tensor.
         mutates: parameters that the function may write to.
         tied: ints that are used as sizes, and share symbols with dims of their size.
+        fast_math: True if the kernel was declared so.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Request:
     one_tensor_twice: tuple[str, ...] = ()
     mutates: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
+    fast_math: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
+    if target.backend is Backend.CPU:  # which has no such functions
+        graph = replace(graph, fast_math=False)
     rows = with_wide_sums(with_views_below_products(graph), target)
     by_library = with_library_attention(rows, target)
     own = rows if target.wgmma else by_library  # where no kernel of ours computes attention

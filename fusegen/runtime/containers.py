@@ -1,4 +1,5 @@
-"""Arguments that hold tensors: each leaf of a list, tuple, dict or named tuple becomes a parameter of its own.
+"""Arguments that hold others: each leaf of a list, tuple, dict or named tuple of tensors becomes a parameter of its own; lists and
+dicts of settings are part of the code.
 
 torch.compile reads `spread` as it reads a user's function: it is plain Python.
 """
@@ -18,9 +19,11 @@ import torch
 from fusegen.errors import UnsupportedError
 from fusegen.lang.places import returned_at
 from fusegen.runtime.parameters import ELEMENT_OF, Parameters
+from fusegen.state import exact, is_plain
 
 Layout: TypeAlias = tuple[Any, ...] | None
-"""The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is."""
+"""The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is; of an element
+that selects code the word "setting", what tells it from others, and itself."""
 
 Layouts: TypeAlias = tuple[tuple[str, Layout], ...]
 """By parameter, in order."""
@@ -28,6 +31,7 @@ Layouts: TypeAlias = tuple[tuple[str, Layout], ...]
 KINDS = (list, tuple, dict)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _KEYS = (str, int, Enum)
+_SETTING = "setting"
 
 
 def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[Layouts, list[Any]]:
@@ -43,7 +47,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
         own: list[Any] = []
         layout = _layout(value, own) if isinstance(value, KINDS) else None
         if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own]):
-            layout, own = None, [value]
+            layout, own = (_of_settings(value), []) if _is_of_settings(value, own) else (None, [value])
         layouts.append((name, layout))
         leaves.extend(own)
     return tuple(layouts), leaves
@@ -61,6 +65,22 @@ def _layout(value: Any, leaves: list[Any]) -> Layout:
         leaves.append(value)
         return None
     return kind, keys, tuple([_layout(element, leaves) for element in elements])
+
+
+def _is_of_settings(value: Any, leaves: Sequence[Any]) -> bool:
+    """True if an argument without tensors can be part of the code, and has no hash to be one as it is."""
+    return isinstance(value, (list, dict)) and all([is_plain(leaf) for leaf in leaves])
+
+
+def _of_settings(value: Any) -> Layout:
+    """The layout of an argument whose leaves select code."""
+    leaves: list[Any] = []
+    layout = _layout(value, leaves)
+    if layout is None:
+        return _SETTING, exact(value), value
+    kind, keys, _ = layout
+    elements = value.values() if isinstance(value, dict) else value
+    return kind, keys, tuple([_of_settings(element) for element in elements])
 
 
 def flat_function(function: Callable[..., Any], layouts: Layouts) -> Callable[..., Any]:
@@ -120,6 +140,8 @@ def _leaves(name: str, layout: Layout) -> list[str]:
     """Names of the leaves of a container, by the way to them."""
     if layout is None:
         return [name]
+    if layout[0] == _SETTING:
+        return []
     _, keys, elements = layout
     shown = [re.sub(r"\W", "_", str(getattr(key, "name", key))) for key in keys]
     return [leaf for key, element in zip(shown, elements, strict=True) for leaf in _leaves(f"{name}_{key}", element)]
@@ -169,6 +191,8 @@ class _Text:
         """A leaf, or the variable of a container: one that can change is compared with what it was, when the function has run."""
         if layout is None:
             return next(leaves)
+        if layout[0] == _SETTING:
+            return self._constant(layout[2])
         kind, keys, elements = layout
         text = self._container(kind, keys, [self._value(name, element, leaves) for element in elements])
         variable = f"_container_{len(self._made)}"

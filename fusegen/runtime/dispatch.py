@@ -57,6 +57,7 @@ class Dispatcher(Plan):
         requires: refuses variants that the kernel must not have.
         recompute: the rule by which backward passes compute values again.
         compiler: the way to compile; None is that of the settings.
+        fast_math: True if the kernel was declared so.
 
     Attributes:
         variants: of the function.
@@ -73,12 +74,13 @@ class Dispatcher(Plan):
         requires: Callable[[Variant], None] | None = None,
         recompute: Recompute = "auto",
         compiler: Compiler | None = None,
+        fast_math: bool = False,
     ) -> None:
         self.function = function
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[Layouts, FlatDispatcher] = {}
-        self.variants = Variants(function, name, mutates)
+        self.variants = Variants(function, name, mutates, fast_math=fast_math)
         self.parameters = self.variants.parameters
         self.passes = KnownPasses(recompute, compiler)
         self.executable = Executable(self)
@@ -89,7 +91,8 @@ class Dispatcher(Plan):
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """One of the copied function, which knows no call."""
         function = copy.deepcopy(self.function, memo)
-        return Dispatcher(function, self.name, self.parameters.writable, recompute=self.recompute, compiler=self._compiler)
+        rules = (self.recompute, self._compiler, self.variants.fast_math)
+        return Dispatcher(function, self.name, self.parameters.writable, None, None, *rules)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -132,9 +135,8 @@ class Dispatcher(Plan):
         with self._lock:
             if names not in self._derived:
                 function = of_pairs(self.function, names)
-                self._derived[names] = Dispatcher(
-                    function, self.name, self.parameters.writable, None, self._requires, self.recompute, self._compiler
-                )
+                rules = (self.recompute, self._compiler, self.variants.fast_math)
+                self._derived[names] = Dispatcher(function, self.name, self.parameters.writable, None, self._requires, *rules)
         return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -306,9 +308,8 @@ class FlatDispatcher(Dispatcher):
         function.__annotations__ = {
             n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
         }
-        super().__init__(
-            function, kernel.name, mutates, kernel._recorded_call, kernel._requires, kernel.recompute, kernel._compiler
-        )
+        rules = (kernel.recompute, kernel._compiler, kernel.variants.fast_math)
+        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
         """That of the copied kernel."""

@@ -42,14 +42,15 @@ class Variants:
         function: the user's.
         name: the kernel's.
         mutates: parameters that it may write to.
+        fast_math: True if the kernel was declared so.
 
     Attributes:
         parameters: of the function.
         history: what was found out of them.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = ()) -> None:
-        self.function, self.name = function, name
+    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = (), *, fast_math: bool = False) -> None:
+        self.function, self.name, self.fast_math = function, name, fast_math
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._variants: dict[Key, list[Variant]] = {}
@@ -224,6 +225,7 @@ class Variants:
             one_tensor_twice=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
+            fast_math=self.fast_math,
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:

@@ -23,6 +23,7 @@ class Pattern(Enum):
     VECTOR = "vector"  # neighbouring elements
     WINDOW = "window"  # neighbouring elements, from any place on
     UNIFORM = "uniform"  # the same element
+    INTERLEAVED = "interleaved"  # neighbouring elements, which are lanes of several variables in turn
     GATHER = "gather"  # anything else, one by one
 
 
@@ -35,8 +36,9 @@ class Access:
         buffer: the node whose buffer it is.
         offset: elements from the start, over the axes and sizes.
         pattern: what the lanes do.
-        width: elements in one memory access of a VECTOR pattern.
+        width: elements in one memory access of a VECTOR or INTERLEAVED pattern.
         conditions: bounds under which the address is valid at all.
+        parts: the variables of an INTERLEAVED pattern.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Access:
     pattern: Pattern
     width: int = 1
     conditions: tuple[Bounds, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

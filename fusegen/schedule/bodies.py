@@ -18,6 +18,21 @@ from fusegen.schedule.shared import SharedArrays
 
 
 @dataclass(frozen=True)
+class Hoisted:
+    """What a thread reads and computes once for all points along an axis.
+
+    Attributes:
+        axis: the first of the kernel's.
+        reads: as of a `PointwiseBody`.
+        call: the math; None where there is none.
+    """
+
+    axis: sympy.Symbol
+    reads: tuple[Access, ...]
+    call: Call | None
+
+
+@dataclass(frozen=True)
 class PointwiseBody:
     """One pass over an iteration space.
 
@@ -26,6 +41,7 @@ class PointwiseBody:
         reads, writes: accesses along the last axis; a write is named after the function's result.
         checks: indices that must be in range, and which no access mentions.
         call: the math.
+        hoisted: what is neither read nor computed at each point, where a thread goes along an axis.
     """
 
     axes: Axes
@@ -34,6 +50,7 @@ class PointwiseBody:
     checks: tuple[Check, ...]
     call: Call
     plan: PointwisePlan
+    hoisted: Hoisted | None = None
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node, Shape
-from fusegen.ir.index_map import Bounds, Position, index_values, sources
+from fusegen.ir.index_map import Bounds, Position, holds, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.spread import check_spread
 from fusegen.ir.strided import buffer_strides, flat_offset
-from fusegen.ir.symbolic import Axes, Dim, Index, literal, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Index, simplify_dim
 from fusegen.schedule.indices import Check, checked_index
-from fusegen.schedule.terms import Leaf, Read, Term, Terms, as_number
+from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number
 
 _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
@@ -41,16 +41,23 @@ class Evaluator:
         memory: nodes that are read from buffers, with these.
         leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
         rounded: values that other kernels read in 16 bits, and which are the same numbers here.
+        contracted: sums that are one operation with a product.
     """
 
     def __init__(
-        self, graph: Graph, axes: Axes, memory: Mapping[int, int], leaf_of: LeafOf, rounded: Collection[int] = frozenset()
+        self,
+        graph: Graph,
+        axes: Axes,
+        memory: Mapping[int, int],
+        leaf_of: LeafOf,
+        rounded: Collection[int] = frozenset(),
+        contracted: Collection[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.axes = axes
         self.memory = memory
         self.leaf_of = leaf_of
-        self.rounded = rounded
+        self.rounded, self.contracted = rounded, contracted
         self.terms = Terms()
         self._memo: dict[Element, int] = {}
         self._made_of: dict[Element, tuple[Element, ...]] = {}
@@ -200,10 +207,27 @@ class Evaluator:
         args = self._with_numbers(node, args)
         if self._compares_narrow(node):
             args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
-        computed = self.terms.put(Term(node.op, tuple(args), node.dtype.compute), location)
+        fused = self._multiply_add(position, args) if position in self.contracted else None
+        op, args = (node.op, args) if fused is None else (Fused.MULTIPLY_ADD, fused)
+        computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
         return self._rounded(computed, node.dtype) if position in self.rounded else computed
+
+    def _multiply_add(self, position: int, args: Sequence[int]) -> list[int] | None:
+        """The operands of one operation in place of a sum and its product; None where that is read from memory."""
+        node = self.graph.nodes[position]
+        place = next(k for k, a in enumerate(node.args) if self.graph.nodes[a].op is Op.MUL)
+        product, addend = self.terms.items[args[place]], args[1 - place]
+        if product.op is not Op.MUL:
+            return None
+        a, b = product.args
+        if node.op is Op.SUB:
+            a, addend = (a, self._negated(addend)) if place == 0 else (self._negated(a), addend)
+        return [a, b, addend]
+
+    def _negated(self, position: int) -> int:
+        return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
         """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that
@@ -241,6 +265,13 @@ class Evaluator:
             return self.terms.put(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
         return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
 
+    def stored(self, position: int, dtype: DType) -> int:
+        """The term to store in a buffer of a dtype: without a last conversion to it, which the store makes."""
+        term = self.terms.items[position]
+        if term.op is Op.CAST and term.payload is dtype and dtype.is_narrow and self.terms.items[term.args[0]].dtype is term.dtype:
+            return term.args[0]
+        return position
+
     def _cast(self, node: Node, arg: int, location: Location | None) -> int:
         """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
         source = self.terms.items[arg]
@@ -258,10 +289,10 @@ class Evaluator:
         for source in reversed(sources(self.graph, position, index, self.axes)):
             bounds = source.bounds
             assert bounds is not None
-            holds = self._holds(bounds)
-            if holds:
+            known = holds(bounds, self.axes)
+            if known:
                 found.append(((source.arg, source.index, context), None))
-            elif holds is None:
+            elif known is None:
                 found.append(((source.arg, source.index, (*context, self._in_question(bounds))), bounds))
         return tuple(found)
 
@@ -282,24 +313,6 @@ class Evaluator:
         """Bounds without an upper one that always holds."""
         is_below = bounds.upper is not None and self.axes.below(bounds.index, bounds.upper)
         return Bounds(bounds.index, bounds.lower, None) if is_below else bounds
-
-    def _holds(self, bounds: Bounds) -> bool | None:
-        """Whether bounds hold for every point of the iteration space; None where it depends."""
-        index = bounds.index
-        above = bounds.lower is None or same(bounds.lower, 0) or _at_least(index, bounds.lower)
-        below = bounds.upper is None or self.axes.below(index, bounds.upper)
-        if above and below:
-            return True
-        value = literal(index)
-        lower, upper = literal(bounds.lower or 0), literal(bounds.upper) if bounds.upper is not None else None
-        if value is not None and lower is not None and upper is not None:
-            return lower <= value < upper
-        return None
-
-
-def _at_least(index: Index, lower: Dim) -> bool:
-    value, bound = literal(index), literal(lower)
-    return value is not None and bound is not None and value >= bound
 
 
 def _shares_an_axis(bounds: Bounds, index: Position) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusegen.schedule.math import Function, Parameter, Result
+from fusegen.schedule.math import Fast, Function, Parameter, Result
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
 def cut(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, Parameter], *, fast: bool, doc: str = ""
+    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, Parameter], *, fast: Fast, doc: str = ""
 ) -> tuple[Function, tuple[int, ...]]:
     """A function that computes some terms from others.
 
@@ -18,7 +18,7 @@ def cut(
         name: the function's name.
         roots: names and positions of the results.
         given: terms that are parameters; where several terms share one (lanes), its name is the whole expression.
-        fast: whether approximate functions may be used.
+        fast: which approximate functions may be used.
         doc: one line that says what it is.
 
     Returns:

@@ -39,6 +39,31 @@ class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types
         return self.args[1]
 
 
+class Scalar(sympy.Function):  # type: ignore[misc]
+    """A run-time scalar: ``Scalar(name)``, by its name in emitted text."""
+
+    nargs = (1,)
+    is_integer = True
+
+    @property
+    def name(self) -> str:
+        """The kernel's parameter."""
+        return str(self.args[0].name)
+
+
+class Differs(sympy.Function):  # type: ignore[misc]
+    """A condition, true where two integers differ: ``Differs(left, right)``."""
+
+    nargs = (2,)
+
+
+class Choice(sympy.Function):  # type: ignore[misc]
+    """One of two integers: ``Choice(condition, where_true, where_false)``, by `Differs` or a condition that is `Loaded`."""
+
+    nargs = (3,)
+    is_integer = True
+
+
 class Checked(sympy.Function):  # type: ignore[misc]
     """A value as an index: ``Checked(value, extent, wraps, table, message)``, which is in [0, extent), or ends the kernel.
 
@@ -117,6 +142,11 @@ def checks_apart(checks: Sequence[Check], places: Iterable[tuple[Index, tuple[Bo
 def loaded_buffers(expressions: Iterable[Index]) -> list[int]:
     """The buffers that some expressions read."""
     return sorted({call.buffer for e in expressions if not isinstance(e, int) for call in e.atoms(Loaded)})
+
+
+def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
+    """The run-time scalars that some expressions take."""
+    return frozenset(call.name for e in expressions if not isinstance(e, int) for call in e.atoms(Scalar))
 
 
 def has_checks(expressions: Iterable[Index]) -> bool:

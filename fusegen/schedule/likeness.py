@@ -33,6 +33,8 @@ def _lines(graph: Graph, group: Group) -> Iterator[str]:
     inside = computed(graph, group)
     numbers = {position: number for number, position in enumerate(sorted({*group.inputs, *inside}))}
     yield f"{group.kind.value} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
+    if graph.fast_math:
+        yield "fast math"
     for position, number in numbers.items():
         node = graph.nodes[position]
         made = f"{node.op} {[numbers[a] for a in node.args]} {_words(node)}" if position in inside else "input"

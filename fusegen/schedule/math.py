@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
@@ -12,6 +12,20 @@ from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS, Gathering
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.terms import Term
+
+
+class Fast(IntEnum):
+    """Approximate functions that math may use.
+
+    Attributes:
+        NONE: none of them.
+        ROUNDED: those whose error vanishes in 16 bits, in which every result ends.
+        FAST_MATH: all that the hardware has, as the user asked for.
+    """
+
+    NONE = 0
+    ROUNDED = 1
+    FAST_MATH = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Function:
         leaves: for each leaf that is no constant: its position in ``terms`` and the expression that stands for it.
         results: what it gives.
         locations: for each term, the user's line.
-        fast: whether approximate functions may be used: every result ends in 16 bits.
+        fast: which approximate functions may be used.
         doc: one line that says what it is.
     """
 
@@ -53,7 +67,7 @@ class Function:
     leaves: tuple[tuple[int, str], ...]
     results: tuple[Result, ...]
     locations: tuple[Location | None, ...]
-    fast: bool
+    fast: Fast
     doc: str = ""
 
 
@@ -110,7 +124,7 @@ class Reduction:
         op: the row of the table of reductions.
         dtype: in which elements are combined.
         components: of the state: a variable each.
-        fast: whether approximate functions may combine.
+        fast: which approximate functions may combine.
         gathering: the rule by which threads gather their elements, and combine their states, as sums about a pivot; None where each
             is combined with what came before.
     """
@@ -118,7 +132,7 @@ class Reduction:
     op: Op
     dtype: DType
     components: tuple[Parameter, ...]
-    fast: bool = False
+    fast: Fast = Fast.NONE
     gathering: Gathering | None = None
 
     def of(self, component: str) -> Parameter:

@@ -30,6 +30,9 @@ class PointwisePlan:
         tail: whether the last group can be partial.
         rows: on the CPU, points of all axes but the last that a task takes before it goes on along the last axis.
         wraps: whether a group of lanes may go on in the next row of the last axis.
+        repeats: groups of lanes along another axis that a thread goes through, ``unroll`` at a time; what is the same for all of
+            them is read and computed once.
+        blocks_per_sm: blocks that registers must leave room for on a multiprocessor.
     """
 
     threads: int
@@ -38,11 +41,13 @@ class PointwisePlan:
     tail: bool
     rows: int = 1
     wraps: bool = False
+    repeats: int = 1
+    blocks_per_sm: int = 1
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
         """What it has in common with plans for other sizes: a kind, and numbers of which a factor of two counts as one."""
-        return "pointwise", tuple(map(math.log2, (self.lanes, self.unroll, self.threads, self.rows)))
+        return "pointwise", tuple(map(math.log2, (self.lanes, self.unroll, self.threads, self.rows, self.repeats)))
 
 
 @dataclass(frozen=True)

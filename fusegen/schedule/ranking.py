@@ -22,6 +22,7 @@ from fusegen.schedule.program import Launch
 from fusegen.schedule.row_work import RowWork
 from fusegen.target import Target
 
+_BUSY = 512  # threads of a multiprocessor
 _MARGIN = 0.97  # of the time of the first plan: what is expected to be hardly faster is not worth a kernel of its own
 
 
@@ -32,6 +33,8 @@ def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> LaneP
     times, first = expected_times(launch, sizes, target), launch.candidates[0]
     if isinstance(launch.kernel.body, TileBody):
         return _tiled(launch.kernel.body, launch.candidates, sizes, target.processors)
+    if isinstance(launch.kernel.body, PointwiseBody) and isinstance(first, PointwisePlan) and first.repeats > 1:
+        return _repeated(launch.kernel.body, launch.candidates, sizes, target.processors)
     best = min(times, key=lambda plan: times[plan], default=first)
     return best if best in times and times[best] < _MARGIN * times.get(first, times[best]) else first
 
@@ -54,6 +57,8 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
         plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
         return {plan: row_time(costs, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
+    if any(plan.repeats > 1 for plan in points):
+        return {}  # of plans that compute less
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
 
 
@@ -81,6 +86,14 @@ def _tiled(body: TileBody, candidates: Sequence[LanePlan], sizes: Mapping[str, i
     plans = [plan for plan in candidates if isinstance(plan, TilePlan)]
     tiles = {plan: math.ceil(rows / plan.rows) * math.ceil(columns / plan.columns) * others for plan in plans}
     return next((plan for plan in plans if tiles[plan] >= processors), max(plans, key=lambda plan: tiles[plan]))
+
+
+def _repeated(body: PointwiseBody, candidates: Sequence[LanePlan], sizes: Mapping[str, int], processors: int) -> LanePlan:
+    """The first plan whose threads keep all processors busy; one that does not repeat where none does."""
+    points = math.prod(formula(extent)(sizes) for extent in body.axes.extents)
+    plans = [plan for plan in candidates if isinstance(plan, PointwisePlan)]
+    enough = processors * _BUSY
+    return next((plan for plan in plans if plan.repeats == 1 or points >= enough * plan.lanes * plan.repeats), candidates[0])
 
 
 def _is_short(launch: Launch) -> bool:

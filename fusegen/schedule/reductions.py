@@ -10,16 +10,16 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op, Result
 from fusegen.ir.reductions import REDUCTIONS, Scalar, State
 from fusegen.schedule.functions import cut
-from fusegen.schedule.math import Function, Parameter, Reduction
+from fusegen.schedule.math import Fast, Function, Parameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
-def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: bool, name: str, gathers: bool = False) -> Reduction:
+def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: Fast, name: str, gathers: bool = False) -> Reduction:
     """The reduction that a node is, or a part of.
 
     Args:
         take: gives a name of its own for a wanted one.
-        fast: whether approximate functions may be used.
+        fast: which approximate functions may be used.
         name: the wanted one, or what those of several components begin with.
         gathers: whether states are combined as sums about a pivot, where there is a rule for that.
     """
@@ -27,7 +27,9 @@ def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: b
     monoid, element = REDUCTIONS[found.op], element_type(graph, found)
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(Parameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
-    return Reduction(found.op, element, components, fast and monoid.approximable, monoid.gathering if gathers else None)
+    return Reduction(
+        found.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
+    )
 
 
 def element_type(graph: Graph, node: Node) -> DType:
@@ -68,10 +70,10 @@ def identity_function(name: str, op: Op, dtype: DType) -> Function:
     for c in monoid.components:
         kind = c.dtype(dtype)
         roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
-    return cut(terms, name, _results(op, roots), {}, fast=False)[0]
+    return cut(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
 
 
-def combine_function(name: str, op: Op, dtype: DType, *, fast: bool = False) -> Function:
+def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> Function:
     """A function that combines two states: the components of the first, then those of the second."""
     terms, monoid = Terms(), REDUCTIONS[op]
     single = len(monoid.components) == 1
@@ -117,7 +119,7 @@ def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequenc
     given = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): Parameter(operand, dtype) for operand in operands}
     places = {parameter.name: place for place, parameter in given.items()}
     roots = [(result, _put(terms, value, places, dtype)) for result, value in zip(results, values, strict=True)]
-    return replace(cut(terms, name, roots, given, fast=False)[0], parameters=tuple(given.values()))
+    return replace(cut(terms, name, roots, given, fast=Fast.NONE)[0], parameters=tuple(given.values()))
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:

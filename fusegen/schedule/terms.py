@@ -11,6 +11,7 @@ from typing import cast
 
 import sympy
 import torch
+from sympy.core.symbol import Str
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
@@ -18,7 +19,8 @@ from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index
-from fusegen.schedule.indices import Loaded
+from fusegen.schedule.indices import Choice, Differs, Loaded, Scalar
+from fusegen.schedule.names import scalar_identifier
 
 
 class Leaf(Enum):
@@ -32,6 +34,12 @@ class Leaf(Enum):
     STATISTIC = "statistic"
     ORDERED = "ordered"
     ACCUMULATOR = "accumulator"
+
+
+class Fused(Enum):
+    """Operations of kernels that are made of several nodes of a graph."""
+
+    MULTIPLY_ADD = "multiply_add"  # a * b + c, rounded once
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Term:
         location: the user's line; not part of equality.
     """
 
-    op: Op | Leaf
+    op: Op | Fused | Leaf
     args: tuple[int, ...]
     dtype: DType
     payload: object = None
@@ -91,7 +99,8 @@ class Terms:
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
-        """An integer term as an expression: one that is read, or a coordinate, and numbers that are added to it.
+        """An integer term as an expression: one that is read, or a coordinate, and numbers that are added to it, or that stand in
+        the place of one.
 
         Raises:
             VerificationError: it is made of anything else.
@@ -103,6 +112,10 @@ class Terms:
             if len(numbers) == len(term.args):
                 return total
             (position,) = (a for a in term.args if a not in numbers)
+        if term.op is Op.WHERE:
+            return total + self._choice(term)
+        if term.op is Leaf.SCALAR:
+            return total + Scalar(Str(scalar_identifier(str(term.payload))))
         if isinstance(term.payload, Read):
             return total + Loaded(term.payload.buffer, term.payload.offset)
         if term.op is Leaf.COORDINATE:
@@ -110,6 +123,13 @@ class Terms:
         if term.op is Leaf.CONSTANT:
             return total + int(str(term.payload))
         raise VerificationError(f"an index is computed by {term.op!r} inside of a kernel")
+
+    def _choice(self, term: Term) -> Index:
+        """One of two integers, by what lies in memory, or by a comparison with a number."""
+        condition, value, instead = term.args
+        compared = self.items[condition]
+        holds = Differs(*map(self.integer, compared.args)) if compared.op is Op.NE else self.integer(condition)
+        return Choice(holds, self.integer(value), self.integer(instead))
 
     def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
         """Everything that some terms are made of, in topological order; what is in ``stop`` is not looked into."""

@@ -20,7 +20,8 @@ def launch_words(launch: Launch) -> str:
     if isinstance(body, ColumnBody):
         return "combination of the column sums"
     if isinstance(body, PointwiseBody):
-        return f"{kind}, {body.plan.lanes} elements a thread at a time"
+        along = f", {body.plan.repeats} times along {body.hoisted.axis}" if body.hoisted is not None else ""
+        return f"{kind}, {body.plan.lanes} elements a thread at a time{along}"
     if isinstance(body, TileBody):
         return f"{kind}, tiles of {body.plan.rows} x {body.plan.columns} through shared memory"
     if isinstance(body, ScanBody):
@@ -37,7 +38,8 @@ def plan_words(plan: LanePlan) -> str:
     """What tells a plan from the others that a launch could have."""
     if isinstance(plan, PointwisePlan):
         across = f", {plan.rows} rows in turn" if plan.rows > 1 else ", across rows" if plan.wraps else ""
-        return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}"
+        repeated = f", {plan.repeats} times" if plan.repeats > 1 else ""
+        return f"{plan.threads} threads, {plan.unroll} x {plan.lanes} elements each{across}{repeated}"
     if isinstance(plan, TilePlan):
         return f"tiles of {plan.rows} x {plan.columns}: {plan.threads} threads, {plan.unroll} x {plan.lanes} elements each"
     if plan.tiled:

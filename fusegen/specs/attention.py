@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.operands import Sizes, mask, tensor, values
+from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
+from fusegen.specs.quantization import E4M3, from_cache
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("attention")
@@ -152,6 +153,16 @@ DECODE_SIZES = {"batch": 16, "heads": 32, "kv_heads": 8, "queries": 1, "keys": 8
 CACHE_OPTIONS: Variants = {"window": {"window": 1024}, "softcap": {"softcap": 50.0}, "sinks": {"sinks": tensor("heads")}}
 
 
+def eight_bits(shape: str) -> Variants:
+    """Caches of 8 bits: of floats with one scale, of integers with one for each head."""
+
+    def caches(dtype: torch.dtype, scale: str) -> dict[str, Operand]:
+        cache = tensor(shape, dtype)
+        return {"k_cache": cache, "v_cache": cache, "k_scale": scales(scale), "v_scale": scales(scale)}
+
+    return {"e4m3": caches(E4M3, ""), "int8": caches(torch.int8, "kv_heads")}
+
+
 def with_cache(
     q: Tensor,
     k: Tensor,
@@ -161,8 +172,11 @@ def with_cache(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> Tensor:
     """Attention of the last queries of each sequence, of which as many keys count as its length says."""
+    k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -174,7 +188,7 @@ def with_cache(
 @FAMILY.spec(
     DECODE,
     sizes=DECODE_SIZES,
-    variants=CACHE_OPTIONS,
+    variants={**CACHE_OPTIONS, **eight_bits("batch kv_heads keys channels")},
     aliases={"flash_attn_with_kvcache": ""},
     trains=False,
 )
@@ -188,14 +202,16 @@ def cached_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·q·kᵀ where key < length and causal)·v, over a cache
 
     q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache,
-    v_cache: (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries; the rest as in
-    `flash_attention`.
+    v_cache: (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries; k_scale, v_scale: ()
+    or (kv_heads) of float32, what a cache of 8 bits is multiplied by; the rest as in `flash_attention`.
     """
-    return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks)
+    return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks, k_scale, v_scale)
 
 
 @FAMILY.spec(
@@ -209,7 +225,7 @@ def cached_attention(
         "lengths": values("batch", _lengths),
     },
     sizes={**DECODE_SIZES, "blocks": 512, "pages": 8192},
-    variants=CACHE_OPTIONS,
+    variants={**CACHE_OPTIONS, **eight_bits("pages page kv_heads channels")},
     aliases={"paged_decode": ""},
     trains=False,
 )
@@ -224,12 +240,14 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·q·kᵀ where key < length and causal)·v, over the pages of a cache
 
     q: (batch, heads, queries, d), as in `cached_attention`; k_cache, v_cache: (pages, page, kv_heads, d); page_table: (batch,
-    blocks) of pages; lengths: (batch) of integers; the rest as in `flash_attention`. Kwon et al., "PagedAttention" (arXiv
-    2309.06180).
+    blocks) of pages; lengths: (batch) of integers; k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`.
+    Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
     k, v = (cache[page_table].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-    return with_cache(q, k, v, lengths, scale, window, softcap, sinks)
+    return with_cache(q, k, v, lengths, scale, window, softcap, sinks, k_scale, v_scale)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import Sizes, size, tensor, values
+from fusegen.specs.operands import Operand, Sizes, scales, size, tensor, values
+from fusegen.specs.quantization import E4M3, E5M2, in_cache
 from fusegen.specs.rotary import HALVES, PAIRS, rotated
 from fusegen.specs.spec import Family
 
@@ -98,8 +99,13 @@ def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> 
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0].contiguous()
 
 
-CACHES = {"k_cache": tensor("pages page kv_heads 2*pairs"), "v_cache": tensor("pages page kv_heads 2*pairs")}
+SCALES = {"k_scale": scales(""), "v_scale": scales("")}
 TOKENS = {"qkv": tensor(f"rows {PACKED}"), "cos": tensor("rows 2*pairs"), "sin": tensor("rows 2*pairs")}
+
+
+def caches(dtype: torch.dtype | None = None) -> dict[str, Operand]:
+    """Pages of keys and values, of the spec's dtype or another."""
+    return {name: tensor("pages page kv_heads 2*pairs", dtype) for name in ("k_cache", "v_cache")}
 
 
 def _slots(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
@@ -108,9 +114,15 @@ def _slots(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
 
 
 @FAMILY.spec(
-    {**TOKENS, **CACHES, "slots": values("rows", _slots), **COUNTS},
+    {**TOKENS, **caches(), "slots": values("rows", _slots), **COUNTS},
     sizes={"rows": 4096},
-    variants={"qk_norm": NORMS, "bias": {"bias": tensor(PACKED)}},
+    variants={
+        "qk_norm": NORMS,
+        "bias": {"bias": tensor(PACKED)},
+        "e4m3": {**caches(E4M3), **SCALES},
+        "e5m2": {**caches(E5M2), **SCALES},
+        "int8": {**caches(torch.int8), "k_scale": scales("kv_heads"), "v_scale": scales("kv_heads")},
+    },
     aliases=["reshape_and_cache", "embedding_rotary_cache"],
     trains=False,
 )
@@ -130,15 +142,18 @@ def split_rotary_cache(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """q, k, v = split(qkv + bias) by heads; q rotated, k rotated and v written to a paged cache
 
     qkv: (tokens, (heads + 2·kv_heads)·channels); cos, sin: (tokens, r); k_cache, v_cache: (pages, page, kv_heads, channels); slots:
-    (tokens), page·number + offset of each token, all different; q_weight, k_weight: as in `qk_norm`. Returns q: (tokens, heads,
-    channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    (tokens), page·number + offset of each token, all different; q_weight, k_weight: as in `qk_norm`; k_scale, v_scale: () or
+    (kv_heads) of float32, which a cache of 8 bits is divided by. A contiguous cache has one page a sequence. Returns q: (tokens,
+    heads, channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
     q, k, v = split((qkv if bias is None else qkv + bias).unsqueeze(0), heads, kv_heads)
     q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
-    k_cache.view(-1, *k_cache.shape[2:])[slots] = k[0].transpose(0, 1).to(k_cache.dtype)
-    v_cache.view(-1, *v_cache.shape[2:])[slots] = v[0].transpose(0, 1).to(v_cache.dtype)
+    k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_scale)
+    v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_scale)
     return q[0].transpose(0, 1).contiguous()

@@ -31,11 +31,13 @@ CANONICAL_SIZES: Sizes = {
     "blocks": 32,
     "pages": 2048,
     "page": 16,
+    "groups": 32,
+    "group": 128,
     "experts": 64,
 }
 """The sizes that specs are shown with where they name no others."""
 
-COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "experts"})
+COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "group", "experts"})
 """Sizes that divide others or are divided by them, and stay as they are where all others change."""
 
 _NAME = re.compile(r"[a-z_]+")
@@ -80,6 +82,15 @@ def positive(shape: str) -> Operand:
         return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))).to(dtype)
 
     return Operand(shape, make)
+
+
+def scales(shape: str) -> Operand:
+    """A float32 tensor of scales that normal numbers are quantized by, from 0.5/64 to 1.5/64."""
+
+    def make(dims: tuple[int, ...], _: Sizes) -> Tensor:
+        return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))) / 64
+
+    return values(shape, make)
 
 
 def mask(shape: str) -> Operand:

@@ -15,6 +15,7 @@ from fusegen.specs import (
     linear,
     loss,
     normalization,
+    quantization,
     rotary,
     routing,
     sampling,
@@ -22,7 +23,21 @@ from fusegen.specs import (
 )
 from fusegen.specs.spec import Spec
 
-_MODULES = (elementwise, gated, normalization, softmax, loss, heads, rotary, embedding, linear, attention, routing, sampling)
+_MODULES = (
+    elementwise,
+    gated,
+    normalization,
+    softmax,
+    loss,
+    heads,
+    rotary,
+    embedding,
+    linear,
+    attention,
+    quantization,
+    routing,
+    sampling,
+)
 
 FAMILIES = tuple(module.FAMILY.name for module in _MODULES)
 """The names of the families, in order."""

@@ -102,7 +102,8 @@ class Spec:
 
     def fresh(self) -> Kernel[..., Any]:
         """The kernel without memory of earlier calls: its code follows from its arguments alone."""
-        return Kernel(self.kernel.function, self.kernel.mutates, recompute=self.kernel.recompute)
+        kernel = self.kernel
+        return Kernel(kernel.function, kernel.mutates, recompute=kernel.recompute, fast_math=kernel.fast_math)
 
 
 class Family:

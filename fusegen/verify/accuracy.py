@@ -3,8 +3,9 @@
 NaN and infinities stand where the exact result, rounded to the dtype, has them; the root mean square of the errors is within
 1.1 times eager's for results of 16 bits or fewer and 1.25 times for float32 (where there are elements enough for it to say
 something, and it is more than a hundredth of a unit in the last place); the greatest error is within twice eager's plus two units
-in the last place. Where eager itself overflows, either the result is as good as torch's in float32, rounded once, or it has nothing
-wrong where eager is right.
+in the last place. A result of 8 bits is the exact one rounded, but for a thousandth of its elements, or 1.25 times as many as
+eager has wrong, which are one step beside it, or as far as eager's. Where eager itself overflows, either the result is as good as
+torch's in float32, rounded once, or it has nothing wrong where eager is right.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ ENOUGH = 1 << 16
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
 _INVISIBLE = 1 / 128  # of a unit in the last place: where both results are rounded alike but for a few elements
 _FARAWAY = 0.125  # of the result's root mean square: an error that says that nothing of the result is left
+
+
+_MORE_BESIDE = 1.25  # times as many as eager's: one scale of a tensor moves many numbers across the middle
+_BESIDE = 1e-3  # of the elements of 8 bits may be a step beside the exact result: the other side of the middle between two numbers
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,14 @@ def rms_bound(dtype: torch.dtype) -> float:
 
 
 def judge(
-    got: Tensor, eager: Tensor, exact: Tensor, *, wider: Callable[[], Tensor] | None = None, may_overflow: bool = False
+    got: Tensor,
+    eager: Tensor,
+    exact: Tensor,
+    *,
+    wider: Callable[[], Tensor] | None = None,
+    may_overflow: bool = False,
+    through: torch.dtype | None = None,
+    approximate: bool = False,
 ) -> Verdict:
     """The verdict on one result.
 
@@ -73,6 +85,8 @@ def judge(
         exact: in float64, on the same device.
         wider: gives torch's result in float32 as the same dtype, which takes eager's place where that overflows.
         may_overflow: whether the inputs are such that eager may be of no use at all.
+        through: a narrower dtype that the program has values in on the way, to which kernels may round them, or may not.
+        approximate: True if only NaN and infinities are judged, since the result is not meant to be as exact as eager's.
     """
     if got.shape != eager.shape or got.dtype is not eager.dtype:
         return Verdict(Errors(), f"{got.dtype} {tuple(got.shape)} instead of {eager.dtype} {tuple(eager.shape)}")
@@ -82,11 +96,11 @@ def judge(
     got, eager, rounded = _comparable(got), _comparable(eager), _comparable(rounded)
     eager_overflows, overflows = (bool(_is_elsewhere(one, rounded).any()) for one in (eager, got))
     if eager_overflows and wider is not None:
-        found = _Comparison(dtype, got, _comparable(wider()), exact, rounded)
+        found = _Comparison(dtype, got, _comparable(wider()), exact, rounded, through)
         if not found.failure():
             return Verdict(found.errors, overflows=overflows)
-    found = _Comparison(dtype, got, eager, exact, rounded)
-    failure = found.failure()
+    found = _Comparison(dtype, got, eager, exact, rounded, through)
+    failure = found.places() if approximate else found.failure()
     if failure and may_overflow and (eager_overflows or found.eager_is_far_away()):
         return Verdict(found.errors, overflows=True)
     return Verdict(found.errors, failure, overflows and not failure)
@@ -108,8 +122,12 @@ def _is_elsewhere(one: Tensor, other: Tensor) -> Tensor:
 
 
 class _Comparison:
-    def __init__(self, dtype: torch.dtype, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor) -> None:
+    def __init__(
+        self, dtype: torch.dtype, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor, through: torch.dtype | None
+    ) -> None:
         self.info, self.rms_bound = torch.finfo(dtype), rms_bound(dtype)
+        self.is_narrow = dtype.itemsize == 1
+        self.on_the_way = torch.finfo(through).eps / 2 if through is not None else 0.0
         self.got, self.eager, self.exact, self.rounded = got, eager, exact, rounded
         self.finite = rounded.isfinite() & got.isfinite() & eager.isfinite()
         expected = exact[self.finite]
@@ -120,7 +138,10 @@ class _Comparison:
 
     def failure(self) -> str:
         """What is wrong, of the first kind that is."""
-        return self._places() or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
+        places = self.places()
+        if self.is_narrow:
+            return places or self._beside()
+        return places or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
 
     def eager_is_far_away(self) -> bool:
         """Whether eager is of no use as a yardstick."""
@@ -128,7 +149,7 @@ class _Comparison:
         exact = self.exact[finite]
         return _rms(self.eager[finite].double() - exact) > _FARAWAY * _rms(exact)
 
-    def _places(self) -> str:
+    def places(self) -> str:
         """NaN and infinities; which side of the greatest number something just there falls on is a matter of its error."""
         wrong = _is_elsewhere(self.got, self.rounded) & ~_is_elsewhere(self.eager, self.rounded)
         limit = self.info.max
@@ -141,6 +162,12 @@ class _Comparison:
         first = tuple(wrong.nonzero()[0].tolist())
         return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
 
+    def _beside(self) -> str:
+        """Elements of 8 bits that are not the exact result rounded: too many, or too far away."""
+        got, eager, rounded = self.got[self.finite], self.eager[self.finite], self.rounded[self.finite]
+        steps = self.info.eps * rounded.abs().clamp(min=self.info.tiny)
+        return beside(got, eager, rounded, steps)
+
     def _rms(self) -> str:
         bound = self.rms_bound
         invisible = _INVISIBLE * torch.finfo(self.got.dtype).eps * _rms(self.expected)
@@ -150,7 +177,7 @@ class _Comparison:
 
     def _worst(self, ours: Tensor, expected: Tensor) -> str:
         bound = _GREATEST * self.errors.eager_worst
-        over = ours - _UNITS * self._unit(expected) - bound
+        over = ours - _UNITS * self._unit(expected) - self.on_the_way * expected.abs() - bound
         if not over.numel() or not bool((over > 0).any()):
             return ""
         place = int(over.argmax())
@@ -175,6 +202,23 @@ class _Comparison:
         return f"at {place} it is {ours:.6g}, eager {theirs:.6g}, exact {exact:.6g}"
 
 
+def beside(got: Tensor, eager: Tensor, rounded: Tensor, steps: Tensor) -> str:
+    """Says if more than a few numbers of 8 bits, and more than eager's, are not the exact result rounded, or are more than a step
+    away from it; empty if neither.
+
+    Args:
+        got, eager, rounded: ours, eager's, and the exact result rounded, which are finite.
+        steps: the distance of each from its neighbours.
+    """
+    ours, theirs = (got - rounded).abs(), (eager - rounded).abs()
+    wrong, of_eager = int((ours > 0).sum()), int((theirs > 0).sum())
+    chance = 1 + 3 * math.sqrt(of_eager)  # so much such counts differ by
+    if wrong > max(_BESIDE * ours.numel(), _MORE_BESIDE * of_eager) + chance:
+        return f"{wrong} of {ours.numel()} elements are not the exact result rounded, and {of_eager} of eager's"
+    far = int((ours > steps.clamp(min=_greatest(theirs))).sum())
+    return f"{far} elements are more than a step, and further than eager's, from the exact result" if far else ""
+
+
 def _greatest(errors: Tensor) -> float:
     return float(errors.max()) if errors.numel() else 0.0
 
@@ -187,13 +231,19 @@ def _rms(values: Tensor) -> float:
     return scale * math.sqrt(float((values / scale).square().mean()))
 
 
-def judge_any(got: Tensor, eager: Tensor, exact: Tensor, **settings: Any) -> Verdict:
+def judge_any(got: Tensor, eager: Tensor, exact: Tensor, *, is_quantized: bool = False, **settings: Any) -> Verdict:
     """The verdict on a result of any dtype: integers and booleans are those of float64 or of eager.
 
     Args:
         got, eager, exact: as of `judge`.
+        is_quantized: True if integers of 8 bits were floats, which are judged as 8-bit floats are.
         settings: of `judge`, for floats.
     """
+    if is_quantized and got.dtype is torch.int8 is eager.dtype and got.shape == eager.shape == exact.shape:
+        ours, theirs, rounded = (t.double() for t in (got, eager, exact))
+        worst, eager_worst = _greatest((ours - rounded).abs()), _greatest((theirs - rounded).abs())
+        errors = Errors(worst, eager_worst, _rms(ours - rounded), _rms(theirs - rounded), got.numel())
+        return Verdict(errors, beside(ours, theirs, rounded, torch.ones_like(rounded)))
     if got.is_floating_point() or got.dtype is not eager.dtype or got.shape != eager.shape:
         return judge(got, eager, exact, **settings)
     wrong = int(((got != exact) & (got != eager)).sum())

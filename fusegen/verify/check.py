@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import evaluate
 from fusegen.ir.versions import owner
 from fusegen.runtime.parameters import Parameters
@@ -129,11 +132,16 @@ def materialize(case: Case, device: torch.device) -> Arguments:
         if isinstance(value, Layout):
             is_data = name in case.data
             values = case.values if is_data else Values.ORDINARY
-            scale = 1.0 if is_data or len(value.shape) < 2 or not value.dtype.is_floating_point else value.shape[-1] ** -0.5
-            return value.tensor(lambda shape: draw(values, shape, value.dtype, device, generator) * scale, device)
+            is_weight = not is_data and len(value.shape) >= 2 and value.dtype.is_floating_point and value.dtype.itemsize > 1
+            scale = value.shape[-1] ** -0.5 if is_weight else 1.0
+            return value.tensor(lambda shape: _scaled(draw(values, shape, value.dtype, device, generator), scale), device)
         return value.to(device) if isinstance(value, Tensor) else value
 
     return {name: real(name, value) for name, value in case.arguments.items()}
+
+
+def _scaled(tensor: Tensor, scale: float) -> Tensor:
+    return tensor * scale if scale != 1.0 else tensor
 
 
 class _Yardstick:
@@ -148,6 +156,7 @@ class _Yardstick:
         self.eager = self._of_torch(self.arguments)
         self.exact = self._exact(lowered, device)
         self.wider = cache(self._wider)
+        self.nodes = [] if lowered.graph is None else [_nodes_below(lowered.graph, p) for p in self._positions(lowered.graph)]
 
     def _exact(self, lowered: Prepared, device: torch.device) -> tuple[Tensor, ...]:
         if lowered.graph is None:
@@ -156,13 +165,26 @@ class _Yardstick:
         known: Arguments = {**Parameters.of(self.spec.kernel.function).defaults, **self.arguments}
         scalars = {name: known[name] for name, _ in lowered.graph.scalars}
         graph = lowered.graph
-        found = evaluate(graph, inputs, scalars, device=device)
-        names = (str(graph.nodes[owner(graph, put)].attr("name")) for put in graph.writes)
-        writes = dict(zip(names, found[len(graph.outputs) :], strict=True))
-        return (*found[: len(graph.outputs)], *(writes[name] for name in self.spec.kernel.mutates))
+        found = dict(zip((*graph.outputs, *graph.writes), evaluate(graph, inputs, scalars, device=device), strict=True))
+        return tuple(found[position] for position in self._positions(graph))
+
+    def _positions(self, graph: Graph) -> tuple[int, ...]:
+        """The nodes of the results, and of what is left in each argument that is written to."""
+        writes = {str(graph.nodes[owner(graph, put)].attr("name")): put for put in graph.writes}
+        return (*graph.outputs, *(writes[name] for name in self.spec.kernel.mutates))
+
+    def _is_quantized(self, number: int) -> bool:
+        """True if a result is made of floats that were converted to 8-bit integers."""
+        return bool(self.nodes) and any(n.op is Op.CAST and n.dtype is DType.INT8 for n in self.nodes[number])
+
+    def _through(self, number: int) -> torch.dtype | None:
+        """The 16-bit dtype that a float32 result has on its way; None where there is none."""
+        nodes = self.nodes[number] if self.nodes else ()
+        halves = (n.dtype.torch for n in nodes if n.dtype.is_half and n.family is not Family.LEAF)
+        return next(halves, None) if self.eager[number].dtype is torch.float32 else None
 
     def _wider(self) -> tuple[Tensor, ...]:
-        wide = {n: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in self.arguments.items()}
+        wide = {n: v.float() if isinstance(v, Tensor) and _is_computed(v.dtype) else v for n, v in self.arguments.items()}
         return tuple(w.to(e.dtype) for w, e in zip(self._of_torch(wide), self.eager, strict=True))
 
     def _of_torch(self, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -173,8 +195,26 @@ class _Yardstick:
     def judge(self, number: int, got: Tensor) -> Verdict:
         """The verdict on one of the results."""
         eager, overflow = self.eager[number], self.case.values.may_overflow
-        verdict = judge_any(got, eager, self.exact[number], wider=lambda: self.wider()[number], may_overflow=overflow)
+        verdict = judge_any(
+            got,
+            eager,
+            self.exact[number],
+            wider=lambda: self.wider()[number],
+            may_overflow=overflow,
+            is_quantized=self._is_quantized(number),
+            through=self._through(number),
+        )
         return replace(verdict, errors=Errors()) if self.case.is_empty else verdict
+
+
+def _nodes_below(graph: Graph, position: int) -> list[Node]:
+    """A node and all that it is made of."""
+    return [graph.nodes[p] for p in sorted({position, *graph.ancestors[position]})]
+
+
+def _is_computed(dtype: torch.dtype) -> bool:
+    """True for floats that torch computes with; 8-bit ones are only stored."""
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def written(spec: Spec, arguments: Mapping[str, Any]) -> dict[str, Tensor]:

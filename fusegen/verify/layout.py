@@ -60,7 +60,8 @@ class Layout:
         return storage.as_strided(self.shape, self.strides, self.offset)
 
     def tensor(self, fill: Fill, device: torch.device) -> Tensor:
-        """A tensor with values. Whatever else its storage holds is NaN, which a kernel that reads it cannot hide.
+        """A tensor with values. Whatever else its storage holds is NaN (of integers, the greatest), which a kernel that reads it
+        cannot hide.
 
         Args:
             fill: gives the values; along an expanded dim there is one.
@@ -69,7 +70,8 @@ class Layout:
         values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
         if self == Layout(self.dtype, self.shape, row_major(self.shape)):
             return values
-        storage = torch.full((self.stored,), math.nan, dtype=self.dtype, device=device)
+        unread = math.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max
+        storage = torch.full((self.stored,), unread, dtype=self.dtype, device=device)
         storage.as_strided(values.shape, self.strides, self.offset).copy_(values)
         return storage.as_strided(self.shape, self.strides, self.offset)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,20 +34,23 @@ class Part:
         what: it is.
         verdict: of the accuracy rule.
         skipped: why there is nothing to compare; empty where there is.
+        approximate: True if its error is measured and not judged: the kernel asks for fast math.
     """
 
     what: str
     verdict: Verdict
     skipped: str = ""
+    approximate: bool = False
 
     @property
     def word(self) -> str:
         """The verdict."""
-        return "failed" if self.verdict.failure else "skipped" if self.skipped else "passed"
+        passed = "measured" if self.approximate else "passed"
+        return "failed" if self.verdict.failure else "skipped" if self.skipped else passed
 
 
 def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> tuple[Part, ...]:
-    """Compares a kernel with its function, run by torch, and with the float64 oracle.
+    """Compares a kernel with its function, run by torch, and with the float64 oracle; one with fast math also with itself without.
 
     Args:
         kernel: the kernel.
@@ -59,7 +62,12 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
         TraceError: the kernel does something that cannot be traced.
         VerificationError: torch cannot run the function, or its results are others than the kernel's.
     """
-    return _Check(kernel, materialize(arguments, device), device).parts()
+    values = materialize(arguments, device)
+    parts = _Check(kernel, values, device).parts()
+    if not kernel.fast_math:
+        return parts
+    accurate = fg.Kernel(kernel.function, kernel.mutates, recompute=kernel.recompute, compiler=kernel.compiler)
+    return (*parts, *(replace(part, what=f"{part.what}, accurate") for part in _Check(accurate, values, device).parts()))
 
 
 class _Check:
@@ -190,7 +198,9 @@ class _Check:
         if not len(names) == len(got) == len(eager) == len(exact):
             what = f"{self.name} gives {len(got)} tensors where torch gives {len(eager)}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
-        return [Part(name, judge_any(*tensors)) for name, *tensors in zip(names, got, eager, exact, strict=True)]
+        approximate = self.kernel.fast_math
+        verdicts = [judge_any(*tensors, approximate=approximate) for tensors in zip(got, eager, exact, strict=True)]
+        return [Part(name, verdict, approximate=approximate) for name, verdict in zip(names, verdicts, strict=True)]
 
 
 def _tensors(results: Any) -> list[Tensor]:

@@ -31,11 +31,13 @@ _LARGE = 2.0**56  # 2^112 squared; 2^14 of those stay below float32's 2^128
 
 
 def draw(values: Values, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
-    """A contiguous tensor of such numbers.
+    """A contiguous tensor of such numbers; of a dtype of 8 bits, which torch draws none of, ordinary ones that were converted.
 
     Args:
         generator: of the device.
     """
+    if dtype.itemsize == 1:
+        return (16 * torch.randn(shape, device=device, generator=generator)).to(dtype)
     normal = torch.randn(shape, dtype=dtype, device=device, generator=generator)
     return _RULES[values](normal) if normal.numel() else normal
 

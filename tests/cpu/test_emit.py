@@ -115,4 +115,4 @@ def test_a_thread_with_a_small_stack(dtype: torch.dtype) -> None:
 
 def test_refused_text_is_a_compile_error() -> None:
     with pytest.raises(CompileError, match="nonsense"):
-        host_kernels([Source("broken", "fg_broken", "cpp", "", "", "", "nonsense;")])
+        host_kernels([Source("broken", "fg_broken", "cpp", "", (), "", "nonsense;")])

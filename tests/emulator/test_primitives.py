@@ -39,6 +39,11 @@ USES = {
     "copy_async_some": "u32 at = shared_address(&*shared_array<bf16>(0)); copy_async_some<8>(at, brains, 0, 3);"
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "exp_below": "store(floats, 0, exp_below(load(floats, 1), load(floats, 2)));",
+    "fast_cos": "store(floats, 0, fast_cos(load(floats, 1)));",
+    "fast_log": "store(floats, 0, fast_log(load(floats, 1)));",
+    "fast_sin": "store(floats, 0, fast_sin(load(floats, 1)));",
+    "fast_sqrt": "store(floats, 0, fast_sqrt(load(floats, 1)));",
+    "fast_tanh": "store(floats, 0, fast_tanh(load(floats, 1)));",
     "fast_one_plus_erf": "store(floats, 0, fast_one_plus_erf(load(floats, 1)));",
     "floor_divide": "store(floats, 0, floor_divide(load(floats, 1), 3.0f));"
     "store(doubles, 0, floor_divide(load(doubles, 1), 3.0));"

@@ -36,7 +36,7 @@ def planted(tool: str) -> Source:
         f"    __shared__ float shared[{THREADS}];\n"
         f"    const int thread = threadIdx.x;\n    {FAULTS[tool]}\n}}\n"
     )
-    return Source(entry.removeprefix("fg_"), entry, "cuda", banner="", primitives="", math="", pipeline=text)
+    return Source(entry.removeprefix("fg_"), entry, "cuda", banner="", primitives=(), math="", pipeline=text)
 
 
 def run(tool: str) -> None:

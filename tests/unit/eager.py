@@ -86,6 +86,8 @@ def same(got: Any, wanted: Any, place: str = "") -> None:
 
 
 def _close(ours: Tensor, theirs: Tensor, where: str) -> None:
+    if theirs.is_complex():
+        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs.resolve_conj())
     if not theirs.is_floating_point():
         assert torch.equal(ours, theirs), f"{where}: {ours.flatten()[:8].tolist()}, torch gives {theirs.flatten()[:8].tolist()}"
         return

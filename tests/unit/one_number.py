@@ -71,9 +71,9 @@ def operands(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -
     return x, s.abs() + 0.5
 
 
-def check(program: Program, rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
+def check(program: Program, rows: int, columns: int, dtype: torch.dtype, device: str = "cpu", *, fast_math: bool = False) -> None:
     """All that the program's kernel gives is 0 or False."""
-    results = fg.kernel(program)(*operands(rows, columns, dtype, device))
+    results = fg.kernel(program, fast_math=fast_math)(*operands(rows, columns, dtype, device))
     for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
         wrong = (result != 0).sum().item()
         assert wrong == 0, f"{program.__name__}, result {number}: {wrong} of {result.numel()}"
@@ -85,7 +85,7 @@ def check_stored_maxima(rows: int, columns: int, dtype: torch.dtype, device: str
     assert stored.dtype is dtype and not differs_in_columns.all(0).any() and not differs_in_rows.all(1).any()
 
 
-def check_equal_squares(count: int, dtype: torch.dtype, device: str = "cpu") -> None:
+def check_equal_squares(count: int, dtype: torch.dtype, device: str = "cpu", *, fast_math: bool = False) -> None:
     """Products of two tensors that are equal are equal, which only their values say."""
     x = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(device, dtype)
-    assert not fg.kernel(lambda x, y: (x * x - y * y).sqrt())(x, x.clone()).any()
+    assert not fg.kernel(lambda x, y: (x * x - y * y).sqrt(), fast_math=fast_math)(x, x.clone()).any()

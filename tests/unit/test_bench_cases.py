@@ -11,7 +11,7 @@ from fusegen.bench.chains import CHAINS, moved_bytes
 from fusegen.bench.sweeps import SWEEPS
 from tests.naming import case as named
 
-ALL = [case for cases in GROUPS.values() for case in cases]
+ALL = [case for group, cases in GROUPS.items() if group != "catalogue" for case in cases]
 
 
 def test_bars_are_of_what_can_be_lowered() -> None:
@@ -40,3 +40,13 @@ def test_chains_know_what_they_move() -> None:
             rough = moved_bytes(case.name, case.sizes, case.dtype)
             length = case.sizes[-1] * case.dtype.itemsize
             assert rough <= case.bytes <= rough + 4 * length, "but for operands of one row"
+
+
+def test_the_catalogue_counts_what_must_be_moved() -> None:
+    cases = {case.name: case for case in GROUPS["catalogue"]}
+    ids, row = 4 * 4096, 2 * 4096
+    table = cases["embedding"].meta_arguments()["input"].unique().numel() * row
+    q_and_k, angles = 4 * (32 + 8) * 4096 * 128 * 2, 2 * 4096 * 128 * 2
+    assert cases["embedding"].bytes == ids * 8 + table + ids * row
+    assert cases["rotary_"].bytes == cases["rotary"].bytes == 2 * q_and_k + angles
+    assert "linear_cross_entropy" not in cases and "split_rotary_cache" not in cases

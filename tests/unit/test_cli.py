@@ -91,6 +91,15 @@ def test_list(run: Run) -> None:
     assert "rotary_position_ids" in family.out and "layer_norm" not in family.out
 
 
+def test_show_leaves_primitives_to_the_stage_that_can_be_piped(run: Run) -> None:
+    for target, stage, definition in (("sm_90a", "cuda", "load_vec(T (&dst)[N]"), ("cpu", "cpp", "widen(bf16 x)")):
+        with case(target):
+            everything = run("show", "gelu", "--target", target, "--dtype", "bf16").out
+            assert "return input * sigmoid_1;" in everything and f"left out: --stage {stage} prints them" in everything
+            assert definition not in everything
+            assert definition in run("show", "gelu", "--target", target, "--dtype", "bf16", "--stage", stage).out
+
+
 def test_show_prints_every_stage_up_to_the_source(run: Run) -> None:
     result = run("show", "layer_norm_gelu_add")
     assert result.code == 0
@@ -151,7 +160,7 @@ def test_without_nvrtc(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpu_target(run: Run) -> None:
     result = run("show", "softmax", "--target", "cpu")
-    assert result.code == 0 and "== cpp (cpu) ==" in result.out and "f32[" in result.out and "#include" in result.out
+    assert result.code == 0 and "== cpp (cpu) ==" in result.out and "f32[" in result.out and "softmax_of_" in result.out
     refused(run("show", "softmax", "--target", "cpu", "--stage", "cuda"), "no stage 'cuda'", "cpp")
     refused(run("show", "softmax", "--target", "sm_80", "--stage", "cpp"), "no stage 'cpp'", "cuda")
 
@@ -365,3 +374,18 @@ def test_colour_when_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_mistake_is_said_with_what_was_meant(run: Run) -> None:
     message = "error: no kernel is called 'gleu' · try: did you mean glu or gelu or reglu?\n"
     assert run("show", "gleu").err == message
+
+
+_COUNTS_COLLECTIONS = """
+import gc, torch
+collections = lambda: gc.get_stats()[2]["collections"]
+from fusegen.cli.main import main
+before = collections()
+main(["list"])
+print(collections() - before, gc.isenabled())
+"""
+
+
+def test_commands_load_without_searching_modules_for_garbage() -> None:
+    done = subprocess.run([sys.executable, "-c", _COUNTS_COLLECTIONS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError, FusegenError, TraceError, UnsupportedError
 from tests.naming import case
+from tests.unit.bundles import built
 from tests.unit.eager import agree, agree_each, expressions, randn, refused
 
 BF16 = torch.bfloat16
@@ -57,8 +59,7 @@ def test_what_complex_numbers_know() -> None:
         z.transpose(0, 1).flatten() | (z + 1j).permute(1, 0) | torch.add(z, w) | z.clone().contiguous()
         torch.cat([z, z * 2], 1) | torch.stack([z, w.expand(3, 5)])
     """
-    texts = [f"torch.view_as_real({text})" for text in expressions(table)]
-    texts += ["z.abs()", "abs(z)", "z.angle()", "torch.imag(z)", "z.real * x", "(z * z.conj()).real"]
+    texts = [*expressions(table), "z.abs()", "abs(z)", "z.angle()", "torch.imag(z)", "z.real * x", "(z * z.conj()).real"]
     for dtype, parts in ((torch.complex64, torch.float32), (torch.complex128, torch.float64)):
         agree_each("z, w, x", "\n".join(texts), (complexes(3, 5, dtype=dtype), complexes(5, dtype=dtype), randn(3, 5).to(parts)))
 
@@ -99,6 +100,34 @@ def test_gradients() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_results_are_complex() -> None:
+    def function(x: Tensor, z: Tensor) -> dict[str, Any]:
+        return {"turned": z.T * 2j, "all": (z * x[:, :4], None, x.sum(-1))}
+
+    x, z = randn(3, 8).requires_grad_(), complexes(3, 4).requires_grad_()
+    kernel = fg.kernel(function)
+    found, wanted = (each(x, z) for each in (kernel, function))
+    torch.testing.assert_close(found, wanted)
+    for each in (found, wanted):
+        each["gradients"] = torch.autograd.grad((each["turned"].abs() + 1).sum() + each["all"][0].real.sum(), (x, z))
+    torch.testing.assert_close(found["gradients"], wanted["gradients"])
+
+
+def test_a_complex_result_under_torch_compile() -> None:
+    kernel = fg.kernel(lambda size, angle: torch.polar(size, angle))
+    compiled = torch.compile(lambda size, angle: kernel(size, angle) * 2, backend="aot_eager", fullgraph=True)
+    size, angle = randn(5, 6).abs(), randn(5, 6)
+    torch.testing.assert_close(compiled(size, angle), torch.polar(size, angle) * 2)
+
+
+def test_a_complex_result_of_a_built_kernel(tmp_path: Path) -> None:
+    def polar(size: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.polar(size, angle), size + angle
+
+    size, angle = randn(5, 6).abs(), randn(5, 6)
+    torch.testing.assert_close(built(tmp_path / "k", polar, (size, angle))(size, angle), polar(size, angle))
+
+
 def test_a_module_takes_complex_arguments() -> None:
     class Rotary(torch.nn.Module):
         def __init__(self) -> None:
@@ -116,7 +145,6 @@ def test_a_module_takes_complex_arguments() -> None:
 
 CLOSED = complexes(3, 4)
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[FusegenError]]] = {
-    "returns a complex tensor": (lambda z, x: z * 2, TraceError),
     "'exp' of complex numbers": (lambda z, x: z.exp().abs(), UnsupportedError),
     "division by complex": (lambda z, x: torch.view_as_real(1 / z), UnsupportedError),
     "'matmul' of complex": (lambda z, x: (z @ z.T).abs(), UnsupportedError),

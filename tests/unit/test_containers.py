@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -77,9 +78,16 @@ def test_two_leaves_of_one_name() -> None:
     agree(difference, ({0: A, "0": B}, C))
 
 
-def test_a_list_of_settings_is_as_it_was() -> None:
-    agree(lambda x, shape: x.reshape(shape), (A, (8, 4)), (A, (2, 16)))
-    refused(lambda x, shape: x.reshape(shape), A, [8, 4], error=ArgumentError, says="neither a tensor nor hashable")
+def test_settings_in_containers() -> None:
+    agree(lambda x, shape: x.reshape(shape), (A, (8, 4)), (A, [2, 16]), (A, [16, 2]), (A, [2, 16]))
+    agree(lambda x, ways: x.sum(ways["dims"]) * ways["by"] + len(ways["no"]), (A, {"dims": [0], "by": 2.0, "no": []}))
+    norm = fg.kernel(F.layer_norm)
+    x = A.clone().requires_grad_()
+    (found,) = torch.autograd.grad(norm(x, [8], B[0]).sin().sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(F.layer_norm(x, [8], B[0]).sin().sum(), x)[0])
+    compiled = torch.compile(lambda x: norm(x, [8]) * 2, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(A), F.layer_norm(A, [8]) * 2)
+    refused(lambda x, shape: x.reshape(shape), A, [8, object()], error=ArgumentError, says="neither a tensor nor hashable")
 
 
 def test_gradients_of_leaves() -> None:

@@ -106,8 +106,8 @@ def math_of(low: Lowered) -> str:
 
 
 def measured(folder: str = "docs/bench") -> str:
-    """The stored runs of ``fusegen bench`` as tables, of the public group and of training. Links are those of a document beside the
-    folder."""
+    """The stored runs of ``fusegen bench`` as tables, of the public group, of training and of the catalogue. Links are those of a
+    document beside the folder."""
     stored = sorted((ROOT / folder).glob("*.json"))
     return "\n\n".join(map(_measured, stored)) or "No run is stored yet."
 
@@ -117,7 +117,7 @@ def _measured(path: Path) -> str:
     groups, timers = table.group_tables(found), table.group_timers(found)
     source = f"[`{path.name}`]({path.parent.name}/{path.name})"
     parts = [f"{source}: {table.heading(found.environment)}"]
-    for group in ("public", record.TRAINING):
+    for group in ("public", record.TRAINING, "catalogue"):
         parts += [f"{group}: {timers[group]}"] if group in timers else []
         parts += [_markdown(groups[group])] if group in groups else []
     return "\n\n".join([*parts, *([_markdown(table.latency_table(found))] if found.latency else [])])

@@ -48,6 +48,20 @@ def test_what_is_too_large_is_nan_where_torch_has_it_so(monkeypatch: pytest.Monk
         same_bits(got, bounded.to(E4M3).float())
 
 
+def test_what_is_clamped_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.lang.tracer.SATURATES", False)
+    x = torch.tensor([1e30, -1e30, float("nan"), 464.0, 3.0])
+    clamped = fg.kernel(lambda x: x.clamp(-448, 448).to(E4M3))
+    same_bits(clamped(x).float(), torch.tensor([448.0, -448.0, float("nan"), 448.0, 3.0]))
+    assert "gt" not in str(clamped.lower(x, target="cpu").graph)
+    for function in (
+        lambda x: x.clamp(min=-448).to(E4M3),
+        lambda x: x.clamp(-448, 500).to(E4M3),
+        lambda x: x.clamp(max=448).to(E4M3),
+    ):
+        assert "gt" in str(fg.kernel(function).lower(x, target="cpu").graph)
+
+
 MOVES: list[Callable[[Any], Any]] = [
     lambda x: x[1:, ::2],
     lambda x: x.mT,

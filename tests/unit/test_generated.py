@@ -1,14 +1,19 @@
 """``generated/`` holds what is emitted for every prebuilt fusion at its canonical arguments: to be read, and to see a change.
 
+A kernel's file includes its primitives from ``generated/<target>/primitives/``, where all kernels share them, so that its own math
+and pipeline come first. With them in place it is the text that is compiled.
+
 ``pytest tests/unit/test_generated.py --accept`` writes what is emitted now.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,7 @@ import torch
 
 import fusegen as fg
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
-from fusegen.lowered import LoweredForm
+from fusegen.lowered import Lowered, LoweredForm
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
 from fusegen.target import cuda_targets, target
@@ -27,13 +32,29 @@ from tests.unit.emitted_digests import emitted_digests, several
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
 ARCHITECTURES = ("sm_90a",)
+PRIMITIVES = "primitives"
 
 
-def emitted(name: str, architecture: str) -> dict[str, str]:
-    """The files of a fusion: the text of each kernel, the plan, and those for other numbers of rows."""
-    low = SPECS[name].lower(torch.bfloat16, architecture)
+def emitted(low: Lowered) -> dict[str, str]:
+    """The files of a fusion: each kernel, the plan, and those for other numbers of rows."""
     others = [f"{_rows(form)}: {'; '.join(plan_words(form.program))}\n" for form in low.plans if form.rows]
-    return {f"{source.entry}.cu": source.text for source in low.sources} | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
+    kernels = {f"{source.entry}.cu": including(source) for source in low.sources}
+    return kernels | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
+
+
+def including(source: Source) -> str:
+    """The text of a kernel with its primitives as includes."""
+    lines = [f'#include "../{PRIMITIVES}/{primitive.label}.cuh"\n' for primitive in source.primitives]
+    return "\n".join([source.banner, "".join(lines), source.kernel_text])
+
+
+def expanded(path: Path) -> str:
+    """A stored text with what it includes."""
+
+    def included(match: re.Match[str]) -> str:
+        return (path.parent / match[1]).read_text(encoding="utf-8")
+
+    return re.sub(r'^#include "(.*)"$', included, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def _rows(form: LoweredForm) -> str:
@@ -48,20 +69,44 @@ def stored_files(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", SPECS)
 def test_generated_files_are_what_is_emitted(name: str, architecture: str, accept: bool) -> None:
-    folder, files = GENERATED / architecture / name, emitted(name, architecture)
+    folder, low = GENERATED / architecture / name, SPECS[name].lower(torch.bfloat16, architecture)
+    files, sources = emitted(low), low.sources
     if accept:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in stored_files(folder).values():
+        store(files, folder)
+        store({f"{p.label}.cuh": p.text for s in sources for p in s.primitives}, folder.parent / PRIMITIVES)
+        for file in stored_files(folder).keys() - files.keys():
+            (folder / file).unlink()
+    texts = {file: path.read_text(encoding="utf-8") for file, path in stored_files(folder).items()}
+    assert texts == files, "emission changed: look at the difference, then run this test with --accept"
+    for source in sources:
+        text = expanded(folder / f"{source.entry}.cu")
+        assert digest(text) == source.digest, "a primitive changed: look at the difference, then run this test with --accept"
+
+
+def store(files: Mapping[str, str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def digest(text: str) -> str:
+    """That of a source with such a text: comments and empty lines apart, the text itself."""
+    return Source("", "", "cuda", "", (), "", text).digest
+
+
+def test_nothing_else_is_stored(accept: bool) -> None:
+    sources = [(path.parts[-3], path.read_text(encoding="utf-8")) for path in stored_sources()]
+    included = {f"{folder}/{file}" for folder, text in sources for file in re.findall(r'#include "../(.*)"', text)}
+    for path in GENERATED.glob(f"*/{PRIMITIVES}/*"):
+        if accept and path.relative_to(GENERATED).as_posix() not in included:
             path.unlink()
-        for file, text in files.items():
-            (folder / file).write_text(text, encoding="utf-8")
-    stored = {file: path.read_text(encoding="utf-8") for file, path in stored_files(folder).items()}
-    assert stored == files, "emission changed: look at the difference, then run this test with --accept"
+    folders = [f"{architecture}/{name}" for architecture in ARCHITECTURES for name in (*SPECS, PRIMITIVES)]
+    assert stored("*/*", "*.*") == {LIST, *folders}
+    assert stored(f"*/{PRIMITIVES}/*") == included
 
 
-def test_nothing_else_is_stored() -> None:
-    stored = {path.relative_to(GENERATED).as_posix() for path in (*GENERATED.glob("*/*"), *GENERATED.glob("*.*"))}
-    assert stored == {LIST, *(f"{architecture}/{name}" for architecture in ARCHITECTURES for name in SPECS)}
+def stored(*patterns: str) -> set[str]:
+    return {path.relative_to(GENERATED).as_posix() for pattern in patterns for path in GENERATED.glob(pattern)}
 
 
 # The same text everywhere.
@@ -127,7 +172,7 @@ def architectures_of(path: Path) -> list[str]:
 )
 def test_nvrtc_compiles_it(path: Path) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC does not exist for this platform")
-    source = Source(path.stem, path.stem, "cuda", "", "", "", path.read_text(encoding="utf-8"))
+    source = Source(path.stem, path.stem, "cuda", "", (), "", expanded(path))
     for architecture in architectures_of(path):
         assert compile_cubin(source, architecture).cubin
 

@@ -23,7 +23,8 @@ CASES = {**NORMS, **POINTWISE, **REDUCED}
 GATE = (
     "embed_norm torch.bfloat16 600", "embed_norm_sliced torch.float16 33", "shared positions", "strided table", "long rows",
     "embedding of strided indices", "gather", "take_along_dim", "places under a condition", "brackets", "a list behind a number",
-    "a computed index", "an index by parts", "a table by parts", "positions that are numbers too", "rows beside rows",
+    "a computed index", "an index or another", "an index or a number's", "an index by parts", "a table by parts",
+    "positions that are numbers too", "rows beside rows",
     "an index of an index", "an expanded table", "none", "log-probabilities", "sums both ways",
 )  # fmt: skip
 
@@ -37,6 +38,13 @@ def test_values(name: str) -> None:
 
 def test_embedding_position_and_norm_are_one_launch() -> None:
     for name, (function, arguments) in NORMS.items():
+        with case(name):
+            assert len(fg.kernel(function).lower(*arguments, target="sm_90a").program.steps) == 1
+
+
+def test_an_index_that_a_number_replaces_is_found_where_it_is_needed() -> None:
+    for name in ("an index or another", "an index or a number's"):
+        function, arguments = POINTWISE[name]
         with case(name):
             assert len(fg.kernel(function).lower(*arguments, target="sm_90a").program.steps) == 1
 
@@ -79,6 +87,11 @@ OUT_OF_RANGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "brackets": (lambda x, i: x[:, i], (X, torch.tensor([0, 8])), "'x' out of range [-8, 8)"),
     "an index's index": (lambda x, a, i: x[a[i]], (X, torch.tensor([0, 9]), torch.tensor([2])), "'a' out of range [-2, 2)"),
     "a column": (lambda x, i: x[:, i].softmax(-1), (X, torch.tensor([0, 8])), "'x' out of range [-8, 8)"),
+    "one in place of a number": (
+        lambda x, i: x[torch.where(i != 9, i, 6)] * 2,
+        (X, torch.tensor([0, 9])),
+        "'x' out of range [-6, 6)",
+    ),
     # An offset does not mention these.
     "the only row": (lambda i, t: F.embedding(i, t) * 2, (torch.tensor([0, 1]), X[:1]), "'t' out of range [0, 1)"),
     "lane by lane": (lambda x, i: x.expand(6, 8).gather(1, i), (X[:, :1], torch.full((6, 8), 8)), "'x' out of range [0, 8)"),

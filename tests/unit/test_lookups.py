@@ -23,7 +23,10 @@ LOOKUPS = """
     torch.bucketize(x, b) | torch.bucketize(x, b, right=True) | torch.searchsorted(b, x) | torch.searchsorted(b, x, side="right")
     torch.searchsorted(b, x, right=True, out_int32=True) | torch.searchsorted(b.expand(4, 6) * 1, x) | torch.isin(x, b)
     torch.isin(x, b.view(2, 3), invert=True) | torch.isin(i, torch.arange(3)) | torch.isin(i, 3)
-    torch.bucketize(i, torch.arange(5)) | torch.bucketize(x[0, 0], b)
+    torch.bucketize(i, torch.arange(5)) | torch.bucketize(x[0, 0], b) | torch.searchsorted(b, 0.25)
+    torch.searchsorted(torch.arange(9, dtype=torch.int32), 3)
+    torch.searchsorted(b.flip(0), x, sorter=torch.arange(5, -1, -1)) | x.put(i, -x)
+    x.put(i[0, :3] - 9, x[0, :3], accumulate=True)
 """
 
 
@@ -48,13 +51,15 @@ def test_take() -> None:
 
 REFUSED: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
     (lambda x, b: torch.searchsorted(b.double(), x), TraceError, "of float32 among float64"),
-    (lambda x, b: torch.searchsorted(b, 0.5), UnsupportedError, "searchsorted of a number"),
-    (lambda x, b: torch.searchsorted(b, x, sorter=b.long()), TraceError, "sorter"),
+    (lambda x, b: torch.searchsorted(b, x, sorter=b), TraceError, "a sorter of float32"),
+    (lambda x, b: torch.searchsorted(b, x, sorter=torch.arange(3)), ShapeError, "the sorter"),
     (lambda x, b: torch.searchsorted(b, x, side="left", right=True), TraceError, "side='left' and right=True"),
     (lambda x, b: torch.searchsorted(x, b), ShapeError, "searchsorted of shapes"),
     (lambda x, b: torch.bucketize(x, x), ShapeError, "no vector"),
     (lambda x, b: torch.isin(x, torch.arange(2000)), UnsupportedError, "a table of 2000 entries"),
     (lambda x, b: x.take(b.int()), TraceError, "take by indices of int32"),
+    (lambda x, b: x.put(b.int(), b), TraceError, "put by indices of int32"),
+    (lambda x, b: x.put(b.long(), b[:2]), ShapeError, "put: the source"),
 ]
 
 

@@ -49,6 +49,20 @@ def test_what_a_later_kernel_compares_is_exact() -> None:
     assert approximate(function) == [False]
 
 
+def test_scales_of_16_bits_may_be_of_approximate_values() -> None:
+    def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.silu(x).float()
+        largest = y.abs().amax(0)
+        return largest, (y * (s.float() / largest)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    def widened(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.silu(x.float())
+        largest = y.abs().amax(0)
+        return largest, (y * (s.float() / largest)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    assert all(approximate(function)) and not any(approximate(widened))
+
+
 def test_kernels_that_share_nothing_are_judged_apart() -> None:
     def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         return F.silu(x), (s.float().exp() * 3).sum(-1)

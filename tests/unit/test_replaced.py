@@ -82,6 +82,12 @@ WRITES |= {name: _assigned(f) for name, f in {"masks": _masks, "scatters": _scat
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "index_put": lambda x, i, j, s: x.index_put((i, j), s[:4].sin()),
+    "index_put under a mask": lambda x, i, j, s: (
+        x.index_put((x > 0,), s[0, 0]) + x.index_put((x[:, :, 0] > 0,), s[0, :1], accumulate=True)
+    ),
+    "index_put_ under a mask": lambda x, i, j, s: x.clone().index_put_((x > 0,), s[0, 0]) * 2,
+    "one number": lambda x, i, j, s: x[0, 0, 0].index_fill(0, i[0] * 0, 2.0) + x.sum().index_add(0, j[0] * 0, s[0, 0]),
+    "windows": lambda x, i, j, s: torch.unfold_copy(x, 1, 2, 1).exp() + torch.arange(1, 0, -0.5),
     "index_put of one": lambda x, i, j, s: x.index_put((i[:, None],), s[0, 0]) * 2,
     "scatter": lambda x, i, j, s: x.scatter(1, torch.arange(4)[None, :, None].expand(5, 4, 7), s[:6].expand(5, 6, 7).exp()),
     "scatter a number": lambda x, i, j, s: x.scatter(2, torch.arange(5)[:, None, None].expand(5, 6, 1), 2.5).sin(),
@@ -208,7 +214,7 @@ REFUSED: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
     (lambda x, i, s: x.scatter(0, i[:, None], s, reduce="multiply"), UnsupportedError, "reduce='multiply'"),
     (lambda x, i, s: x.index_copy(0, i, s[:3]), ShapeError, "index_copy"),
     (lambda x, i, s: x.index_put((i,), s.double()), TraceError, "index_put of float64 to float32"),
-    (lambda x, i, s: x.index_put((x > 0,), s[0, 0]), UnsupportedError, "mask"),
+    (lambda x, i, s: x.index_put((x > 0,), s[0]), UnsupportedError, "several values where a mask is true"),
     (lambda x, i, s: x.index_fill(0, i, s), ShapeError, "index_fill with a tensor"),
     (lambda x, i, s: (x * 1).__setitem__(x > 0, s[0]), UnsupportedError, "several values where a mask is true"),
     (lambda x, i, s: (x * 1).__setitem__(x[:3, 0] > 0, 0), ShapeError, "a mask"),

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "elements along the last dim": (lambda x, i, s: x.scatter_add(1, i, s), (randn(9, 7), IDS, randn(5, 9))),
     "at a tensor": (lambda x, i, s: x.index_put((i - 3,), s, accumulate=True), (X, IDS, randn(9, 8))),
     "none": (lambda x, i, s: x.index_add(0, i, s), (X, IDS[0, :0], randn(0, 8))),
+    "one number": (lambda x, i, s: x.scatter_add(0, i, s) + x.index_add(0, i, s), (X[0, 0], IDS[0, 0] * 0, randn(1)[0])),
 }
 
 
@@ -94,7 +95,7 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Tensor, ...], type[FusegenError], 
     (lambda x, i, s: x.index_add(0, i, s), (X, IDS[0].to(torch.int16), randn(9, 8)), TraceError, "index of int16"),
     (lambda x, i, s: x.scatter_add(0, i, s), (X, IDS[:, :8], randn(4, 8)), ShapeError, "scatter_add by an index of shape"),
     (lambda x, i, s: x.scatter_add(0, i, s), (X, IDS[0], randn(9, 8)), ShapeError, "index of 1 dims"),
-    (lambda x, i, s: x.index_put((i > 2,), s, accumulate=True), (X, IDS[0, :6], randn(8)), UnsupportedError, "mask"),
+    (lambda x, i, s: x.index_put((i > 2,), s, accumulate=True), (X, IDS[0, :6], randn(8)), UnsupportedError, "several values"),
     (lambda x, i, s: x.index_put((i,), s, accumulate=True), (X, IDS[0], randn(4, 8)), ShapeError, "do not broadcast"),
     (lambda i, t: F.embedding(i, t, scale_grad_by_freq=True), (IDS, X), TraceError, "scale_grad_by_freq"),
 ]

@@ -43,6 +43,8 @@ SMALL = {
     "blocks": 6,
     "pages": 12,
     "page": 4,
+    "groups": 3,
+    "group": 16,
     "experts": 16,
 }
 """The sizes of specs here, by name."""

@@ -16,7 +16,7 @@ from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.spelling import Language
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.schedule.math import Function, Parameter
+from fusegen.schedule.math import Fast, Function, Parameter
 from fusegen.schedule.math import Result as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
 
@@ -47,7 +47,7 @@ CASES = [
 ]
 
 
-def function_of(op: Op, dtype: DType, fast: bool) -> Function:
+def function_of(op: Op, dtype: DType, fast: Fast) -> Function:
     """A function of one operation on its parameters."""
     count = op.row.arity or 0
     types = [DType.BOOL, dtype, dtype] if op is Op.WHERE else [dtype] * count
@@ -56,7 +56,7 @@ def function_of(op: Op, dtype: DType, fast: bool) -> Function:
     terms = (*(Term(Leaf.SCALAR, (), t) for t in types), Term(op, tuple(range(count)), result))
     parameters = tuple(Parameter(name, t) for name, t in zip(names, types, strict=True))
     results = (FunctionResult("result", count, result),)
-    name = f"{op.row.name}_of_{dtype.short}{'_fast' if fast else ''}"
+    name = f"{op.row.name}_of_{dtype.short}{f'_{fast.name.lower()}' if fast else ''}"
     return Function(name, parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast)
 
 
@@ -67,7 +67,7 @@ def cast_functions() -> Iterator[Function]:
             terms = (Term(Leaf.SCALAR, (), source), Term(Op.CAST, (0,), to.compute, to))
             result = (FunctionResult("result", 1, to.compute),)
             yield Function(
-                f"cast_{source.short}_to_{to.short}", (Parameter("a", source),), terms, ((0, "a"),), result, (None,) * 2, False
+                f"cast_{source.short}_to_{to.short}", (Parameter("a", source),), terms, ((0, "a"),), result, (None,) * 2, Fast.NONE
             )
 
 
@@ -75,12 +75,14 @@ def constant_functions() -> Iterator[Function]:
     """A function for every constant that has no literal."""
     for dtype, text in EXTREMES:
         name = f"constant_{text.replace('-', 'minus_')}_{dtype.short}"
-        yield Function(name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), False)
+        yield Function(
+            name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), Fast.NONE
+        )
 
 
 def all_functions(language: Language, qualifier: str) -> str:
     """Every operation, cast and constant as a function, without primitives."""
-    operations = (function_of(op, dtype, fast) for fast in (False, True) for op, dtype in CASES)
+    operations = (function_of(op, dtype, fast) for fast in Fast for op, dtype in CASES)
     functions = [*operations, *cast_functions(), *constant_functions()]
     return "\n".join(function_text(f, language, qualifier) for f in functions)
 
@@ -89,7 +91,7 @@ def all_functions(language: Language, qualifier: str) -> str:
 def test_the_host_compiler_accepts_every_form(tmp_path: Path) -> None:
     math = all_functions(CPP, "FG_INLINE")
     source = tmp_path / "forms.cpp"
-    source.write_text(primitives_of(math, "cpu") + math)
+    source.write_text("".join(p.text for p in primitives_of(math, "cpu")) + math)
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,7 +100,7 @@ def test_the_host_compiler_accepts_every_form(tmp_path: Path) -> None:
 def test_nvrtc_accepts_every_form() -> None:
     core = pytest.importorskip("cuda.core")
     math = all_functions(CUDA, "__device__ __forceinline__")
-    text = primitives_of(math, "cuda") + math
+    text = "".join(p.text for p in primitives_of(math, "cuda")) + math
     core.Program(text, "c++", core.ProgramOptions(arch="sm_90a", std="c++17")).compile("cubin")
 
 
@@ -108,7 +110,7 @@ def test_precedence_is_kept() -> None:
     terms = (leaf, leaf, leaf, *operations)
     parameters = tuple(Parameter(name, DType.FLOAT32) for name in "abc")
     function = Function(
-        "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, False
+        "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, Fast.NONE
     )
     for language in (CUDA, CPP):
         assert "return -(a - (b - c));" in function_text(function, language, "inline")

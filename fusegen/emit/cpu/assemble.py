@@ -15,10 +15,8 @@ from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
-from fusegen.source import Source
+from fusegen.source import Source, section
 from fusegen.target import Target
-
-_RULE = "// " + "-" * 117
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,9 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         entry=entry(kernel),
         language="cpp",
         banner=banner(launch, target),
-        primitives=_section("Primitives", primitives_of(math + pipeline, "cpu", _uses(kernel))),
-        math=_section("Math", math),
-        pipeline=_section("Pipeline", pipeline),
+        primitives=primitives_of(math + pipeline, "cpu", _uses(kernel)),
+        math=section("Math", math),
+        pipeline=section("Pipeline", pipeline),
     )
 
 
@@ -85,7 +83,3 @@ def _uses(kernel: Kernel) -> Uses:
 def math_text(functions: Sequence[Function]) -> str:
     """Math functions in C++."""
     return "\n".join(function_text(f, CPP, "FG_INLINE") for f in functions)
-
-
-def _section(title: str, text: str) -> str:
-    return f"{_RULE}\n// {title}\n{_RULE}\n{text}"

@@ -12,10 +12,9 @@ from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry
 from fusegen.schedule.math import Function
 from fusegen.schedule.program import Launch
-from fusegen.source import Source
+from fusegen.source import Source, section
 from fusegen.target import Target
 
-_RULE = "// " + "-" * 117
 _INLINE = "__device__ __forceinline__"
 
 
@@ -27,7 +26,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         entry=entry(kernel),
         language="cuda",
         banner=banner(launch, target),
-        primitives=section("Primitives", primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline))),
+        primitives=primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline)),
         math=section("Math", math),
         pipeline=section("Pipeline", pipeline),
     )
@@ -36,8 +35,3 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 def math_text(functions: Sequence[Function]) -> str:
     """Math functions in CUDA."""
     return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
-
-
-def section(title: str, text: str) -> str:
-    """A part of the file under a heading."""
-    return f"{_RULE}\n// {title}\n{_RULE}\n{text}"

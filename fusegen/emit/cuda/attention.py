@@ -15,7 +15,7 @@ from fusegen.emit.views import entry
 from fusegen.ir.ops import Op
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.math import Function
+from fusegen.schedule.math import Fast, Function
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source
@@ -28,7 +28,7 @@ _OFFSET = "Of a query's first channel in the output."
 _SEEN = "How many keys a query sees at most: those beyond have no weight."
 
 # Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
-_WEIGHTS = replace(CUDA, fast={**CUDA.fast, Op.EXP2: function("fast_exp2")})
+_WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 
 def emit_attention(kernel: Kernel, launch: Launch, target: Target) -> Source:

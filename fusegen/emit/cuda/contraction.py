@@ -39,6 +39,7 @@ class ResultView:
         map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
         octets: whether eight columns lie side by side.
         head: columns of a head, where there is an element a head.
+        bytes: True for elements of one byte, of which a pair takes half a register.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ResultView:
     offset: str
     octets: bool = True
     head: int = 0
+    bytes: bool = False
 
     @property
     def place(self) -> str:
@@ -233,11 +235,13 @@ def _results(kernel: Kernel, part: ProductPart, suffix: str) -> tuple[ResultView
 
 
 def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
-    words = result.dtype.itemsize // 2
+    words = max(1, result.dtype.itemsize // 2)
     if result.offset is None:
         return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
     pointer = next(p.name for p in kernel.pointers if p.writable and p.buffer == result.buffer)
-    return ResultView(f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets, result.head)
+    return ResultView(
+        f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets, result.head, result.dtype.itemsize == 1
+    )
 
 
 def _tells_heads(part: ProductPart) -> bool:

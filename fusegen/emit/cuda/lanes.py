@@ -201,7 +201,7 @@ def _decode(axes: Axes, place: Place) -> list[str]:
     for name, count in place.leading:
         numbered = slice(first, first + count)
         extents = tuple(_renamed(e, axes, place) for e in axes.extents[numbered])
-        lines += decode(Axes(axes.symbols[numbered], extents), name, place.index)
+        lines += decode(Axes(axes.symbols[numbered], extents), name, place.index, sized=True)
         first += count
     return lines
 

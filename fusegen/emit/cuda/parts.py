@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from functools import reduce
 
 from fusegen.emit.banner import banner
-from fusegen.emit.cuda.assemble import section
 from fusegen.emit.cuda.head import PART
 from fusegen.emit.cuda.uses import uses_of
 from fusegen.emit.environment import render
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry, kernel_parameters
-from fusegen.schedule.bodies import RowBody
+from fusegen.schedule.bodies import PointwiseBody, RowBody
 from fusegen.schedule.program import Launch, whole_launch
-from fusegen.source import Source
+from fusegen.source import Source, section
 from fusegen.target import Target
 
 
@@ -47,7 +46,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         entry=entry(whole.kernel),
         language="cuda",
         banner="\n".join(banner(part, target) for part in parts),
-        primitives=section("Primitives", primitives_of(text, "cuda", uses)),
+        primitives=primitives_of(text, "cuda", uses),
         math="\n".join(own),
         pipeline=section("Parts", pipeline),
     )
@@ -59,4 +58,4 @@ def _arguments(part: Launch) -> list[str]:
 
 
 def _blocks_per_sm(part: Launch) -> int:
-    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, RowBody) else 1
+    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, (RowBody, PointwiseBody)) else 1

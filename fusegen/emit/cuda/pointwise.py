@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sympy
+
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text
 from fusegen.emit.views import call_view, checks_view, decode, fragment
-from fusegen.ir.symbolic import Axes, product
-from fusegen.schedule.bodies import PointwiseBody
+from fusegen.ir.symbolic import Axes, FloorDiv, axis_symbol, product
+from fusegen.schedule.bodies import Hoisted, PointwiseBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
@@ -20,11 +22,17 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
+    pipeline = _straight(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
+    once = [] if body.hoisted is None or body.hoisted.call is None else [body.hoisted.call.function]
+    return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
+
+
+def _straight(kernel: Kernel, body: PointwiseBody, launch: Launch) -> str:
+    """The pipeline in which a thread takes groups of lanes that are far apart."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
-    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
-    pipeline = render(
+    return render(
         "cuda/pointwise.cu.jinja",
         **head(launch),
         index_type="i64" if kernel.wide else "i32",
@@ -33,7 +41,7 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         indices=[*offsets.lines.values()],
         once=checks.once,
         checks=checks.lanes,
-        reads=reads,
+        reads=[fragment(a, offsets, lane_axis) for a in body.reads],
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
         plan=body.plan,
@@ -41,4 +49,29 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
         lane_axis=lane_axis.name,
         lane_decode=decode(body.axes, "(position + v)", "Index"),
     )
-    return assemble(launch, target, math_text([body.call.function]), pipeline)
+
+
+def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
+    """The pipeline in which a thread goes along an axis."""
+    lane_axis = body.axes.symbols[-1]
+    offsets = cuda_offsets(kernel)
+    chunk = axis_symbol(f"{hoisted.axis.name}_chunk")
+    extent, others = body.axes.extents[0], body.axes.extents[1:]
+    chunks = FloorDiv(extent + sympy.Integer(body.plan.repeats - 1), sympy.Integer(body.plan.repeats))
+    threads = Axes((chunk, *body.axes.symbols[1:]), (chunks, *others))
+    return render(
+        "cuda/pointwise_repeated.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        count=c_text(product(threads.extents)),
+        decode=decode(threads, "position", "Index"),
+        axis=hoisted.axis.name,
+        chunk=chunk.name,
+        extent=c_text(extent),
+        first_reads=[fragment(a, offsets, lane_axis) for a in hoisted.reads],
+        first_call=None if hoisted.call is None else call_view(hoisted.call, offsets, lane_axis),
+        reads=[fragment(a, offsets, lane_axis) for a in body.reads],
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        call=call_view(body.call, offsets, lane_axis),
+        plan=body.plan,
+    )

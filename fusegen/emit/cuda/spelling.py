@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fusegen.dtypes import DType
+from fusegen.emit.cuda.fast_math import FAST_MATH
 from fusegen.emit.spelling import Form, Language, Precedence, function
 from fusegen.ir.ops import Op
+from fusegen.schedule.math import Fast
 
 _BUILTINS = {
     Op.ABS: "fabs",
@@ -65,8 +67,8 @@ _BOOL = {
 
 # Relative errors of a few 2^-22 (2^-19 of the error function), far below half a unit of a 16-bit result whatever they are composed
 # with; what lies below 2^-126 may become zero. The logarithm and the hyperbolic tangent are not here, since their absolute error
-# shows near 1 and 0.
-_FAST = {
+# shows near 1 and 0. `fusegen.emit.cuda.fast_math` has what a user may ask for.
+_ROUNDED = {
     Op.EXP: function("fast_exp"),
     Op.RSQRT: function("fast_rsqrt"),
     Op.DIV: function("fast_divide", 2),
@@ -76,8 +78,10 @@ _FAST = {
 
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},
-    fast=_FAST,
+    fast={Fast.ROUNDED: _ROUNDED, Fast.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
     infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
     nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
+    sine_and_cosine="sincosf",
+    power="power_of",
 )
 """The language of every CUDA kernel."""

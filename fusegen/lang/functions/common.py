@@ -19,12 +19,14 @@ from fusegen.lang.values import TracedTensor
 
 
 def tracer_of(*values: object) -> Tracer:
-    """The tracer of the first traced value among some."""
-    for value in values:
+    """The tracer of the first traced value among some, and in lists and tuples among them."""
+    stack = list(reversed(values))
+    while stack:
+        value = stack.pop()
         if isinstance(value, (TracedTensor, TracedScalar)):
             return value._tracer
         if isinstance(value, (tuple, list)):
-            return tracer_of(*value)
+            stack += reversed(value)
     raise TraceError("no traced operand")
 
 

@@ -26,13 +26,25 @@ def view_as_complex(input: TracedTensor) -> ComplexTensor:
 @implements("complex")
 def torch_complex(real: Any, imag: Any) -> ComplexTensor:
     """Complex numbers of their parts."""
+    _require_floats("complex", real, imag)
     return ComplexTensor(*torch.broadcast_tensors(real, imag))  # type: ignore[no-untyped-call]
 
 
 @implements("polar")
 def polar(abs: Any, angle: Any) -> ComplexTensor:
     """Complex numbers of their magnitudes and angles."""
+    _require_floats("polar", abs, angle)
     return ComplexTensor(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+def _require_floats(name: str, first: Any, second: Any) -> None:
+    """Refuses parts that torch refuses.
+
+    Raises:
+        TraceError: they are no float32 or float64 of one dtype.
+    """
+    if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
+        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
 
 
 @implements("real")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,17 +37,29 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     if not 1 <= len(bounds) <= 3:
         raise TraceError(f"arange of {len(bounds)} numbers", mend="write arange(start, end, step)")
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    if not all(isinstance(b, (int, np.integer)) for b in (start, end, step)) or step <= 0:
-        raise TraceError(
-            "arange with bounds that are not ints, or a step that is not positive, is not supported",
-            mend="scale arange(n)",
-        )
-    if end < start:
-        raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
-    count = max(0, -(-(end - start) // step))
+    if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
+        return _integers(tracer, start, end, step, dtype)
+    if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
+        raise TraceError("arange with a float bound or step that is known at each call only", mend="scale arange(n)")
+    if dtype is not None and not dtype.is_floating_point:
+        raise TraceError(f"arange of floats in {dtype}", mend="give ints, or convert: torch.arange(...).to(dtype)")
+    _require_step(start, end, step)
+    places = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 likewise
+    return cast(pointwise.add(pointwise.mul(places, float(step)), float(start)), dtype or torch.get_default_dtype())
+
+
+def _integers(tracer: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> TracedTensor:
+    """Every step-th integer from one up, or down, to another, which is left out."""
+    _require_step(start, end, step)
+    count = max(0, -(-(end - start) // step)) if step > 0 else max(0, -(-(start - end) // -step))
     numbers = iota(tracer, dim_of(count))
     numbers = numbers if step == 1 else tracer.add(Op.MUL, numbers, tracer.lift(step))
     return cast(numbers if start == 0 else pointwise.add(numbers, start), dtype)
+
+
+def _require_step(start: Any, end: Any, step: Any) -> None:
+    if step == 0 or (end < start if step > 0 else start < end):
+        raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
 
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:

@@ -12,8 +12,8 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, product, simplify_dim
 from fusegen.lang.functions import reductions
-from fusegen.lang.functions.common import binary, cast, dtype_of, numbers, tracer_of, unsupported_argument
-from fusegen.lang.functions.indexing import taken
+from fusegen.lang.functions.common import binary, cast, dtype_of, numbers, tracer_of
+from fusegen.lang.functions.indexing import gather, taken
 from fusegen.lang.functions.views import require_shape, reshaped, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
@@ -31,14 +31,22 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> TracedTensor:
-    """Counts the entries of a sorted table before each number: those below it, or, from the right, those not above it."""
-    unsupported_argument("searchsorted", sorter=sorter)
+    """Counts the entries of a sorted table before each number: those below it, or, from the right, those not above it.
+
+    Args:
+        sorted_sequence: a vector, or a table for each row of `input`.
+        input: numbers to look up, or one Python number.
+        out_int32: counts are int32, and not int64.
+        right, side: from the right: `right=True` or `side="right"`.
+        sorter: int64 of the table's shape: the order in which the table's last dim is sorted.
+    """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise TraceError(f"searchsorted with side={side!r} and right={right}", mend="give one of them")
-    if not isinstance(input, torch.Tensor):
-        raise UnsupportedError("searchsorted of a number cannot be traced", mend="give a tensor")
     tracer = tracer_of(sorted_sequence, input)
-    table, x = (numbers("searchsorted", tracer.lift(t)) for t in (sorted_sequence, input))
+    table = numbers("searchsorted", tracer.lift(sorted_sequence))
+    if sorter is not None:
+        table = _in_order(table, tracer.lift(sorter))
+    x = numbers("searchsorted", tracer.lift(input) if isinstance(input, torch.Tensor) else cast(tracer.lift(input), table.dtype))
     if dtype_of(table) is not dtype_of(x):
         raise TraceError(f"searchsorted of {dtype_of(x)} among {dtype_of(table)}", mend="convert one of them")
     if not table.ndim or (table.ndim > 1 and table.ndim != x.ndim):
@@ -51,6 +59,14 @@ def searchsorted(
     is_behind = binary(Op.GT if right or side == "right" else Op.GE, table, unsqueeze(x, -1))
     count = reductions.sum(_negated(is_behind), -1)
     return cast(count, torch.int32) if out_int32 else count
+
+
+def _in_order(table: TracedTensor, sorter: TracedTensor) -> TracedTensor:
+    """A table along its last dim in the order that a sorter gives."""
+    if dtype_of(sorter) is not DType.INT64:
+        raise TraceError(f"searchsorted with a sorter of {dtype_of(sorter)}", mend="convert it to torch.int64")
+    require_shape("searchsorted: the sorter", sorter, table._node.shape)
+    return gather(table, -1, sorter)
 
 
 @implements("bucketize")

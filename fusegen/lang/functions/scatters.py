@@ -25,10 +25,10 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     x, chosen, slices = tracer.lift(input), tracer.lift(index), tracer.lift(source)
     _require_one_dtype("index_add", x, slices)
     place = normalize_dim(dim, x.ndim)
-    if not x.ndim or chosen.ndim > 1:
-        raise ShapeError(
-            f"index_add to {x.ndim} dims by an index of {chosen.ndim} dims", mend="give a tensor with dims, and a vector"
-        )
+    if chosen.ndim > 1:
+        raise ShapeError(f"index_add by an index of {chosen.ndim} dims", mend="give a vector")
+    if not x.ndim:
+        return reshaped(index_add(reshaped(x, (1,)), 0, chosen, reshaped(slices, (1,)), alpha=alpha), ())
     count = simplify_dim(product(chosen._node.shape))
     require_shape("index_add: the source", slices, (*x._node.shape[:place], count, *x._node.shape[place + 1 :]))
     values = slices if isinstance(alpha, (int, float)) and alpha == 1 else pointwise.mul(slices, alpha)
@@ -65,9 +65,11 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     x, chosen, source = tracer.lift(input), tracer.lift(index), tracer.lift(src)
     _require_one_dtype("scatter_add", x, source)
     place = normalize_dim(dim, x.ndim)
-    if not x.ndim or not x.ndim == chosen.ndim == source.ndim:
+    if not x.ndim == chosen.ndim == source.ndim:
         text = f"scatter_add of {source.ndim} dims by an index of {chosen.ndim} dims to {x.ndim} dims"
-        raise ShapeError(text, mend="give all three as many dims, one at least")
+        raise ShapeError(text, mend="give all three as many dims")
+    if not x.ndim:
+        return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), reshaped(source, (1,))), ())
     for d, size in enumerate(chosen._node.shape):
         if not holds(tracer, size <= source._node.shape[d]) or (d != place and not holds(tracer, size <= x._node.shape[d])):
             shapes = " and ".join(shape_text(t._node.shape) for t in (source, x))

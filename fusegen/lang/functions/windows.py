@@ -33,6 +33,12 @@ def unfold(input: TracedTensor, dimension: int, size: int, step: int) -> TracedT
     return within(stack(_slices(input, (place,), (int(size),), (int(step),), (1,)), -1), input)
 
 
+@implements("unfold_copy")
+def unfold_copy(input: TracedTensor, dimension: int, size: int, step: int) -> TracedTensor:
+    """The windows along a dim in memory of their own."""
+    return unfold(own(input), dimension, size, step)
+
+
 def _slices(
     x: TracedTensor, dims: Sequence[int], sizes: Sequence[int], steps: Sequence[int], apart: Sequence[int]
 ) -> list[TracedTensor]:

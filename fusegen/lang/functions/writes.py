@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
+from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import same
-from fusegen.lang import registry
-from fusegen.lang.functions.common import normalize_dim, tracer_of
+from fusegen.ir.symbolic import product, same, simplify_dim
+from fusegen.lang import memory, registry
+from fusegen.lang.functions import pointwise
+from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of
 from fusegen.lang.functions.diagonals import diagonal_of
 from fusegen.lang.functions.indexing import gather, getitem, index_select, place_of, taken
 from fusegen.lang.functions.scatters import index_added, scatter_add
 from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
-from fusegen.lang.memory import overwrite, put, require_filled, with_value
+from fusegen.lang.memory import overwrite, require_filled, with_value
 from fusegen.lang.registry import implements
 from fusegen.lang.tensors import assigned
 from fusegen.lang.values import TracedTensor
@@ -86,7 +88,7 @@ def _write(input: TracedTensor, place: TracedTensor, value: Any) -> None:
     Raises:
         UnsupportedError: it is a parameter that the kernel does not declare to write to.
     """
-    put(input, place._position, _value_for(place, value))
+    memory.put(input, place._position, _value_for(place, value))
 
 
 @implements("__setitem__")
@@ -100,29 +102,31 @@ def setitem(input: Any, key: Any, value: Any) -> None:
         what = "writing into a part of a tensor that the kernel closes over cannot be traced"
         raise UnsupportedError(what, mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     input._memory.unfilled = False
+    key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
-        _fill_where(input, key, value)
+        overwrite(input, _under_mask(input, input._tracer.lift(key), value))
         return
     place = place_of(input, key)
     _write(input, place, value)
 
 
-def _fill_where(input: TracedTensor, mask: Any, value: Any) -> None:
-    """A number where a mask of the first dims is true.
+def _under_mask(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate: bool = False) -> TracedTensor:
+    """The tensor with a number, or plus one, where a mask of its first dims is true.
 
     Raises:
         UnsupportedError: as many values as the mask has that is true.
+        ShapeError: the mask has another shape than the tensor's first dims.
     """
-    tracer = input._tracer
-    given, chosen = tracer.lift(value), tracer.lift(mask)
-    if given.ndim:
+    given = x._tracer.lift(value)
+    if not all(same(size, 1) for size in given._node.shape):
         what = "writing several values where a mask is true cannot be traced: how many there are depends on the mask"
-        raise UnsupportedError(what, mend="write a number, or x.copy_(torch.where(mask, values, x)) with values of x's shape")
-    if chosen.ndim > input.ndim:
-        raise ShapeError(f"a mask of {chosen.ndim} dims for a tensor of {input.ndim} dims", mend="give one of its first dims")
-    require_shape("a mask", chosen, input._node.shape[: chosen.ndim])
-    wide = reshaped(chosen, (*chosen._node.shape, *(1,) * (input.ndim - chosen.ndim)))
-    overwrite(input, tracer.add(Op.WHERE, wide, tracer.add(Op.CAST, given, dtype=input._node.dtype), input))
+        raise UnsupportedError(what, mend="write a number, or use torch.where(mask, values, x) with values of x's shape")
+    if mask.ndim > x.ndim:
+        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", mend="give one of its first dims")
+    require_shape("a mask", mask, x._node.shape[: mask.ndim])
+    wide = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
+    number = x._tracer.add(Op.CAST, reshaped(given, ()), dtype=x._node.dtype)
+    return x._tracer.add(Op.WHERE, wide, pointwise.add(x, number) if accumulate else number, x)
 
 
 @implements("Tensor.index_copy_")
@@ -226,10 +230,10 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> TracedTensor:
     x, chosen = tracer.lift(input), tracer.lift(index)
     if isinstance(value, torch.Tensor) and value.ndim:
         raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", mend="give a number")
-    if chosen.ndim > 1 or not x.ndim:
-        raise ShapeError(
-            f"index_fill of {x.ndim} dims by an index of {chosen.ndim} dims", mend="give a tensor with dims, and a vector"
-        )
+    if chosen.ndim > 1:
+        raise ShapeError(f"index_fill by an index of {chosen.ndim} dims", mend="give a vector")
+    if not x.ndim:
+        return reshaped(index_fill(reshaped(x, (1,)), dim, chosen, value), ())
     place = taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (1,)) if not chosen.ndim else chosen, wraps=True)
     return _with(x, place, _value_for(place, value))
 
@@ -258,10 +262,31 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
 
 @implements("index_put")
 def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> TracedTensor:
-    """The tensor with values, or plus values, at the places that tensors of integers name along its first dims."""
+    """The tensor with values, or plus values, at the places that tensors of integers name along its first dims, or under a mask.
+
+    Raises:
+        UnsupportedError: a mask's values are more than one number.
+    """
+    tracer = tracer_of(input, *indices, values)
+    if len(indices) == 1 and isinstance(indices[0], torch.Tensor) and indices[0].dtype is torch.bool:
+        x, number = tracer.lift(input), tracer.lift(values)
+        _require_dtype("index_put", number, x)
+        return _under_mask(x, tracer.lift(indices[0]), number, accumulate=accumulate)
     if accumulate:
         return index_added(input, indices, values)
-    return _index_replaced(tracer_of(input, *indices, values).lift(input), indices, values)
+    return _index_replaced(tracer.lift(input), indices, values)
+
+
+@implements("put")
+def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> TracedTensor:
+    """The tensor with other elements, or plus some, at their numbers in row-major order; negative ones count from the end."""
+    tracer = tracer_of(input, index, source)
+    x, chosen, values = tracer.lift(input), tracer.lift(index), tracer.lift(source)
+    if dtype_of(chosen) is not DType.INT64:
+        raise TraceError(f"put by indices of {dtype_of(chosen)}", mend="convert them to torch.int64")
+    flat, number, given = (reshaped(each, (simplify_dim(product(each._node.shape)),)) for each in (x, chosen, values))
+    require_shape("put: the source", given, number._node.shape)
+    return reshaped(index_put(flat, (number,), given, accumulate), x._node.shape)
 
 
 def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> TracedTensor:
@@ -269,9 +294,13 @@ def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> Tra
     if not all(isinstance(index, torch.Tensor) for index in indices):
         raise UnsupportedError("index_put by what is no tensor cannot be traced", mend="give a tuple of tensors of integers")
     place = place_of(x._tracer.value(x._position), tuple(indices))
-    if x._tracer.lift(values)._node.dtype is not x._node.dtype:
-        raise TraceError(f"index_put of {x._tracer.lift(values)._node.dtype} to {x._node.dtype}", mend="convert one of them")
+    _require_dtype("index_put", x._tracer.lift(values), x)
     return _with(x, place, _value_for(place, values))
+
+
+def _require_dtype(name: str, value: TracedTensor, x: TracedTensor) -> None:
+    if value._node.dtype is not x._node.dtype:
+        raise TraceError(f"{name} of {value._node.dtype} to {x._node.dtype}", mend="convert one of them")
 
 
 def _require_shape(name: str, place: TracedTensor, value: Any) -> None:

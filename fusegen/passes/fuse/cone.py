@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds, Position, identity_axes, index_values, sources
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_spread
-from fusegen.ir.symbolic import Axes, literal, same
+from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import READ, Domain
 
 Element: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
@@ -26,15 +26,18 @@ Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
 
 _SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
 _INDICES = (DType.INT32, DType.INT64)
+_NUMBERS = (Op.CONSTANT, Op.SCALAR)
 _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 
 @dataclass
 class Cone:
-    """What a walk found: nodes in memory that it reads, also with indices, and reductions, scans and products that it computes."""
+    """What a walk found: nodes in memory that it reads, also with indices, conditions on the point that decide between parts of
+    concatenations, and reductions, scans and products that it computes."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
+    conditions: dict[Bounds, None] = field(default_factory=dict)
     anchors: dict[int, None] = field(default_factory=dict)
 
     def read(self, position: int, at: Position) -> None:
@@ -87,15 +90,19 @@ class _Walk:
         if family is Family.INDEXING:
             return self._indexed(element)
         if family in (Family.POINTWISE, Family.VIEW):
-            found = sources(self.graph, position, at, self.axes)
-            return [
-                (s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in found if not _is_outside(s.bounds)
-            ]
+            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in self._sources(position, at)]
         if family is Family.LIBRARY:
             return self._read(position, at)
         if family is Family.LEAF:
             return self._read(position, at) if self.graph.nodes[position].op in READ else []
         return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
+
+    def _sources(self, position: int, at: Position) -> list[ElementSource]:
+        """Where an element may come from; notes the conditions that decide it."""
+        found = sources(self.graph, position, at, self.axes)
+        possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
+        self.cone.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
+        return [s for s, known in possible if known is not False]
 
     def _read(self, position: int, at: Position) -> list[Element]:
         self.cone.read(position, at)
@@ -121,14 +128,6 @@ class _Walk:
         return [(node.args[0], at, bounds)] if node.family in (Family.SCAN, Family.ORDER) else []
 
 
-def _is_outside(bounds: Bounds | None) -> bool:
-    """True if a literal index is known to lie in another part of a concatenation."""
-    if bounds is None or (index := literal(bounds.index)) is None:
-        return False
-    lower, upper = (None if end is None else literal(end) for end in (bounds.lower, bounds.upper))
-    return (lower is not None and index < lower) or (upper is not None and index >= upper)
-
-
 def computed_index(graph: Graph, position: int) -> int | None:
     """The value below an index that must lie in memory before a kernel can use it; None where what is read is the index itself, but
     for a number that is added to it."""
@@ -139,11 +138,15 @@ def computed_index(graph: Graph, position: int) -> int | None:
 
 
 def _index_leaf(graph: Graph, position: int) -> int:
-    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number."""
+    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number, or replaces where it equals
+    a number."""
     added = 0
     while True:
         node = graph.nodes[position]
         numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
+        if node.op is Op.WHERE and (kept := _kept_unless(graph, node)) is not None:
+            position = kept
+            continue
         is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
         if is_view or (node.op is Op.CAST and node.dtype is DType.INT64 and graph.operands(position)[0].dtype in _INDICES):
             below = node.args[0]
@@ -155,6 +158,13 @@ def _index_leaf(graph: Graph, position: int) -> int:
         if added > _SMALL or graph.nodes[below].op is Op.SCALAR:
             return position
         position = below
+
+
+def _kept_unless(graph: Graph, choice: Node) -> int | None:
+    """The integer that is chosen wherever it does not equal a number, which has another number in its place."""
+    condition, value, instead = (graph.nodes[a] for a in choice.args)
+    is_it = condition.op is Op.NE and condition.args[0] == choice.args[1] and value.dtype is choice.dtype is DType.INT64
+    return choice.args[1] if is_it and instead.op in _NUMBERS and graph.nodes[condition.args[1]].op in _NUMBERS else None
 
 
 def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:

@@ -16,6 +16,8 @@ from fusegen.ir.symbolic import literal, same
 from fusegen.passes.fuse.contraction import ProductOperands, is_left_to_library, is_tma_view, product_operands
 from fusegen.target import Backend, Target
 
+_RESULTS = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8)
+
 
 @dataclass(frozen=True)
 class Skeleton:
@@ -49,7 +51,7 @@ class Skeleton:
         a, b = (graph.nodes[p] for p in graph.nodes[matmul].args)
         if a.dtype not in (DType.BFLOAT16, DType.FLOAT16):
             return f"operands are {a.dtype}, not 16-bit floats"
-        if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
+        if graph.nodes[root].dtype not in _RESULTS:
             return f"the result is {graph.nodes[root].dtype}"
         if len(b.shape) != 2:
             return "the second operand is batched"

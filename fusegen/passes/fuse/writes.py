@@ -15,9 +15,10 @@ from fusegen.ir.index_map import Position, broadcast_index, identity_axes
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import same
 from fusegen.ir.versions import address, are_apart, base, gathers, owner
-from fusegen.passes.fuse.cone import Cone, computed_index, domain_axes, walk
+from fusegen.passes.fuse.cone import Cone, computed_index, walk
 from fusegen.passes.fuse.contraction import accumulation
 from fusegen.passes.fuse.groups import Group, GroupKind, strip_views
+from fusegen.passes.fuse.unrolled import cone_of, unrolled
 from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, Times
 
 _STORES = (GroupKind.POINTWISE, GroupKind.ROW)
@@ -93,17 +94,16 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
 
 
 def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
-    """Whether each point of the group reads, of the memory in which it writes, the one element that it writes."""
+    """True if a thread of the group, which reads before it writes, reads no other elements of the memory than it writes."""
     value = graph.nodes[put].args[1]
     if value not in group.outputs:
         return False  # but a view of it is, whose elements lie elsewhere
-    axes, cone = domain_axes(group.domain), Cone()
-    for root in group.outputs:
-        index = broadcast_index(graph.nodes[root].shape, axes.symbols)
-        walk(graph, root, index, axes, lambda p, at, _bounds: p in group.anchors, cone, frozenset(group.inputs))
-    index = broadcast_index(graph.nodes[value].shape, axes.symbols)
-    own = address(graph, put, index, axes)
-    return all(_is_same(at, own) for position, at in cone.elements if position == base(graph, put))
+    space = unrolled(graph, group)
+    shape = graph.nodes[value].shape
+    own = [address(graph, put, broadcast_index(shape, point), space.axes) for point in space.points]
+    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
+    read = [at for cone in cones for position, at in cone.elements if position == base(graph, put)]
+    return all(any(_is_same(at, place) for place in own) for at in read)
 
 
 def _is_same(one: Position, other: Position) -> bool:

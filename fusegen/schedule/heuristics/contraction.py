@@ -66,7 +66,7 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
         operands.b_major,
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
-        words=max(sum(graph.nodes[o].dtype.itemsize // 2 for o in part.outputs) for part in group.parts),
+        words=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fusegen.ir.symbolic import Axes, Index, literal
+from fusegen.ir.symbolic import Axes, Dim, Index, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
 from fusegen.schedule.plan import PointwisePlan
@@ -21,6 +21,9 @@ SHORT = 64
 up to twice as fast."""
 _NARROW_THREADS = 256  # of blocks with half the lanes
 _UNROLLS = (1, 2, 4)
+_REPEATS = (4, 8, 16, 2)
+_REPEATED_UNROLLS = (2, 1, 4)
+_ROOM, _MOST_MOVED = 1024, 48  # threads of a multiprocessor, of 64 registers each; of these, such as hold what is read and written
 
 
 def widest(itemsizes: Sequence[int]) -> int:
@@ -30,22 +33,45 @@ def widest(itemsizes: Sequence[int]) -> int:
     return max(1, lanes if max(itemsizes, default=4) == 1 else min(_MOST_LANES, lanes))
 
 
-def pointwise_plans(
-    axes: Axes, itemsizes: Sequence[int], offsets: Sequence[Index], target: Target, multiples: Multiples, *, may_wrap: bool = False
-) -> tuple[PointwisePlan, ...]:
+@dataclass(frozen=True)
+class PointFeatures:
+    """What plans depend on.
+
+    Attributes:
+        axes: merged axes; lanes run along the last one.
+        itemsizes, offsets: of everything that is read or written.
+        may_wrap: whether groups of lanes may go on in the next row.
+        in_turn: bytes that a lane takes of an access to several variables in turn; 0 where there is none.
+        together: points of the group's domain that one point of the axes is.
+        along: the extent of an axis along which costly values are the same; None where there is none.
+    """
+
+    axes: Axes
+    itemsizes: Sequence[int]
+    offsets: Sequence[Index]
+    may_wrap: bool = False
+    in_turn: int = 0
+    together: int = 1
+    along: Dim | None = None
+
+
+def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     """The plans for an iteration space; what is expected to be fastest comes first.
 
     Args:
-        axes: merged axes; lanes run along the last one.
-        itemsizes, offsets: of everything that is read or written.
         target: the machine.
         multiples: known divisors of sizes.
-        may_wrap: whether groups of lanes may go on in the next row.
     """
     if target.backend is Backend.CPU:
-        return cpu.pointwise_plans(axes, offsets)
-    inner = axes.extents[-1]
-    lanes = widest(itemsizes)
+        return cpu.pointwise_plans(features.axes, features.offsets)
+    found = (*_repeated(features, multiples), *_straight(features, multiples))
+    return found if features.together == 1 else tuple(_with_room(plan, features.itemsizes) for plan in found)
+
+
+def _straight(features: PointFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+    """Plans of which a thread takes groups of lanes that are far apart."""
+    axes, itemsizes = features.axes, features.itemsizes
+    inner, lanes = axes.extents[-1], _lanes(features)
     least = min(itemsizes, default=4) * lanes
     dividing = _dividing(divisor(inner, multiples), lanes)
     whole = divisor(math.prod(divisor(e, multiples) for e in axes.extents), {}) % lanes == 0
@@ -54,11 +80,17 @@ def pointwise_plans(
     if len(axes.symbols) == 1:  # one long row: only its end is partial
         return _variants(lanes, tail=True)
     narrow = _variants(dividing, tail=False)
-    if not may_wrap or least < _LEAST_BYTES:
+    if not features.may_wrap or least < _LEAST_BYTES:
         return narrow
     wrapped = _variants(lanes, tail=not whole, wraps=True)
     columns = literal(inner)
     return (*wrapped, *narrow) if dividing * 4 <= lanes and (columns is None or columns >= SHORT) else (*narrow, *wrapped)
+
+
+def _lanes(features: PointFeatures) -> int:
+    """The neighbours that a thread takes at once."""
+    lanes = widest(features.itemsizes)
+    return min(lanes, max(1, _VECTOR_BYTES // features.in_turn)) if features.in_turn else lanes
 
 
 def _variants(lanes: int, *, tail: bool, wraps: bool = False) -> tuple[PointwisePlan, ...]:
@@ -67,6 +99,27 @@ def _variants(lanes: int, *, tail: bool, wraps: bool = False) -> tuple[Pointwise
     all_of = [PointwisePlan(threads, lanes, unroll, tail, wraps=wraps) for threads in _THREADS for unroll in _UNROLLS]
     fewer = [replace(plan, lanes=lanes // 2) for plan in all_of if plan.threads == _NARROW_THREADS and lanes > 1 and not wraps]
     return (*all_of, *fewer)
+
+
+def _repeated(features: PointFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+    """Plans of which each thread goes along an axis; on an H100 the first is fastest of a rotation by angles that are computed."""
+    if features.along is None:
+        return ()
+    lanes = _dividing(divisor(features.axes.extents[-1], multiples), _lanes(features))
+    extent = literal(features.along)
+    plans = [
+        PointwisePlan(threads, lanes, unroll, tail=False, repeats=count)
+        for count in _REPEATS
+        for threads in _THREADS[:2]
+        for unroll in _REPEATED_UNROLLS
+    ]
+    return tuple(plan for plan in plans if extent is None or plan.repeats <= extent)
+
+
+def _with_room(plan: PointwisePlan, itemsizes: Sequence[int]) -> PointwisePlan:
+    """A plan whose registers leave room for half of a multiprocessor's threads, where they do so without much ado."""
+    moved = sum(itemsizes) * plan.lanes * plan.unroll // 4
+    return replace(plan, blocks_per_sm=_ROOM // plan.threads) if moved <= _MOST_MOVED and plan.repeats == 1 else plan
 
 
 def _dividing(extent_multiple: int, lanes: int) -> int:

@@ -12,7 +12,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.access import size_names
 from fusegen.schedule.bodies import Body
-from fusegen.schedule.indices import Check, has_checks
+from fusegen.schedule.indices import Check, has_checks, scalars_in
 from fusegen.schedule.kernel import Kernel, Pointer
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.math import Argument, Origin
@@ -52,7 +52,7 @@ def uses_of(places: Sequence[Place], arguments: Iterable[Argument], checks: Iter
     expressions += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
     expressions += [e for check in checks for e in check.expressions()]
     scalars = frozenset(argument.name for argument in arguments if argument.origin is Origin.SCALAR)
-    return Uses((*expressions, *extents), scalars)
+    return Uses((*expressions, *extents), scalars | scalars_in(expressions))
 
 
 def assemble(

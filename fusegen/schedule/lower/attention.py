@@ -40,6 +40,7 @@ from fusegen.schedule.lower.lanes import (
 from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import place
 from fusegen.schedule.lower.weights import common_factor, weight_functions
+from fusegen.schedule.math import Fast
 from fusegen.schedule.plan import AttentionPlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
@@ -72,8 +73,8 @@ def lower_attention(context: Context) -> Sequence[Step]:
         score=score,
         finish=finish,
         weights=weight_functions(recurrence.separation, unit, context.graph.locations[recurrence.weights]),
-        peak=reduction_of(context.graph, recurrence.first, str, fast=False, name="peak"),
-        mass=reduction_of(context.graph, recurrence.second, str, fast=False, name="mass"),
+        peak=reduction_of(context.graph, recurrence.first, str, fast=Fast.NONE, name="peak"),
+        mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
         seen=seen_keys(context.graph, recurrence.scores, scored.symbols[-2]),
@@ -96,7 +97,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
     # Weights are rounded to 16 bits before they meet the values, whatever the output is.
-    return lane_function(context, math, f"{context.name}_score", fast=True), unit
+    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Fast.ROUNDED)), unit
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:

@@ -23,6 +23,7 @@ from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, patter
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
+from fusegen.schedule.math import Fast
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program, Traffic
@@ -48,7 +49,8 @@ class Context:
     Attributes:
         graph, group, memory, target: what is lowered, for what.
         wide: whether indices need 64 bits.
-        fast: whether approximate functions may be used.
+        fast: which approximate functions may be used.
+        contracted: sums that are one operation with a product.
         name: the kernel's name.
         plans: of launches of products.
         reads: for each node that the kernel reads from memory, the buffer.
@@ -64,7 +66,8 @@ class Context:
     memory: Memory
     target: Target
     wide: bool
-    fast: bool
+    fast: Fast
+    contracted: frozenset[int]
     name: str
     plans: Plans
     reads: Mapping[int, int]

@@ -75,7 +75,8 @@ def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
     columns = literal(product(domain.shape[d] for d in domain.columns))
     assert columns is not None  # which fusion saw
     whole_tiles = LAYOUTS[context.group.skeleton].whole_tiles
-    offsets = [None if whole_tiles and _is_matrix(part, axes, p.offset) else p.offset for p in placements]
+    by_tile = [whole_tiles and context.dtype(p.buffer).itemsize > 1 and _is_matrix(part, axes, p.offset) for p in placements]
+    offsets = [None if whole else p.offset for p, whole in zip(placements, by_tile, strict=True)]
     epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
     width = literal(domain.shape[-1])
     assert width is not None

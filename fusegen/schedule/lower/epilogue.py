@@ -145,9 +145,12 @@ def _evaluated(
         reduction: whose elements they are, if any: its state is what is wanted of each.
     """
     held = _Held(context, part, axes, heads)
-    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded)
+    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded, context.contracted)
     roots = [evaluator.value(*element) for element in elements]
-    if reduction is not None:
+    if reduction is None:
+        dtypes = [context.memory.dtype(position) for position, _ in elements]
+        roots = [evaluator.stored(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
+    else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))
     return _Lanes(evaluator, tuple(roots), checks, tuple(held.found))

@@ -30,7 +30,7 @@ from fusegen.schedule.lower.assembly import Uses, assemble, uses_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.partners import Partners
-from fusegen.schedule.math import Argument, Function, Origin, Parameter
+from fusegen.schedule.math import Argument, Fast, Function, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import Leaf, Read, Terms
 
@@ -126,14 +126,14 @@ def _exists(extent: Dim) -> Bounds:
     return Bounds(LANES * PAIR + 1, None, extent)
 
 
-def lane_function(context: Context, math: LaneMath, name: str, *, fast: bool) -> LaneFunction:
+def lane_function(context: Context, math: LaneMath, name: str, *, fast: Fast) -> LaneFunction:
     """The math as a function, with what its call must read.
 
     Args:
         context: gives names.
         math: what it computes.
         name: of the function.
-        fast: whether approximate functions may be used.
+        fast: which approximate functions may be used.
     """
     if not context.wide:
         axes = frozenset((*math.axes.symbols, *math.moves))
@@ -180,7 +180,7 @@ class _Builder:
         self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
         self._name_scalars()
 
-    def build(self, name: str, *, fast: bool) -> LaneFunction:
+    def build(self, name: str, *, fast: Fast) -> LaneFunction:
         """The function of one lane where that is enough, else of both."""
         partner = Partners(self.terms, self.lanes, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
@@ -282,7 +282,7 @@ class _Builder:
 
     # The function.
 
-    def _function(self, name: str, lanewise: bool, fast: bool) -> Function:
+    def _function(self, name: str, lanewise: bool, fast: Fast) -> Function:
         terms, roots = self.terms.items, self.math.roots
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
         given: dict[int, Parameter] = {}

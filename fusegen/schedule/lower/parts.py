@@ -6,27 +6,72 @@ loop goes through. As parts of one launch they start together, and none of them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
+from fusegen.schedule.plan import PointwisePlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.target import Backend, Target
 
 _MOST = 8  # parts: each adds its code to the kernel
+_LITTLE = 8 << 10  # bytes of shared memory, with which a multiprocessor is full of threads before
 
 
 def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
     """The steps, of which launches directly behind each other that can start together are parts of one."""
     if target.backend is Backend.CPU:
         return list(steps)
+    return [part for run in _runs(steps, _have_one_block) for part in _numbered(run)]
+
+
+def agreed(steps: Sequence[Step]) -> dict[tuple[int, ...], PointwisePlan]:
+    """Plans with which pointwise launches have as many threads a block as the launches beside them, by the outputs of their groups.
+
+    Rows say how many threads their blocks have; points go with any.
+    """
+    found: dict[tuple[int, ...], PointwisePlan] = {}
+    for run in _runs(steps, lambda *_: True):
+        launches = [step for step in run if isinstance(step, Launch)]
+        if any(launch.shared_bytes > _LITTLE for launch in launches):
+            continue  # blocks of points would wait for as much room as those of rows take
+        fixed = [launch for launch in launches if not isinstance(launch.plan, PointwisePlan)]
+        for launch in launches:
+            plan = _with_threads(launch, (fixed or launches)[0].block)
+            if plan is not None:
+                found[launch.group.outputs] = plan
+    return found
+
+
+def _with_threads(launch: Launch, threads: int) -> PointwisePlan | None:
+    """The candidate that differs from a pointwise launch's plan in its threads alone; None where it has as many."""
+    plan = launch.plan
+    if not isinstance(plan, PointwisePlan) or plan.threads == threads:
+        return None
+    wanted = replace(plan, threads=threads)
+    alike = (
+        c for c in launch.candidates if isinstance(c, PointwisePlan) and replace(c, blocks_per_sm=plan.blocks_per_sm) == wanted
+    )
+    return next(alike, None)
+
+
+def _runs(steps: Sequence[Step], agree: Callable[[Launch, Launch], bool]) -> list[list[Step]]:
+    """The steps, of which those that can start together are one run.
+
+    Args:
+        agree: says of two launches that could whether they do.
+    """
     runs: list[list[Step]] = []
     for step in steps:
-        if runs and isinstance(step, Launch) and _joins(runs[-1], step):
+        if runs and isinstance(step, Launch) and _joins(runs[-1], step, agree):
             runs[-1].append(step)
         else:
             runs.append([step])
-    return [part for run in runs for part in _numbered(run)]
+    return runs
+
+
+def _have_one_block(one: Launch, other: Launch) -> bool:
+    return one.block == other.block
 
 
 def _numbered(run: Sequence[Step]) -> list[Step]:
@@ -35,10 +80,10 @@ def _numbered(run: Sequence[Step]) -> list[Step]:
     return [replace(step, part=number) for number, step in enumerate(run, 1) if isinstance(step, Launch)]
 
 
-def _joins(run: Sequence[Step], step: Launch) -> bool:
+def _joins(run: Sequence[Step], step: Launch, agree: Callable[[Launch, Launch], bool]) -> bool:
     """True if a launch can be one more part of some that start together."""
     before = [each for each in run if isinstance(each, Launch)]
-    is_alike = len(before) == len(run) < _MOST and all(_is_simple(each) and each.block == step.block for each in (*before, step))
+    is_alike = len(before) == len(run) < _MOST and all(_is_simple(each) and agree(each, step) for each in (*before, step))
     return is_alike and all(_are_independent(each, step) and _agree(each, step) for each in before)
 
 

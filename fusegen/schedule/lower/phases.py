@@ -11,9 +11,9 @@ import sympy
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index
-from fusegen.schedule.terms import Leaf, Read, Term, Terms
+from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms
 
-_SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM)
+_SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Fused.MULTIPLY_ADD)
 _CHEAP = 3
 """Simple operations up to which a value is computed again instead of held."""
 

@@ -20,6 +20,7 @@ class Points:
         leaves: of the terms, over the axes.
         stores: buffers, and the offsets at which they are written.
         axes: merged.
+        together: how many points of the group's domain one of the space is.
     """
 
     terms: Terms
@@ -27,6 +28,7 @@ class Points:
     leaves: Leaves
     stores: tuple[tuple[int, Index], ...]
     axes: Axes
+    together: int
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:

@@ -1,31 +1,69 @@
-"""Which kernels of a program may approximate: exp, a division and their like, to some units in the last place of float32."""
+"""The approximate functions that each kernel of a program may use, and the sums that are one operation with a product."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
+from fusegen.schedule.math import Fast
 
 _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
 )
 """Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
+_EXTREMES = (Op.AMAX, Op.AMIN)
+
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
 
 
-def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
-    """The groups that may use approximate functions.
+def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
+    """What each group may use: all functions that the hardware has where the graph allows it, else what vanishes in 16 bits."""
+    if graph.fast_math:
+        return dict.fromkeys(groups, Fast.FAST_MATH)
+    allowed = _ending_in_16_bits(graph, groups, memory)
+    return {group: Fast.ROUNDED if group in allowed else Fast.NONE for group in groups}
 
-    Only floats of 16 bits or fewer depend on what they approximate, and no step in between: a jump (floor, a comparison, a cast to
-    integers) makes a whole unit of what was an error far below one. A value that two kernels compute is approximate in both or in
-    neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
+
+def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+    """The float32 sums of a product that may be one operation, ``a * b + c`` rounded once.
+
+    Nothing else reads the product, nor does it lie in memory, so that a sum is one number in all kernels: a row's maximum stays its
+    maximum. Sums of two products stay as they are, since ``x * x - y * y`` would not vanish where x is y; so do those of a row's
+    product, which is computed once for the row.
+    """
+    if not graph.fast_math:
+        return frozenset()
+    kept = {position for group in groups for position in group.outputs} | set(graph.outputs)
+    return frozenset(p for p, node in graph if node.op in (Op.ADD, Op.SUB) and _has_a_product(graph, p, kept))
+
+
+def _has_a_product(graph: Graph, position: int, kept: Collection[int]) -> bool:
+    """True if one operand of a sum, and no view of the other, is a product that nothing else reads."""
+    node = graph.nodes[position]
+    products = [a for a in node.args if graph.nodes[strip_views(graph, a)].op is Op.MUL]
+    if len(products) != 1 or node.dtype.compute is not DType.FLOAT32:
+        return False
+    (place,) = products
+    product = graph.nodes[place]
+    is_own = product.op is Op.MUL and graph.users[place] == (position,) and place not in kept
+    return is_own and product.shape == node.shape and product.dtype.compute is DType.FLOAT32
+
+
+def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
+    """The groups that may use approximate functions whose error vanishes in 16 bits.
+
+    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits: the
+    scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a whole unit
+    of what was an error far below one. A value that two kernels compute is approximate in both or in neither: its maximum would lie
+    beside it otherwise, and the root of their difference would be no number.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
@@ -39,11 +77,18 @@ def approximating(graph: Graph, groups: Sequence[Group], memory: Memory) -> froz
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """The values that must not be approximate, some of them because of what a later group does with them."""
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow}
+    decisive: set[int] = set()  # below a jump
+    compared: set[int] = set()  # below an extreme that is exact
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users come before their operands
-            if position in exact or _jumps(graph, position):
-                exact.update(_unrounded(graph.nodes[position].args, group, memory))
-    return exact
+            operands = list(_unrounded(graph.nodes[position].args, group, memory))
+            if position in decisive or _jumps(graph, position):
+                decisive.update(operands)
+            elif position in exact and graph.nodes[position].op not in _EXTREMES:
+                exact.update(operands)
+            elif position in exact or position in compared:
+                compared.update(p for p in operands if not graph.nodes[p].dtype.is_narrow)
+    return exact | decisive | compared
 
 
 def _jumps(graph: Graph, position: int) -> bool:

@@ -11,7 +11,7 @@ from keyword import iskeyword
 from fusegen.ir.graph import Graph, Location
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index, same
-from fusegen.schedule.terms import Leaf, Term, Terms
+from fusegen.schedule.terms import Fused, Leaf, Term, Terms
 
 _STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
 """Of two on a line the second would get the name of the first; what ends in a comma is an argument by name."""
@@ -57,7 +57,7 @@ class ValueNames:
             word = "mean"
         else:
             is_root = self.terms.items[position].op is Op.RSQRT
-            word = "rstd" if is_root and any(map(self._is_mean, self.terms.below((position,)))) else "row_value"
+            word = "rstd" if is_root and any(map(self._has_mean, self.terms.below((position,)))) else "row_value"
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:
@@ -78,21 +78,25 @@ class ValueNames:
 
     def _is_mean(self, position: int) -> bool:
         """Whether a term is a sum over the row, divided by the number of its elements."""
-        term = self.terms.items[position]
-        if term.op not in (Op.MUL, Op.DIV):
-            return False
-        total, count = (self.terms.items[a] for a in term.args)
-        return total.op is Leaf.STATISTIC and total.payload in self.totals and self._is_count(count, term.op)
+        return self.terms.items[position].op in (Op.MUL, Op.DIV) and self._has_mean(position)
 
-    def _is_count(self, count: Term, op: Op | Leaf) -> bool:
+    def _has_mean(self, position: int) -> bool:
+        """The same of a term, or of the product in it."""
+        term = self.terms.items[position]
+        if term.op not in (Op.MUL, Op.DIV, Fused.MULTIPLY_ADD):
+            return False
+        total, count = (self.terms.items[a] for a in term.args[:2])
+        return total.op is Leaf.STATISTIC and total.payload in self.totals and self._is_count(count, is_divided=term.op is Op.DIV)
+
+    def _is_count(self, count: Term, *, is_divided: bool) -> bool:
         while count.op is Op.CAST:
             count = self.terms.items[count.args[0]]
         if count.op is Leaf.COORDINATE:
-            return op is Op.DIV and same(count.payload, self.columns)
+            return is_divided and same(count.payload, self.columns)
         if count.op is not Leaf.CONSTANT or not isinstance(self.columns, int):
             return False
         number = float(str(count.payload))
-        return abs((number / self.columns if op is Op.DIV else number * self.columns) - 1) < 1e-6
+        return abs((number / self.columns if is_divided else number * self.columns) - 1) < 1e-6
 
 
 def _ends(graph: Graph) -> dict[Location, int]:

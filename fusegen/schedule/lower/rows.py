@@ -9,11 +9,12 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
-from fusegen.ir.ops import Family
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
-from fusegen.passes.fuse.cone import domain_axes, operand_index, reduced_dims
+from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.few import places_of_row
 from fusegen.passes.fuse.groups import Domain
+from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
@@ -63,9 +64,9 @@ def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[
 
 def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
-    graph, domain = context.graph, context.group.domain
-    axes = domain_axes(domain)
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded)
+    graph, space = context.graph, unrolled(context.graph, context.group)
+    axes = space.axes
+    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
     orders = [p for p in context.group.anchors if graph.nodes[p].family is Family.ORDER]
     states = states_of(graph, [p for p in context.group.anchors if p not in orders])
     statistics: dict[int, tuple[int, ...]] = {}
@@ -74,30 +75,46 @@ def _evaluate(context: Context) -> RowMath:
         statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
         roots.append(Root("order", node, statistics[node]))
     for node, parts in states.items():
-        reduced = _reduced(context, evaluator, node, axes)
+        reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
         statistics |= dict.fromkeys(parts, reduced)
         roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:
-        if not _is_column_sum(context, output):
-            for index in places_of_row(graph, output, domain, axes):
-                term = evaluator.value(output, index)
-                found = context.stores(output, index, axes)
-                kind = "row_write" if _is_per_row(context, index, axes) else "write"
-                roots += [Root(kind, len(stores) + k, (term,), s.buffer in context.stored.values()) for k, s in enumerate(found)]
-                stores += found
+        if _is_column_sum(context, output):
+            continue
+        for index, kind in _places(context, output, space):
+            term = evaluator.value(output, index)
+            found = context.stores(output, index, axes)
+            roots += [
+                Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
+                for k, s in enumerate(found)
+            ]
+            stores += found
     leaves = leaves_of(evaluator.terms, [t for r in roots for t in r.terms], evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
 
 
-def _reduced(context: Context, evaluator: Evaluator, node: int, axes: Axes) -> tuple[int, ...]:
-    """The state of one element that a reduction combines: a term a component."""
+def _combined(terms: Terms, op: Op, states: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The state of all points that a thread computes together."""
+    found = states[0]
+    for state in states[1:]:
+        (one,), (other,) = found, state
+        found = (terms.put(Term(COMBINED[op], (one, other), terms.items[one].dtype)),)
+    return found
+
+
+def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position) -> tuple[int, ...]:
+    """The state of one element that a reduction combines: a term a component.
+
+    Args:
+        point: of the domain, in terms of the axes.
+    """
     graph, terms = context.graph, evaluator.terms
-    operand = graph.nodes[node].args[0]
-    own = _own_index(context, node, axes)
-    value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, operand_index(graph, node, own, axes)))
-    dims = reduced_dims(graph, node)
-    index = linearize([axes.symbols[d] for d in dims], [axes.extents[d] for d in dims])
+    operand, dims = graph.nodes[node].args[0], reduced_dims(graph, node)
+    own = broadcast_index(graph.nodes[node].shape, point)
+    at = tuple(point[d] if d in dims else i for d, i in enumerate(own))
+    value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, at))
+    index = linearize([point[d] for d in dims], [context.group.domain.shape[d] for d in dims])
     number = terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
     return lifted(terms, graph.nodes[node].op, terms.convert(value, element_type(graph, graph.nodes[node])), number)
 
@@ -119,10 +136,18 @@ def _is_column_sum(context: Context, node: int) -> bool:
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
 
 
-def _is_per_row(context: Context, index: Position, axes: Axes) -> bool:
+def _places(context: Context, output: int, space: Space) -> list[tuple[Position, str]]:
+    """The elements of a result that a thread writes at a point of the space: each with the kind of its root."""
+    graph, domain = context.graph, context.group.domain
+    places = places_of_row(graph, output, domain, domain_axes(domain))
+    if len(places) > 1 or _is_per_row(domain, places[0]):
+        return [(place, "row_write") for place in places]
+    return [(broadcast_index(graph.nodes[output].shape, point), "write") for point in space.points]
+
+
+def _is_per_row(domain: Domain, index: Position) -> bool:
     """True if an element is one of a row, and not one at each column."""
-    domain = context.group.domain
-    columns = {axes.symbols[d] for d in domain.columns}
+    columns = {domain_axes(domain).symbols[d] for d in domain.columns}
     along = any(not isinstance(i, int) and not i.free_symbols.isdisjoint(columns) for i in index)
     return not along and not all(same(domain.shape[d], 1) for d in domain.columns)
 

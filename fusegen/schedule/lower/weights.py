@@ -12,7 +12,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse.recurrence import Separation
 from fusegen.schedule.functions import cut
-from fusegen.schedule.math import Function, Parameter
+from fusegen.schedule.math import Fast, Function, Parameter
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
@@ -142,4 +142,4 @@ class _Weights:
 
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> Function:
         given = {leaf: Parameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
-        return cut(terms, name, [("result", root)], given, fast=True, doc=doc)[0]
+        return cut(terms, name, [("result", root)], given, fast=Fast.ROUNDED, doc=doc)[0]

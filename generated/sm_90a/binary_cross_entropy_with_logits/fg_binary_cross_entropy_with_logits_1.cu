@@ -1,145 +1,24 @@
 // binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
 // Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements each.
 // Reads input_dim0 * 4 bytes, writes 2.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// Barrier of all threads of the block; orders their memory accesses.
-__device__ __forceinline__ void block_sync() {
-  __syncthreads();
-}
-
-// a / b within two units in the last place, over the full range.
-__device__ __forceinline__ float fast_divide(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// Index of this thread in its warp.
-__device__ __forceinline__ i32 lane_id() {
-  return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
-  u16 bits;
-  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bf16>(bits);
-}
-__device__ __forceinline__ float load(const float* base, i64 i) {
-  u32 bits;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
-  return bit_cast<float>(bits);
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-
-// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
-template <typename T>
-__device__ __forceinline__ T* shared_array(u32 byte_offset) {
-  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
-  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
-}
-
-// Element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ T shared_load(const T* array, i32 i) {
-  return array[i];
-}
-
-// Sets element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ void shared_store(T* array, i32 i, T value) {
-  array[i] = value;
-}
-
-// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
-template <typename T>
-__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-
-// One element to global memory.
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-__device__ __forceinline__ void store(float* base, i64 i, float value) {
-  u32 bits = bit_cast<u32>(value);
-  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
-// it returns at once.
-__device__ __forceinline__ void wait_for_previous() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Index of this thread's warp in its block.
-__device__ __forceinline__ i32 warp_id() {
-  return static_cast<i32>(threadIdx.x >> 5);
-}
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
+#include "../primitives/types.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fast_divide.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.bf16.float.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/wait_for_previous.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen.bf16.float.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

@@ -1,284 +1,41 @@
 // layer_norm_linear_1: product with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 48, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 8192 + 100687872 bytes, writes x_dim0 * 24576.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-// A TMA descriptor as the driver encodes it; passed to a kernel by value.
-struct alignas(64) TensorMap { u64 opaque[16]; };
-
-// Number of blocks in the grid.
-__device__ __forceinline__ i32 block_count() {
-  return static_cast<i32>(gridDim.x);
-}
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// Barrier of all threads of the block; orders their memory accesses.
-__device__ __forceinline__ void block_sync() {
-  __syncthreads();
-}
-
-// Orders this thread's writes to shared memory before later reads by the copy engine and by wgmma.
-// Every writing thread fences, then a barrier follows, then one thread issues.
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Index of this thread in its warp.
-__device__ __forceinline__ i32 lane_id() {
-  return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
-
-// Two neighbouring elements of a buffer that the kernel does not write, aligned to the size of both, in their computing type.
-template <typename T, typename Wide>
-__device__ __forceinline__ void load_wide(Wide (&dst)[2], const T* base, i64 i) {
-  T pair[2];
-  const T* from = base + i;
-  static_assert(sizeof(T) == 2, "no other elements were expected");
-  if constexpr (sizeof(T) == 2) {
-    u32 bits;
-    asm("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    memcpy(pair, &bits, sizeof(pair));
-  }
-  widen_vec(pair, dst);
-}
-
-// Gives registers back to the block's pool, down to COUNT a thread (setmaxnreg); all warps of a warpgroup execute it.
-template <i32 COUNT>
-__device__ __forceinline__ void lower_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// Arrives once at a barrier of this block.
-__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// Arrives at a barrier and announces `bytes` that the copy engine will deliver within the current phase.
-__device__ __forceinline__ void mbarrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
-// Barrier in shared memory whose phase completes after `arrivals` arrivals and all bytes that were announced to it.
-// One thread initialises; `mbarrier_init_fence` and a block (or cluster) barrier come before the first use.
-__device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Makes freshly initialised barriers visible to the copy engine and to the other blocks of the cluster.
-__device__ __forceinline__ void mbarrier_init_fence() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Waits until the phase of parity `parity` has completed. A fresh barrier is in phase 0, so parity 1 passes at once.
-__device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n\t"
-        ".reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-__device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
-    while (!mbarrier_try_wait(barrier, parity)) {
-    }
-}
-
-// Barrier among `threads` threads of the block (whole warps) under the number `id`, 1 to 15; 0 is the block's own.
-__device__ __forceinline__ void named_barrier_sync(i32 id, i32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-
-// The bits of two 16-bit values in one register, the first in the lower half.
-template <typename Half>
-__device__ __forceinline__ float pack_pair(const Half (&pair)[2]) {
-    return __uint_as_float(u32(pair[0].bits) | u32(pair[1].bits) << 16);
-}
-
-// Takes registers out of the block's pool, up to COUNT a thread (setmaxnreg); all warps of a warpgroup execute it.
-template <i32 COUNT>
-__device__ __forceinline__ void raise_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
-template <typename T>
-__device__ __forceinline__ T* shared_array(u32 byte_offset) {
-  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
-  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
-}
-
-// Stores one or two registers at a shared-memory address that is aligned to all of them together.
-__device__ __forceinline__ void store_shared_words(u32 address, float word) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(word) : "memory");
-}
-
-__device__ __forceinline__ void store_shared_words(u32 address, float first, float second) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second) : "memory");
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// Copies one box of a 2-d tensor into shared memory; one thread issues, `barrier` receives the bytes. Coordinates run
-// from the contiguous dimension outwards; what lies outside of the tensor arrives as zeros and counts as bytes too.
-__device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap& map, u64* barrier, i32 x, i32 y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(destination)),
-        "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier))
-        : "memory");
-}
-
-// Fetches a tensor map into the descriptor cache, so that the first copy does not wait for it.
-__device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-// Copies one box from shared memory into a 2-d tensor; one thread issues, `tma_store_commit` and `tma_store_wait`
-// follow. Coordinates run from the contiguous dimension outwards; what lies outside of the tensor is not written.
-__device__ __forceinline__ void tma_store_2d(const TensorMap& map, const void* source, i32 x, i32 y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
-                 "r"(x), "r"(y), "r"(shared_address(source))
-                 : "memory");
-}
-
-// Closes the group of bulk stores that this thread issued since the last commit.
-__device__ __forceinline__ void tma_store_commit() {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Waits until at most PENDING of this thread's groups of bulk stores still read shared memory, which may then be reused.
-template <i32 PENDING>
-__device__ __forceinline__ void tma_store_wait() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
-// it returns at once.
-__device__ __forceinline__ void wait_for_previous() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Closes the group of wgmma that this warpgroup issued since the last commit.
-__device__ __forceinline__ void wgmma_commit() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-// Descriptor of a wgmma operand in shared memory, 128-byte swizzle, tile aligned to 1024 bytes. An atom is 8 lines of 128
-// bytes. K-major: `stride` is the distance of two atoms along rows, `leading` is not used. MN-major (lines run along rows
-// or columns): `leading` is the distance of two atoms along the lines, `stride` that of two atoms along K.
-// To step within a tile, `wgmma_advance` by bytes.
-__device__ __forceinline__ u64 wgmma_descriptor(const void* tile, u32 stride = 1024, u32 leading = 16) {
-    constexpr u64 SWIZZLE_128B = 1ull << 62;
-    const u64 address = (shared_address(tile) & 0x3ffff) >> 4;
-    return SWIZZLE_128B | u64(stride >> 4) << 32 | u64(leading >> 4) << 16 | address;
-}
-
-__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
-
-// Orders register accesses before the wgmma that follow; needed before the first one and after any change of registers.
-__device__ __forceinline__ void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-// Waits until at most PENDING groups of wgmma are in flight. Naming the accumulator keeps the compiler from
-// reading it before the wait, which it could not otherwise know to be what makes the values final.
-template <i32 PENDING>
-__device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-template <i32 PENDING, i32 REGISTERS>
-__device__ __forceinline__ void wgmma_wait(float (&accumulator)[REGISTERS]) {
-    wgmma_wait<PENDING>();
-#pragma unroll
-    for (i32 i = 0; i < REGISTERS; ++i) asm volatile("" : "+f"(accumulator[i])::"memory");
-}
+#include "../primitives/types.maps.cuh"
+#include "../primitives/block_count.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fence_proxy_async.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
+#include "../primitives/load_wide.bf16.cuh"
+#include "../primitives/lower_registers.cuh"
+#include "../primitives/shared_address.cuh"
+#include "../primitives/mbarrier_arrive.cuh"
+#include "../primitives/mbarrier_expect.cuh"
+#include "../primitives/mbarrier_init.cuh"
+#include "../primitives/mbarrier_init_fence.cuh"
+#include "../primitives/mbarrier_wait.cuh"
+#include "../primitives/named_barrier_sync.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/pack_pair.cuh"
+#include "../primitives/raise_registers.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/store_shared_words.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/tma_load_2d.cuh"
+#include "../primitives/tma_prefetch_map.cuh"
+#include "../primitives/tma_store_2d.cuh"
+#include "../primitives/tma_store_commit.cuh"
+#include "../primitives/tma_store_wait.cuh"
+#include "../primitives/wait_for_previous.cuh"
+#include "../primitives/wgmma_commit.cuh"
+#include "../primitives/wgmma_descriptor.cuh"
+#include "../primitives/wgmma_fence.cuh"
+#include "../primitives/wgmma_wait.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

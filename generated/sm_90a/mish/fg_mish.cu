@@ -1,164 +1,20 @@
 // mish: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// e^x within about 2 + |1.2 x| units in the last place; subnormal results become zero.
-__device__ __forceinline__ float fast_exp(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-  return result;
-}
-
-// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
-// It is also the alignment that load_vec and store_vec ask for.
-__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
-  return bytes % 16 == 0 ? 16 : bytes & -bytes;
-}
-
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-    memcpy(dst, words, bytes);
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
-  if constexpr (W == N) {
-    load_vec(dst, base, i);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-      load_vec(part, base, i + k);
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
-    }
-  }
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
-}
-template <int N>
-__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    memcpy(&dst[k], &pair, sizeof(pair));
-  }
-  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
-}
-
-// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
-    u32* to = reinterpret_cast<u32*>(base + i);
-    u32 words[bytes / 4];
-    memcpy(words, src, bytes);
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
-  if constexpr (W == N) {
-    store_vec(base, i, src);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
-      store_vec(base, i + k, part);
-    }
-  }
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
+#include "../primitives/types.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/fast_exp.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/store_vec.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

@@ -1,266 +1,36 @@
 // sample: row reduction, 5 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
 // Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// Says that this thread has come to the cluster's barrier, and goes on; what it did before is done for whoever waits.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-
-// Shared-memory address: the 32-bit form of a pointer to shared memory that PTX operands expect.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// Sends a value to the shared memory of block `rank` of the cluster, as element i of the array at the same place there. Nobody waits
-// for it here: it counts its bytes at the barrier at the same place there, where `mbarrier_wait_cluster` waits for them.
-template <typename T>
-__device__ __forceinline__ void cluster_push(T* array, i32 i, T value, i32 rank, u64* barrier) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "cluster_push sends 4 or 8 bytes");
-  u32 there, barrier_there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(array + i)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier_there) : "r"(shared_address(barrier)), "r"(rank));
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-                 :: "r"(there), "l"(bit_cast<u64>(value)), "r"(barrier_there) : "memory");
-  } else {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(there), "r"(bit_cast<u32>(value)), "r"(barrier_there) : "memory");
-  }
-}
-
-// Index of this block in its cluster.
-__device__ __forceinline__ i32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<i32>(rank);
-}
-
-// Waits until all threads of the cluster have come to its barrier, at which this one has arrived.
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Index of this thread in its warp.
-__device__ __forceinline__ i32 lane_id() {
-  return static_cast<i32>(threadIdx.x & 31u);
-}
-
-// One element from global memory. Never the read-only path: outputs may alias inputs.
-__device__ __forceinline__ i64 load(const i64* base, i64 i) {
-  u64 bits;
-  asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
-  return bit_cast<i64>(bits);
-}
-__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
-  u16 bits;
-  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bf16>(bits);
-}
-__device__ __forceinline__ float load(const float* base, i64 i) {
-  u32 bits;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
-  return bit_cast<float>(bits);
-}
-
-// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
-// It is also the alignment that load_vec and store_vec ask for.
-__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
-  return bytes % 16 == 0 ? 16 : bytes & -bytes;
-}
-
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-    memcpy(dst, words, bytes);
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
-  if constexpr (W == N) {
-    load_vec(dst, base, i);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-      load_vec(part, base, i + k);
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
-    }
-  }
-}
-
-// The larger of two values; NaN if either is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ i64 maximum(i64 a, i64 b) {
-  return a > b ? a : b;
-}
-
-// Arrives at a barrier and announces `bytes` that the copy engine will deliver within the current phase.
-__device__ __forceinline__ void mbarrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
-// Barrier in shared memory whose phase completes after `arrivals` arrivals and all bytes that were announced to it.
-// One thread initialises; `mbarrier_init_fence` and a block (or cluster) barrier come before the first use.
-__device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Makes freshly initialised barriers visible to the copy engine and to the other blocks of the cluster.
-__device__ __forceinline__ void mbarrier_init_fence() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Waits until the phase of parity `parity` has completed, and sees what other blocks of the cluster have sent within it.
-__device__ __forceinline__ void mbarrier_wait_cluster(u64* barrier, u32 parity) {
-  u32 done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n\t"
-        ".reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  }
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-
-// The part of the block's dynamic shared memory that starts at `byte_offset`, as an array of T. Take it with `auto`.
-template <typename T>
-__device__ __forceinline__ T* shared_array(u32 byte_offset) {
-  extern __shared__ __align__(1024) u8 dynamic_shared_memory[];
-  return reinterpret_cast<T*>(dynamic_shared_memory + byte_offset);
-}
-
-// Element i of an array in this block's shared memory.
-template <typename T>
-__device__ __forceinline__ T shared_load(const T* array, i32 i) {
-  return array[i];
-}
-
-// torch's a >> count: the sign moves in; a count that is negative or too large leaves nothing but the sign.
-__device__ __forceinline__ i64 shift_right(i64 a, i64 count) { return a >> (static_cast<u64>(count) < 63 ? count : 63); }
-
-// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
-template <typename T>
-__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-
-// One element to global memory.
-__device__ __forceinline__ void store(i64* base, i64 i, i64 value) {
-  u64 bits = bit_cast<u64>(value);
-  asm volatile("st.global.b64 [%0], %1;" :: "l"(base + i), "l"(bits) : "memory");
-}
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-__device__ __forceinline__ void store(float* base, i64 i, float value) {
-  u32 bits = bit_cast<u32>(value);
-  asm volatile("st.global.b32 [%0], %1;" :: "l"(base + i), "r"(bits) : "memory");
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// Index of this thread's warp in its block.
-__device__ __forceinline__ i32 warp_id() {
-  return static_cast<i32>(threadIdx.x >> 5);
-}
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
-
-// a + b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
-__device__ __forceinline__ i64 wrap_add(i64 a, i64 b) {
-  return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
-}
-
-// a b of 64 bits: what leaves them is lost, as torch has it, where C++ leaves an overflow undefined.
-__device__ __forceinline__ i64 wrap_mul(i64 a, i64 b) {
-  return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
-}
+#include "../primitives/types.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/cluster_arrive.cuh"
+#include "../primitives/shared_address.cuh"
+#include "../primitives/cluster_push.cuh"
+#include "../primitives/cluster_rank.cuh"
+#include "../primitives/cluster_wait.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/load.i64.bf16.float.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/maximum.i64.float.cuh"
+#include "../primitives/mbarrier_expect.cuh"
+#include "../primitives/mbarrier_init.cuh"
+#include "../primitives/mbarrier_init_fence.cuh"
+#include "../primitives/mbarrier_wait_cluster.cuh"
+#include "../primitives/narrow.i64.bf16.float.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shift_right.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.i64.bf16.float.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen.i64.bf16.float.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
+#include "../primitives/wrap_add.cuh"
+#include "../primitives/wrap_mul.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

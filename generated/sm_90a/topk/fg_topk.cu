@@ -1,161 +1,22 @@
 // topk: row reduction, 9 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements each.
 // Reads input_dim0 * 128 bytes, writes input_dim0 * 80.
-// ---------------------------------------------------------------------------------------------------------------------
-// Primitives
-// ---------------------------------------------------------------------------------------------------------------------
-// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
-
-// Index of this block in the grid.
-__device__ __forceinline__ i32 block_id() {
-  return static_cast<i32>(blockIdx.x);
-}
-
-// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
-// It is also the alignment that load_vec and store_vec ask for.
-__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
-  return bytes % 16 == 0 ? 16 : bytes & -bytes;
-}
-
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
-template <int N, typename T>
-__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
-  constexpr i32 bytes = N * sizeof(T);
-  constexpr i32 width = vector_width(bytes);
-  static_assert(width == 16, "no other accesses were expected");
-  if constexpr (width == 16) {
-    const u32* from = reinterpret_cast<const u32*>(base + i);
-    u32 words[bytes / 4];
-#pragma unroll
-    for (i32 w = 0; w < bytes / 4; w += 4)
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
-    memcpy(dst, words, bytes);
-  }
-}
-
-// N consecutive elements of which only every W-th is known to start an aligned access.
-template <int W, int N, typename T>
-__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
-  if constexpr (W == N) {
-    load_vec(dst, base, i);
-  } else {
-#pragma unroll
-    for (i32 k = 0; k < N; k += W) {
-      T part[W];
-      load_vec(part, base, i + k);
-#pragma unroll
-      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
-    }
-  }
-}
-
-// The smaller of two values; NaN if either is NaN.
-__device__ __forceinline__ float minimum(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ i64 minimum(i64 a, i64 b) {
-  return a < b ? a : b;
-}
-
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
-
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-}
-__device__ __forceinline__ i64 widen(i64 x) { return x; }
-
-// Rounds to the nearest bf16 and back.
-__device__ __forceinline__ float round_bf16(float x) {
-  bf16 rounded;
-  narrow(x, rounded);
-  return widen(rounded);
-}
-
-// torch's a >> count: the sign moves in; a count that is negative or too large leaves nothing but the sign.
-__device__ __forceinline__ i64 shift_right(i64 a, i64 count) { return a >> (static_cast<u64>(count) < 63 ? count : 63); }
-
-// The value that the lane with index `lane_id() ^ mask` passes. All 32 lanes take part.
-template <typename T>
-__device__ __forceinline__ T shuffle_xor(T value, i32 mask) {
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-
-// Same bits, another type of the same size.
-template <typename To, typename From>
-__device__ __forceinline__ To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// A number in the order of floats, NaN the greatest and -0 as 0, equal ones by their index below 2^31: the ordered bits of the value,
-// its index, and whether it is -0.
-__device__ __forceinline__ i64 sort_key(float x, i64 index) {
-  const i32 bits = bit_cast<i32>(x);
-  const i32 ordered = x != x ? 0x7f800001 : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
-  const i64 last = x == 0.0f && bits < 0;
-  return static_cast<i64>(ordered) * 4294967296LL + index * 2 + last;
-}
-
-// The value of a number that `sort_key` gives.
-__device__ __forceinline__ float sorted_value(i64 key) {
-  const i32 ordered = static_cast<i32>(key >> 32);
-  const i32 bits = ordered < 0 ? ordered ^ 0x7fffffff : ordered == 0x7f800001 ? 0x7fc00000 : ordered;
-  return bit_cast<float>(ordered == 0 && (key & 1) ? 0x80000000u : static_cast<u32>(bits));
-}
-
-// One element to global memory.
-__device__ __forceinline__ void store(i64* base, i64 i, i64 value) {
-  u64 bits = bit_cast<u64>(value);
-  asm volatile("st.global.b64 [%0], %1;" :: "l"(base + i), "l"(bits) : "memory");
-}
-__device__ __forceinline__ void store(bf16* base, i64 i, bf16 value) {
-  u16 bits = bit_cast<u16>(value);
-  asm volatile("st.global.b16 [%0], %1;" :: "l"(base + i), "h"(bits) : "memory");
-}
-
-// Index of this thread in its block.
-__device__ __forceinline__ i32 thread_id() {
-  return static_cast<i32>(threadIdx.x);
-}
-
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
-template <int N, typename From, typename To>
-__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
-}
-template <int N>
-__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
-#pragma unroll
-  for (i32 k = 0; k + 1 < N; k += 2) {
-    u32 pair;
-    memcpy(&pair, &src[k], sizeof(pair));
-    dst[k] = bit_cast<float>(pair << 16);
-    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
-  }
-  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
-}
+#include "../primitives/types.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/minimum.i64.float.cuh"
+#include "../primitives/narrow.i64.bf16.cuh"
+#include "../primitives/shift_right.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/sort_key.cuh"
+#include "../primitives/sorted_value.cuh"
+#include "../primitives/store.i64.bf16.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/widen.i64.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -176,7 +37,7 @@ __device__ __forceinline__ void topk_0(float input, i64 coordinate, i64& smalles
 
 __device__ __forceinline__ void topk_row_1(i64 smallest, i64& row_value, float& row_value_2) {
     row_value = shift_right(smallest & 4294967295LL, 1LL);                            // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_2 = round_bf16(sorted_value(smallest ^ -4294967296LL));
+    row_value_2 = sorted_value(smallest ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_1(i64 bitwise_xor_value, i64 smallest) {
@@ -185,7 +46,7 @@ __device__ __forceinline__ i64 topk_1(i64 bitwise_xor_value, i64 smallest) {
 
 __device__ __forceinline__ void topk_row_2(i64 smallest_2, i64& row_value_3, float& row_value_4) {
     row_value_3 = shift_right(smallest_2 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_4 = round_bf16(sorted_value(smallest_2 ^ -4294967296LL));
+    row_value_4 = sorted_value(smallest_2 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_2(i64 bitwise_xor_value, i64 smallest_2) {
@@ -194,7 +55,7 @@ __device__ __forceinline__ i64 topk_2(i64 bitwise_xor_value, i64 smallest_2) {
 
 __device__ __forceinline__ void topk_row_3(i64 smallest_3, i64& row_value_5, float& row_value_6) {
     row_value_5 = shift_right(smallest_3 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_6 = round_bf16(sorted_value(smallest_3 ^ -4294967296LL));
+    row_value_6 = sorted_value(smallest_3 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_3(i64 bitwise_xor_value, i64 smallest_3) {
@@ -203,7 +64,7 @@ __device__ __forceinline__ i64 topk_3(i64 bitwise_xor_value, i64 smallest_3) {
 
 __device__ __forceinline__ void topk_row_4(i64 smallest_4, i64& row_value_7, float& row_value_8) {
     row_value_7 = shift_right(smallest_4 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_8 = round_bf16(sorted_value(smallest_4 ^ -4294967296LL));
+    row_value_8 = sorted_value(smallest_4 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_4(i64 bitwise_xor_value, i64 smallest_4) {
@@ -212,7 +73,7 @@ __device__ __forceinline__ i64 topk_4(i64 bitwise_xor_value, i64 smallest_4) {
 
 __device__ __forceinline__ void topk_row_5(i64 smallest_5, i64& row_value_9, float& row_value_10) {
     row_value_9 = shift_right(smallest_5 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_10 = round_bf16(sorted_value(smallest_5 ^ -4294967296LL));
+    row_value_10 = sorted_value(smallest_5 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_5(i64 bitwise_xor_value, i64 smallest_5) {
@@ -221,7 +82,7 @@ __device__ __forceinline__ i64 topk_5(i64 bitwise_xor_value, i64 smallest_5) {
 
 __device__ __forceinline__ void topk_row_6(i64 smallest_6, i64& row_value_11, float& row_value_12) {
     row_value_11 = shift_right(smallest_6 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_12 = round_bf16(sorted_value(smallest_6 ^ -4294967296LL));
+    row_value_12 = sorted_value(smallest_6 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_6(i64 bitwise_xor_value, i64 smallest_6) {
@@ -230,7 +91,7 @@ __device__ __forceinline__ i64 topk_6(i64 bitwise_xor_value, i64 smallest_6) {
 
 __device__ __forceinline__ void topk_row_7(i64 smallest_7, i64& row_value_13, float& row_value_14) {
     row_value_13 = shift_right(smallest_7 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_14 = round_bf16(sorted_value(smallest_7 ^ -4294967296LL));
+    row_value_14 = sorted_value(smallest_7 ^ -4294967296LL);
 }
 
 __device__ __forceinline__ i64 topk_7(i64 bitwise_xor_value, i64 smallest_7) {
@@ -239,7 +100,7 @@ __device__ __forceinline__ i64 topk_7(i64 bitwise_xor_value, i64 smallest_7) {
 
 __device__ __forceinline__ void topk_row_8(i64 smallest_8, i64& row_value_15, float& row_value_16) {
     row_value_15 = shift_right(smallest_8 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_16 = round_bf16(sorted_value(smallest_8 ^ -4294967296LL));
+    row_value_16 = sorted_value(smallest_8 ^ -4294967296LL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,458 @@
+"""Results in 8 bits with their scales: of tensors, norms, activations and matmuls."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+from fusegen.errors import ArgumentError
+from fusegen.specs.activations import activate, halves
+from fusegen.specs.normalization import rms_normalized
+from fusegen.specs.operands import Operand, scales, size, tensor
+from fusegen.specs.spec import Family, Variants
+
+FAMILY = Family("quantization")
+
+GRANULARITIES = ("per_tensor", "per_token", "per_group")
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST = {E4M3: 448.0, E5M2: 57344.0, torch.int8: 127.0}
+"""The 8-bit dtypes, with the greatest number of each."""
+
+EPS = 1e-10
+"""The least largest magnitude: a tensor, row or group of zeros has the scale EPS / LARGEST, and its values are zeros."""
+
+
+def quantized(
+    x: Tensor,
+    granularity: str,
+    dtype: torch.dtype = E4M3,
+    scale: Tensor | None = None,
+    group_size: int = 128,
+    scale_ue8m0: bool = False,
+) -> tuple[Tensor, ...]:
+    """x / scale in 8 bits, clamped to the greatest number of the dtype; and the scale, unless it was given.
+
+    Args:
+        x: (…, features) of floats.
+        granularity: what has one scale: "per_tensor", "per_token" (a row) or "per_group" (neighbours in a row).
+        dtype: float8_e4m3fn, float8_e5m2 or int8, which rounds to nearest even.
+        scale: of float32: () or (1) per tensor, (…, 1) per token, (…, features / group_size) per group. By default the largest
+            magnitude, EPS at least, over the greatest number of the dtype.
+        group_size: elements of a group.
+        scale_ue8m0: True if scales are rounded up to powers of two.
+
+    Returns:
+        The values, of the shape of x; and the scale where it was not given.
+
+    Raises:
+        ArgumentError: an unknown granularity, another dtype, groups that do not divide a row, a scale of another shape.
+    """
+    largest = largest_of(dtype)
+    wide = by_group(x.float(), granularity, group_size)
+    if scale is not None:
+        return (narrowed(wide, dtype, aligned(scale, x, granularity, group_size)).reshape(x.shape),)
+    dims = tuple(range(wide.dim())) if granularity == "per_tensor" else (-1,)
+    found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+    found = torch.exp2(torch.ceil(torch.log2(found))) if scale_ue8m0 else found
+    return narrowed(wide, dtype, found).reshape(x.shape), found.squeeze(-1) if granularity == "per_group" else found
+
+
+def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
+    """x / scale in 8 bits, by the reciprocal of the scale, which broadcasts; clamped, so that nothing overflows.
+
+    Raises:
+        ArgumentError: another dtype.
+    """
+    largest = largest_of(dtype)
+    scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """The greatest number of an 8-bit dtype.
+
+    Raises:
+        ArgumentError: another dtype.
+    """
+    if dtype not in LARGEST:
+        raise ArgumentError(f"quantization to {dtype}", mend="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
+    return LARGEST[dtype]
+
+
+def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
+    """x as it is, or (…, groups, group_size) if each group has a scale.
+
+    Raises:
+        ArgumentError: an unknown granularity, groups that do not divide a row.
+    """
+    if granularity not in GRANULARITIES:
+        raise ArgumentError(f"no granularity is called {granularity!r}", mend="give 'per_tensor', 'per_token' or 'per_group'")
+    if granularity != "per_group":
+        return x
+    if group_size < 1 or x.shape[-1] % group_size:
+        raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", mend="give a group_size that does")
+    return torch.unflatten(x, -1, (-1, group_size))
+
+
+def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tensor:
+    """A scale that broadcasts to x as `by_group` gives it.
+
+    Raises:
+        ArgumentError: it has another shape than the granularity says.
+    """
+    groups = x.shape[-1] // group_size if granularity == "per_group" else 1
+    expected = () if granularity == "per_tensor" else (*x.shape[:-1], groups)
+    if tuple(scale.shape) != expected and not (granularity == "per_tensor" and tuple(scale.shape) == (1,)):
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} {granularity}", mend=f"give one of shape {expected}")
+    return scale.unsqueeze(-1) if granularity == "per_group" else scale.float()
+
+
+def of_one(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The values alone where there is no scale beside them."""
+    return results if len(results) > 1 else results[0]
+
+
+def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Keys or values as a cache stores them: in 8 bits over their scale, in a wider dtype as they are.
+
+    Args:
+        x: (…, kv_heads, channels).
+        dtype: of the cache.
+        scale: () or (kv_heads) of float32; 1 by default, for 8-bit floats.
+
+    Raises:
+        ArgumentError: int8 without a scale, a scale for a wider dtype, or of another shape.
+    """
+    if dtype not in LARGEST:
+        if scale is not None:
+            raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
+        return x.to(dtype)
+    return narrowed(x, dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None])
+
+
+def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Keys or values of a cache, (batch, kv_heads, keys, channels), in another dtype.
+
+    Args:
+        scale: as of `in_cache`.
+
+    Raises:
+        ArgumentError: as of `in_cache`.
+    """
+    if x.dtype not in LARGEST and scale is None:
+        return x
+    return (x.float() * of_heads(scale, x.dtype, x.shape[1], x.device)[..., None, None]).to(dtype)
+
+
+def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: torch.device) -> Tensor:
+    """The scale of a cache of 8 bits: (1) or (kv_heads); 1 by default, for 8-bit floats.
+
+    Raises:
+        ArgumentError: int8 without a scale, another dtype, or a scale of another shape.
+    """
+    largest_of(dtype)
+    if scale is None and dtype == torch.int8:
+        raise ArgumentError("a cache of int8 without a scale", mend="give k_scale and v_scale")
+    if scale is None:
+        return torch.ones(1, device=device)
+    if tuple(scale.shape) not in ((), (1,), (kv_heads,)):
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", mend="give one number, or one a head")
+    return scale.float().reshape(-1)
+
+
+X, ROW = "rows features", "features"
+LAYER_NORM, RMS_NORM = {"input": X, "weight": ROW, "bias": ROW}, {"input": X, "weight": ROW}
+ADDED, TWO = {"x": X, "residual": X}, {"gate": X, "up": X}
+PACKED = {"gate": tensor("rows 2*features"), "up": None}
+PER_TOKEN, PER_GROUP = {"granularity": "per_token"}, {"granularity": "per_group", "group_size": size("group")}
+STATIC = {"granularity": "per_tensor", "scale": scales("")}
+
+
+def tensors(**shapes: str) -> dict[str, Operand]:
+    """Operands of the spec's dtype."""
+    return {name: tensor(shape) for name, shape in shapes.items()}
+
+
+def grouped(**shapes: str) -> dict[str, Operand]:
+    """Operands whose features are groups."""
+    return {name: tensor(shape.replace("features", "groups*group")) for name, shape in shapes.items()}
+
+
+def variants(**shapes: str) -> Variants:
+    """The ways to quantize, of operands of these shapes."""
+    per_group = {**grouped(**shapes), **PER_GROUP}
+    return {
+        "static": STATIC,
+        "per_tensor": {"granularity": "per_tensor"},
+        "per_group": per_group,
+        "ue8m0": {**per_group, "scale_ue8m0": True},
+        "int8": {"quant_dtype": torch.int8},
+        "static_int8": {**STATIC, "quant_dtype": torch.int8},
+        "e5m2": {"quant_dtype": E5M2},
+    }
+
+
+@FAMILY.spec(
+    {"input": tensor(X), **PER_TOKEN},
+    variants={
+        **variants(input=X),
+        "static_per_token": {"scale": scales("rows 1")},
+        "static_per_group": {**grouped(input=X), **PER_GROUP, "scale": scales("rows groups")},
+    },
+    aliases={
+        "per_token_group_quant_fp8": "per_group",
+        "per_token_group_quant_int8": "per_group",
+        "scaled_fp8_quant": "per_tensor",
+        "scaled_int8_quant": "int8",
+    },
+    trains=False,
+)
+@fg.kernel
+def quantize(
+    input: Tensor,
+    scale: Tensor | None = None,
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """clamp(x / scale) in 8 bits, and scale = max|x| / the greatest number of the dtype, unless it is given
+
+    input: (…, features); granularity: what has one scale: "per_tensor", "per_token" (a row) or "per_group" (group_size neighbours
+    in a row); quant_dtype: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8; scale: float32, of the shape (), (…, 1) or (…,
+    features/group_size); scale_ue8m0: scales are rounded up to powers of two. Zeros have the scale of max|x| = 1e-10. Micikevicius
+    et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433); groups: DeepSeek-V3 (arXiv 2412.19437).
+    """
+    return of_one(quantized(input, granularity, quant_dtype, scale, group_size, scale_ue8m0))
+
+
+@FAMILY.spec(
+    {"input": tensor(X, E4M3), "scale": scales("rows 1"), **PER_TOKEN},
+    variants={
+        "per_tensor": STATIC,
+        "per_group": {"input": tensor("rows groups*group", E4M3), **PER_GROUP, "scale": scales("rows groups")},
+        "int8": {"input": tensor(X, torch.int8)},
+        "e5m2": {"input": tensor(X, E5M2)},
+    },
+    trains=False,
+)
+@fg.kernel
+def dequantize(
+    input: Tensor,
+    scale: Tensor,
+    granularity: str = "per_tensor",
+    group_size: fg.Static[int] = 128,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """x·scale, in a wider dtype
+
+    input: (…, features) of 8 bits; scale, granularity, group_size: as in `quantize`; dtype: of the result.
+    """
+    wide = by_group(input.float(), granularity, group_size)
+    return (wide * aligned(scale, input, granularity, group_size)).to(dtype).reshape(input.shape)
+
+
+@FAMILY.spec(
+    {**tensors(**LAYER_NORM), **PER_TOKEN},
+    variants=variants(**LAYER_NORM),
+    trains=False,
+)
+@fg.kernel
+def layer_norm_quant(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    eps: float = 1e-5,
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """quantize(layer_norm(x)·weight + bias)
+
+    input: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`.
+    TransformerEngine's ``layernorm_fwd`` with a quantizer.
+    """
+    normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+    return of_one(quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0))
+
+
+@FAMILY.spec(
+    {**tensors(**RMS_NORM), "eps": 1e-6, **PER_TOKEN},
+    variants=variants(**RMS_NORM),
+    aliases={
+        "rmsnorm_quant": "static",
+        "rms_norm_static_fp8_quant": "static",
+        "rms_norm_dynamic_per_token_quant": "",
+        "rms_norm_per_block_quant": "per_group",
+    },
+    trains=False,
+)
+@fg.kernel
+def rms_norm_quant(
+    input: Tensor,
+    weight: Tensor | None = None,
+    scale: Tensor | None = None,
+    eps: float | None = None,
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+) -> Tensor | tuple[Tensor, ...]:
+    """quantize(rms_norm(x)·weight)
+
+    input: (…, features); weight: (features); scale and the settings behind eps: as in `quantize`;
+    zero_centered_gamma, casting_mode: as in `rms_norm`. vLLM's ``rms_norm_static_fp8_quant`` and
+    ``rms_norm_dynamic_per_token_quant``.
+    """
+    normalized = rms_normalized(input, weight, eps, zero_centered_gamma, casting_mode)
+    return of_one(quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0))
+
+
+@FAMILY.spec(
+    {**tensors(**ADDED, weight=ROW, bias=ROW), **PER_TOKEN},
+    variants=variants(**ADDED, weight=ROW, bias=ROW),
+    trains=False,
+)
+@fg.kernel
+def add_layer_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    eps: float = 1e-5,
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+) -> tuple[Tensor, ...]:
+    """h = x + residual; quantize(layer_norm(h)·weight + bias), and h
+
+    x, residual: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`. The results are the
+    values, the scale unless it is given, and h.
+    """
+    h = x + residual
+    normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
+
+
+@FAMILY.spec(
+    {**tensors(**ADDED, weight=ROW), **PER_TOKEN},
+    variants=variants(**ADDED, weight=ROW),
+    aliases={"fused_add_rmsnorm_quant": "static", "fused_add_rms_norm_static_fp8_quant": "static"},
+    trains=False,
+)
+@fg.kernel
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    scale: Tensor | None = None,
+    eps: float = 1e-6,
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+) -> tuple[Tensor, ...]:
+    """h = x + residual; quantize(rms_norm(h)·weight), and h
+
+    x, residual: (…, features); weight: (features); scale and the settings behind eps: as in `quantize`; zero_centered_gamma,
+    casting_mode: as in `rms_norm`. The results are the values, the scale unless it is given, and h. FlashInfer's
+    ``fused_add_rmsnorm_quant``.
+    """
+    h = x + residual
+    normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
+    return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
+
+
+@FAMILY.spec(
+    {"input": tensor(X), "activation": "gelu_tanh", **PER_TOKEN}, sizes={"features": 8192}, variants=variants(input=X), trains=False
+)
+@fg.kernel
+def activation_quant(
+    input: Tensor,
+    scale: Tensor | None = None,
+    activation: str = "gelu",
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """quantize(act(x))
+
+    input: (…, features); activation: as in `linear`; the rest: as in `quantize`.
+    """
+    return of_one(quantized(activate(input, activation), granularity, quant_dtype, scale, group_size, scale_ue8m0))
+
+
+@FAMILY.spec(
+    {**tensors(**TWO), "activation": "silu", **PER_TOKEN},
+    sizes={"rows": 4096, "features": 14336, "groups": 112},
+    variants={
+        **variants(**TWO),
+        "packed": PACKED,
+        "packed_per_group": {**PACKED, **PER_GROUP, "gate": tensor("rows 2*groups*group")},
+        "interleaved": {**PACKED, "interleaved": True},
+    },
+    aliases={"silu_and_mul_quant": "static", "silu_and_mul_per_block_quant": "packed_per_group"},
+    trains=False,
+)
+@fg.kernel
+def gated_activation_quant(
+    gate: Tensor,
+    up: Tensor | None = None,
+    scale: Tensor | None = None,
+    activation: str = "silu",
+    granularity: str = "per_tensor",
+    quant_dtype: torch.dtype = E4M3,
+    group_size: fg.Static[int] = 128,
+    scale_ue8m0: bool = False,
+    interleaved: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """quantize(act(gate)·up)
+
+    gate, up, interleaved: as in `swiglu`; activation: as in `linear`, "silu" for SwiGLU; the rest: as in `quantize`. vLLM's
+    ``silu_and_mul_quant`` and ``silu_and_mul_per_block_quant``.
+    """
+    gate, up = halves(gate, up, interleaved)
+    return of_one(quantized(activate(gate, activation) * up, granularity, quant_dtype, scale, group_size, scale_ue8m0))
+
+
+@FAMILY.spec(
+    {
+        "input": tensor("rows inputs"),
+        "weight": tensor("outputs inputs"),
+        "scale": scales(""),
+        "bias": tensor("outputs"),
+        "activation": "gelu_tanh",
+    },
+    sizes={"rows": 8192, "inputs": 4096, "outputs": 16384},
+    variants={"plain": {"bias": None, "activation": "linear"}, "int8": {"quant_dtype": torch.int8}, "e5m2": {"quant_dtype": E5M2}},
+    trains=False,
+)
+@fg.kernel
+def linear_quant(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "linear",
+    quant_dtype: torch.dtype = E4M3,
+) -> Tensor:
+    """quantize(act(x·weightᵀ + bias)) by a scale that is given
+
+    input: (…, inputs); weight: (outputs, inputs); bias: (outputs); scale: () or (1) of float32; activation: as in `linear`;
+    quant_dtype: as in `quantize`.
+    """
+    if scale is None:
+        raise ArgumentError("a matmul in 8 bits without a scale", mend="give one, or quantize(linear(x)) in two launches")
+    y = activate(F.linear(input, weight, bias), activation)
+    return quantized(y, "per_tensor", quant_dtype, scale)[0]

@@ -1,0 +1,66 @@
+// dequantize: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// Grid ((input_dim0 * 4096 + 1023) // 1024), block 128.
+// Reads input_dim0 * 4100 bytes, writes input_dim0 * 8192.
+#include "../primitives/types.f8e4m3.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.f8e4m3.bf16.float.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/widen_e4m3x2.cuh"
+#include "../primitives/widen.f8e4m3.bf16.float.cuh"
+#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float dequantize(float input, float scale) {
+    return input * scale;                                                             // line 23: return (wide * aligned(scale, input, granularity, group_size)).to(dtype…
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+extern "C" __global__ void __launch_bounds__(128)
+fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i64 input_dim0) {
+    constexpr i32 LANES = 8;    // neighbours that one access moves
+    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    const Index element_count = input_dim0 * 4096;
+    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+
+    f8e4m3 input_raw[UNROLL][LANES];
+    float scale_raw[UNROLL];
+#pragma unroll
+    for (i32 u = 0; u < UNROLL; ++u) {
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
+        if (position + LANES > element_count) continue;
+        const Index i0 = position / 4096;
+        const Index i1 = position - i0 * 4096;
+        load_lanes<8>(input_raw[u], input_ptr, i0 * 4096 + i1);
+        scale_raw[u] = load(scale_ptr, i0);
+    }
+#pragma unroll
+    for (i32 u = 0; u < UNROLL; ++u) {
+        const Index position = first + static_cast<Index>(u) * 128 * LANES;
+        if (position + LANES > element_count) continue;
+        const Index i0 = position / 4096;
+        const Index i1 = position - i0 * 4096;
+        float input[8];
+        widen_vec(input_raw[u], input);
+        const float scale = widen(scale_raw[u]);
+        float result[8];
+#pragma unroll
+        for (i32 v = 0; v < 8; ++v) result[v] = dequantize(input[v], scale);
+        bf16 result_raw[8];
+        narrow_vec(result, result_raw);
+        store_lanes<8>(out_ptr, i0 * 4096 + i1, result_raw);
+    }
+}

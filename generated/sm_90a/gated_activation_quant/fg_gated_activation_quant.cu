@@ -1,0 +1,157 @@
+// gated_activation_quant: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements each.
+// Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
+#include "../primitives/types.f8e4m3.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fast_divide.cuh"
+#include "../primitives/fast_exp.cuh"
+#include "../primitives/fast_reciprocal.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/maximum.float.cuh"
+#include "../primitives/minimum.float.cuh"
+#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen_e4m3x2.cuh"
+#include "../primitives/widen.f8e4m3.bf16.float.cuh"
+#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ void gated_activation_quant_0(float gate, float up, float& largest_part, float& mul_value) {
+    const float mul_1 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;          // line 30: return of_one(quantized(activate(gate, activation) * up, granularity, q…
+    largest_part = fabsf(mul_1);                                                      // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    mul_value = mul_1;                                                                // line 30: return of_one(quantized(activate(gate, activation) * up, granularity, q…
+}
+
+__device__ __forceinline__ void gated_activation_quant_row_1(float largest, float& found, float& row_value) {
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    found = mul_1;
+    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+}
+
+__device__ __forceinline__ float gated_activation_quant_1(float mul_value, float row_value) {
+    return minimum(maximum(mul_value * row_value, -448.0f), 448.0f);                  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 512;  // that share a row
+constexpr i32 MEETING = 16;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
+template <typename Scratch>
+__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 gate_dim0) {
+    const Index column_count = 14336;
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
+
+    // Phase 1 of 2: reduces each row to largest; keeps mul_value.
+    bf16 gate_raw[CHUNKS][LANES];
+    bf16 up_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        load_lanes<8>(gate_raw[c], gate_ptr, row * 14336 + column);
+        load_lanes<8>(up_raw[c], up_ptr, row * 14336 + column);
+    }
+    float mul_value_kept[CHUNKS][LANES];
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        float gate[LANES];
+        widen_vec(gate_raw[c], gate);
+        float up[LANES];
+        widen_vec(up_raw[c], up);
+        float largest_part[LANES];
+        float mul_value[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            gated_activation_quant_0(gate[v], up[v], largest_part[v], mul_value[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            mul_value_kept[c][v] = mul_value[v];
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
+    row_amax_f32_leave(largest, shared_array<float>(0));
+    block_sync();
+    largest = row_amax_f32_meet(shared_array<float>(0));
+
+    // Phase 2 of 2: computes found, row_value; writes out_0, out_1.
+    float found;
+    float row_value;
+    gated_activation_quant_row_1(largest, found, row_value);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        if (column >= column_count) continue;
+        const float (&mul_value)[LANES] = mul_value_kept[c];
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = gated_activation_quant_1(mul_value[v], row_value);
+        }
+        f8e4m3 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        store_lanes<8>(out_0_ptr, row * 14336 + column, result_0_raw);
+    }
+    if (thread == 0) {
+        float narrowed;
+        narrow(found, narrowed);
+        store(out_1_ptr, row, narrowed);
+    }
+}

@@ -1,0 +1,75 @@
+// layer_norm_invertible_backward_0_combine: combination of the column sums, emitted by fusegen for sm_90a.
+// Grid 128, block 1024, 16384 bytes of shared memory.
+// Reads (4 * min(y_dim0, 264)) * 4096 + (4 * min(y_dim0, 264)) * 4096 bytes, writes 16384.
+#include "../primitives/types.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.bf16.float.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/wait_for_previous.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+extern "C" __global__ void __launch_bounds__(1024)
+fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const float* partial_22_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 y_dim0) {
+    wait_for_previous();
+    constexpr i32 COLUMNS = 32;
+    constexpr i32 ROWS = 32;
+    constexpr i32 PARTS = 264;
+    const Index row_blocks = y_dim0;
+    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // no other block had rows
+    const Index column_count = 4096;
+    const i32 lane = thread_id() % COLUMNS;
+    const i32 row = thread_id() / COLUMNS;
+    const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
+    auto column_total_shared = shared_array<float>(0);
+    float column_total = sum_f32_identity();
+    if (column < column_count) {
+        for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total, load(partial_20_ptr, part * 4096 + column));
+    }
+    shared_store(column_total_shared, row * COLUMNS + lane, column_total);
+    auto column_total_2_shared = shared_array<float>(8192);
+    float column_total_2 = sum_f32_identity();
+    if (column < column_count) {
+        for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_22_ptr, part * 4096 + column));
+    }
+    shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
+    // By halves, which is more accurate than in turn.
+#pragma unroll
+    for (i32 half = ROWS / 2; half > 0; half /= 2) {
+        block_sync();
+        if (row < half) {
+            column_total = sum_f32_combine(column_total, shared_load(column_total_shared, (row + half) * COLUMNS + lane));
+            shared_store(column_total_shared, row * COLUMNS + lane, column_total);
+            column_total_2 = sum_f32_combine(column_total_2, shared_load(column_total_2_shared, (row + half) * COLUMNS + lane));
+            shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
+        }
+    }
+    if (row > 0 || column >= column_count) return;
+    bf16 column_total_narrow;
+    narrow(column_total, column_total_narrow);
+    store(out_1_ptr, column, column_total_narrow);
+    bf16 column_total_2_narrow;
+    narrow(column_total_2, column_total_2_narrow);
+    store(out_2_ptr, column, column_total_2_narrow);
+}

@@ -1,0 +1,370 @@
+// linear_quant: product with epilogue, emitted by fusegen for sm_90a.
+// Grid min(((input_dim0 + 127) // 128) * 64, 132), block 384, 229440 bytes of shared memory.
+// Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
+#include "../primitives/types.f8e4m3.maps.cuh"
+#include "../primitives/block_count.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fast_divide.cuh"
+#include "../primitives/fast_exp.cuh"
+#include "../primitives/fast_reciprocal.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load_once.f8e4m3.bf16.float.cuh"
+#include "../primitives/widen_e4m3x2.cuh"
+#include "../primitives/widen.f8e4m3.bf16.float.cuh"
+#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+#include "../primitives/load_wide.f8e4m3.bf16.float.cuh"
+#include "../primitives/lower_registers.cuh"
+#include "../primitives/maximum.i64.float.cuh"
+#include "../primitives/shared_address.cuh"
+#include "../primitives/mbarrier_arrive.cuh"
+#include "../primitives/mbarrier_expect.cuh"
+#include "../primitives/mbarrier_init.cuh"
+#include "../primitives/mbarrier_init_fence.cuh"
+#include "../primitives/mbarrier_wait.cuh"
+#include "../primitives/minimum.i64.float.cuh"
+#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/pack_bytes.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/quad_transpose.cuh"
+#include "../primitives/raise_registers.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/tma_load_2d.cuh"
+#include "../primitives/tma_prefetch_map.cuh"
+#include "../primitives/wgmma_commit.cuh"
+#include "../primitives/wgmma_descriptor.cuh"
+#include "../primitives/wgmma_fence.cuh"
+#include "../primitives/wgmma_wait.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+// What the math reads besides what it is called with.
+struct Operands {
+    const bf16* bias_ptr;
+    const float* scale_ptr;
+};
+
+__device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
+    const float add_1 = product + bias;                                               // line 28: y = activate(F.linear(input, weight, bias), activation)
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
+    return minimum(maximum(add_1 * sigmoid_1 * fast_divide(1.0f, scale), -448.0f), 448.0f);  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+}
+
+// Finishes two neighbouring columns of a row.
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
+                                         f8e4m3 (&out)[2]) {
+    float bias[2];
+    load_wide(bias, operands.bias_ptr, col);
+    const float scale = widen(load_once(operands.scale_ptr, 0));
+    float result[2];
+#pragma unroll
+    for (i32 v = 0; v < 2; ++v) result[v] = linear_quant_epilogue(product[v], bias[v], scale);
+    narrow_vec(result, out);
+}
+
+// Of eight columns of a row in the result.
+__device__ __forceinline__ i64 offset(const Operands& operands, i32 row, i32 col) {
+    return row * 16384 + col;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+// d (+)= A[64, 16] * B[256, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
+template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
+__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate = 1) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred p;\n\t"
+        "setp.ne.b32 p, %130, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
+        " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
+        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
+        " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
+        " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, p, 1, 1, %131, %132;\n\t"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+}
+
+// Tiles of C are TILE_M x TILE_N; one stage of the ring holds TILE_K of the depth, a full 128-byte line of the swizzle.
+constexpr i32 CONSUMERS = 2;  // warpgroups that multiply, 64 rows of the tile each
+constexpr i32 TILE_M = 64 * CONSUMERS;
+constexpr i32 TILE_N = 256;
+constexpr i32 TILE_K = 64;
+constexpr i32 PRODUCTS = 1;  // matrices B that meet the same A
+constexpr i32 STAGES = 4;
+constexpr i32 GROUP = 8;  // rows of tiles that are walked together, so that L2 keeps what they share
+
+constexpr i32 WARPGROUP = 128;
+constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr i32 BLOCKS_PER_SM = 1;
+constexpr i32 RESULTS = TILE_N / 2;  // of a thread
+constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
+
+// A slab is 64 lines of 128 bytes, 64 x 64 values: a warpgroup's rows of A, or one box of an operand that is not K-major.
+constexpr i32 SLAB = 64;
+constexpr i32 LINE_BYTES = 128;
+constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
+constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
+
+constexpr i32 COLUMNS = 16384;
+constexpr i32 WIDTH = 64;  // tiles side by side
+
+using Index = i32;
+constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
+
+struct SharedMemory {
+    bf16 a[STAGES][TILE_M * TILE_K];
+    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
+    u64 full[STAGES];   // the copy engine has delivered a stage
+    u64 empty[STAGES];  // every warp that multiplies is done with a stage
+};
+static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
+
+// Position in the ring of stages; the parity tells one turn from the next.
+struct Cursor {
+    i32 stage = 0;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// First row and column of a tile.
+struct Tile {
+    i32 row, col;
+};
+
+// Row and column, within a warpgroup's part of the tile, of the first value that a thread holds.
+struct Place {
+    i32 row, col;
+};
+
+// The tiles of this block: every `stride`-th, in an order that goes down GROUP rows before it goes right.
+struct Schedule {
+    i32 height;  // of C in tiles
+    i32 index, stride;
+
+    __device__ __forceinline__ Schedule(i64 rows)
+        : height(static_cast<i32>((rows + TILE_M - 1) / TILE_M)), index(block_id()), stride(block_count()) {}
+
+    __device__ __forceinline__ bool next(Tile& tile) {
+        if (index >= height * WIDTH) return false;
+        const i32 group_size = GROUP * WIDTH;
+        const i32 first = index / group_size * GROUP;
+        const i32 group_height = min(GROUP, height - first);
+        const i32 within = index % group_size;
+        tile.row = (first + within % group_height) * TILE_M;
+        tile.col = within / group_height * TILE_N;
+        index += stride;
+        return true;
+    }
+};
+
+// Fetches one stage of A.
+__device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
+    tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
+}
+
+// Fetches one stage of the B of one product.
+__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
+    bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
+    tma_load_2d(tile, map, &shared.full[stage], k, col);
+}
+
+// One thread keeps the ring full, across the borders of tiles: the next tile's loads run during this one's epilogue.
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
+                                        SharedMemory& shared, Schedule schedule, i32 depth) {
+    Cursor cursor;
+    for (Tile tile; schedule.next(tile);) {
+        for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
+            mbarrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
+            mbarrier_expect(&shared.full[cursor.stage], STAGE_BYTES);
+            load_a(a_map, shared, cursor.stage, tile.row, k);
+            load_b(b_map, shared, cursor.stage, tile.col, k, 0);
+        }
+    }
+}
+
+// Tells the producer that this warp no longer reads a stage.
+__device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
+    if (lane_id() == 0) mbarrier_arrive(&shared.empty[stage]);
+}
+
+// Issues the products of one stage.
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
+                                               i32 consumer, bool first) {
+    constexpr i32 DEPTH = 16;  // of one instruction
+    constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
+    constexpr u32 A_STEP = DEPTH * sizeof(bf16);
+    constexpr u32 B_STEP = DEPTH * sizeof(bf16);
+    const u64 a = wgmma_descriptor(&shared.a[stage][consumer * SLAB * TILE_K], ATOM_BYTES, SLAB_BYTES);
+    const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
+        wgmma_m64n256k16_bf16<0, 0>(
+            accumulator, wgmma_advance(a, i * A_STEP), wgmma_advance(b, i * B_STEP), !first || i > 0);
+    }
+    wgmma_commit();
+}
+
+// Multiplies one tile. A stage is released only when the products of the next one are queued behind it, so that the tensor
+// cores never run dry.
+__device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
+                                              i32 depth, i32 consumer) {
+    i32 previous = cursor.stage;
+    mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
+    multiply_stage(accumulator, shared, cursor.stage, consumer, true);
+    cursor.advance();
+    for (i32 k = TILE_K; k < depth; k += TILE_K, cursor.advance()) {
+        mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
+        multiply_stage(accumulator, shared, cursor.stage, consumer, false);
+        wgmma_wait<1>();
+        release(shared, previous);
+        previous = cursor.stage;
+    }
+    wgmma_wait<0>(accumulator);
+    release(shared, previous);
+}
+
+// What a thread holds of a warpgroup's 64 rows, finished; what lies outside of C is left out.
+// A pair of 8-bit results shares a register.
+// A tile that is INSIDE has no tests and hence no branches, so that the loads of many operands are in flight together.
+template <bool INSIDE>
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+                                            Place place, i64 rows, float (&y)[RESULTS / 2]) {
+#pragma unroll
+    for (i32 held = 0; held < RESULTS; held += 2) {
+        const Index row = tile.row + place.row + held / 2 % 2 * 8;
+        const Index col = place.col + held / 4 * OCTET;
+        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
+        const float product[2] = {accumulator[held], accumulator[held + 1]};
+        f8e4m3 y_pair[2];
+        epilogue(operands, product, row, tile.col + col, y_pair);
+        y[held / 2] = pack_bytes(y_pair);
+    }
+}
+
+// Stores a warpgroup's 64 rows of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; exchanged, each
+// stores eight that are contiguous.
+__device__ __forceinline__ void scatter_y(f8e4m3* out, const float (&words)[RESULTS / 2], const Operands& operands,
+                                            Tile tile, Place place, i64 rows) {
+    constexpr i32 QUAD = 4;
+    const i32 quad_lane = lane_id() % QUAD;
+#pragma unroll
+    for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
+#pragma unroll
+        for (i32 lower = 0; lower < 2; ++lower) {
+            u32 pairs[QUAD];
+#pragma unroll
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &words[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            quad_transpose(pairs);
+            f8e4m3 octet[OCTET];
+#pragma unroll
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&octet[2 * i], &pairs[i], 2);
+            const Index row = tile.row + place.row + lower * 8;
+            const Index col = first + quad_lane * OCTET;
+            if (row < rows && tile.col + col < COLUMNS) {
+                store_vec<OCTET>(out, offset(operands, row, tile.col + col), octet);
+            }
+        }
+    }
+}
+
+// Finishes and stores a warpgroup's 64 rows of a tile.
+__device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+                                       f8e4m3* out_ptr, SharedMemory& shared,
+                                       Tile tile, Place place, i64 rows, i32 consumer) {
+    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
+    float y[RESULTS / 2];
+    if (inside) {
+        finish_tile<true>(accumulator, operands, tile, place, rows, y);
+    } else {
+        finish_tile<false>(accumulator, operands, tile, place, rows, y);
+    }
+    scatter_y(out_ptr, y, operands, tile, place, rows);
+}
+
+// Multiplies and stores this block's tiles.
+__device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_ptr, SharedMemory& shared,
+                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
+    const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
+    Cursor cursor;
+    for (Tile tile; schedule.next(tile);) {
+        float accumulator[ACCUMULATORS];
+        multiply_tile(accumulator, shared, cursor, depth, consumer);
+
+        tile.row += consumer * SLAB;
+        finish(accumulator, operands, out_ptr, shared, tile, place, rows, consumer);
+    }
+}
+
+__device__ __forceinline__ void initialise(SharedMemory& shared) {
+    for (i32 stage = 0; stage < STAGES; ++stage) {
+        mbarrier_init(&shared.full[stage], 1);
+        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / 32);
+    }
+    mbarrier_init_fence();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_linear_quant(
+    const __grid_constant__ TensorMap a_map,
+    const __grid_constant__ TensorMap b_map,
+    i64 rows, i64 depth,
+    f8e4m3* out_ptr,
+    const bf16* bias_ptr,
+    const float* scale_ptr) {
+    SharedMemory& shared = *shared_array<SharedMemory>(0);
+    const Schedule schedule(rows);
+
+    if (thread_id() == 0) {
+        tma_prefetch_map(a_map);
+        tma_prefetch_map(b_map);
+        initialise(shared);
+    }
+    block_sync();
+
+    const i32 warpgroup = thread_id() / WARPGROUP;
+    if (warpgroup == CONSUMERS) {
+        lower_registers<24>();
+        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, shared, schedule, static_cast<i32>(depth));
+    } else {
+        raise_registers<240>();
+        const Operands operands{bias_ptr, scale_ptr};
+        consume(operands, out_ptr, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
+    }
+}

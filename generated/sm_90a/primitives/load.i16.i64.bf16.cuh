@@ -1,0 +1,16 @@
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+__device__ __forceinline__ i16 load(const i16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<i16>(bits);
+}
+__device__ __forceinline__ i64 load(const i64* base, i64 i) {
+  u64 bits;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}

@@ -1,0 +1,8 @@
+// Stores one or two registers at a shared-memory address that is aligned to all of them together.
+__device__ __forceinline__ void store_shared_words(u32 address, float word) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(word) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_words(u32 address, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second) : "memory");
+}

@@ -1,0 +1,4 @@
+// Closes the group of bulk stores that this thread issued since the last commit.
+__device__ __forceinline__ void tma_store_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}

@@ -1,0 +1,4 @@
+// Closes the group of wgmma that this warpgroup issued since the last commit.
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}

@@ -1,0 +1,6 @@
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}

@@ -1,0 +1,142 @@
+// quantize: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads input_dim0 * 8192 bytes, writes input_dim0 * 4100.
+#include "../primitives/types.f8e4m3.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fast_divide.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/maximum.float.cuh"
+#include "../primitives/minimum.float.cuh"
+#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen_e4m3x2.cuh"
+#include "../primitives/widen.f8e4m3.bf16.float.cuh"
+#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ float quantize_0(float input) {
+    return fabsf(input);                                                              // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+}
+
+__device__ __forceinline__ void quantize_row_1(float largest, float& found, float& row_value) {
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    found = mul_1;
+    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+}
+
+__device__ __forceinline__ float quantize_1(float input, float row_value) {
+    return minimum(maximum(input * row_value, -448.0f), 448.0f);                      // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
+template <typename Scratch>
+__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8)
+fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0) {
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
+
+    // Phase 1 of 2: reduces each row to largest.
+    bf16 input_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+    }
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        float input[LANES];
+        widen_vec(input_raw[c], input);
+        float largest_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            largest_part[v] = quantize_0(input[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
+    row_amax_f32_leave(largest, shared_array<float>(0));
+    block_sync();
+    largest = row_amax_f32_meet(shared_array<float>(0));
+
+    // Phase 2 of 2: computes found, row_value; writes out_0, out_1.
+    float found;
+    float row_value;
+    quantize_row_1(largest, found, row_value);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        float input[LANES];
+        widen_vec(input_raw[c], input);
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = quantize_1(input[v], row_value);
+        }
+        f8e4m3 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+    }
+    if (thread == 0) {
+        float narrowed;
+        narrow(found, narrowed);
+        store(out_1_ptr, row, narrowed);
+    }
+}

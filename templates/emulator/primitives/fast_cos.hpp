@@ -1,0 +1,1 @@
+inline float fast_cos(float x) { return cosf(reduced_angle(x)); }

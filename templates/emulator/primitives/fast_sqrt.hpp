@@ -1,0 +1,1 @@
+inline float fast_sqrt(float x) { return sqrtf(flush_subnormal(x)); }
