@@ -37,7 +37,7 @@ inline std::vector<at::Tensor> topk(const Wanted& wanted, double descending, int
   const at::Tensor& rows = given[0];
   const bool is_falling = descending != 0.0;
   const auto [values, indices] = length == rows.size(-1) ? at::sort(rows, true, -1, is_falling)
-                                                         : at::topk(rows, length, -1, is_falling, true);
+                                                         : rows.topk(length, -1, is_falling, true);
   std::vector<at::Tensor> found;
   for (const auto& [number, dtype] : wanted) found.push_back((number ? indices : values).to(dtype));
   return found;
