@@ -11,10 +11,19 @@ from fusegen.emit.offsets import Offsets
 from fusegen.emit.reductions import ReductionView, view
 from fusegen.emit.views import CallView, FragmentView, argument_text, call_view, fragment
 from fusegen.schedule.access import Access
-from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
+from fusegen.schedule.bodies import ColumnSum, Phase, RowBody, Segments
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.math import Function, Origin, Parameter
+from fusegen.schedule.math import Argument, Call, Copy, Function, Origin, Parameter
 from fusegen.schedule.plan import Persistence
+
+
+@dataclass(frozen=True)
+class SegmentsView:
+    """A reduction over segments with all of its text: the math whose results are combined, copies as of a phase, the variables."""
+
+    call: CallView | None
+    copies: tuple[tuple[str, str, str], ...]
+    reduction: ReductionView
 
 
 @dataclass(frozen=True)
@@ -30,11 +39,13 @@ class PhaseView:
         uses: fragments that this phase's math uses and that are held, loaded here or before.
         kept: fragments that this phase's math uses and that are held over all rows.
         given: computed fragments from earlier phases, with their types.
+        segments: what is reduced over segments before the math on each element.
         call: math on each element.
         copies: results that are values which are there already, with their types and the values' text.
         elements: the text of what reductions combine: of each component the value of a lane.
         orders: names of what is held and put in order.
         reductions, column_sums, held, writes: results of the phase.
+        segment_writes: results of which one a segment is stored.
         row_writes: a variable of the row, stored once.
         purpose: what the phase is there for.
     """
@@ -47,6 +58,7 @@ class PhaseView:
     uses: tuple[FragmentView, ...]
     kept: tuple[FragmentView, ...]
     given: tuple[tuple[str, str], ...]
+    segments: tuple[SegmentsView, ...]
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
     elements: Mapping[str, str]
@@ -55,6 +67,7 @@ class PhaseView:
     orders: tuple[str, ...]
     held: tuple[tuple[str, str], ...]
     writes: tuple[FragmentView, ...]
+    segment_writes: tuple[FragmentView, ...]
     row_writes: tuple[tuple[FragmentView, str], ...]
     purpose: str
 
@@ -90,12 +103,13 @@ def _phase(
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
-    arguments = (*(phase.call.arguments if phase.call else ()), *(c.value for c in phase.copies))
+    arguments = [argument for s in (*phase.segments, phase) for argument in _arguments(s.call, s.copies)]
     arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
     copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
     in_arrays = [c for c in phase.copies if elements.get(c.name.removesuffix("_part")) != copies[c.name]]
     writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
+    segment_writes = tuple(fragment(a, offsets, lane_axis) for a in phase.segment_writes)
     row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
     return PhaseView(
         row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
@@ -106,6 +120,7 @@ def _phase(
         uses=tuple(fragment(reads[name], offsets, lane_axis) for name in arrays if name in reads),
         kept=tuple(fragment(kept[name], offsets, lane_axis) for name in arrays if name in kept),
         given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
+        segments=tuple(_segments(s, offsets, lane_axis) for s in phase.segments),
         call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
         copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
         elements=elements,
@@ -114,9 +129,21 @@ def _phase(
         orders=tuple(p.name for p in phase.orders),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
         writes=writes,
+        segment_writes=segment_writes,
         row_writes=row_writes,
-        purpose=_purpose(phase, [*(w.pointer for w in writes), *(w.pointer for w, _ in row_writes)]),
+        purpose=_purpose(phase, [*(w.pointer for w in (*writes, *segment_writes)), *(w.pointer for w, _ in row_writes)]),
     )
+
+
+def _arguments(call: Call | None, copies: Sequence[Copy]) -> list[Argument]:
+    """What the math on each element takes, and what is copied."""
+    return [*(call.arguments if call else ()), *(c.value for c in copies)]
+
+
+def _segments(segments: Segments, offsets: Offsets, lane_axis: sympy.Symbol) -> SegmentsView:
+    copies = tuple((c.name, c.dtype.spelling, argument_text(c.value, offsets, lane_axis)) for c in segments.copies)
+    call = call_view(segments.call, offsets, lane_axis) if segments.call else None
+    return SegmentsView(call, copies, view(segments.reduction))
 
 
 def _is_steady(late: Access, offsets: Offsets) -> bool:
@@ -138,10 +165,12 @@ def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
 def _purpose(phase: Phase, written: Sequence[str]) -> str:
     """What a phase is there for."""
     computed = [r.name for r in phase.row_call.function.results] if phase.row_call else []
+    of_segments = [c.name for s in phase.segments for c in s.reduction.components]
     along = [c.name for r in phase.reductions for c in r.components]
     over = [c.name for r in phase.column_sums for c in r.components]
     parts = {
         "computes {}": computed,
+        "reduces each segment to {}": of_segments,
         "reduces each row to {}": along,
         "adds to {} of each column": over,
         "puts {} in order": [p.name for p in phase.orders],
@@ -185,5 +214,5 @@ def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> C
 
 def row_functions(body: RowBody) -> list[Function]:
     """The user's math in the order in which a row meets it."""
-    calls = [c for phase in body.phases for c in (phase.row_call, phase.call) if c is not None]
+    calls = [c for p in body.phases for c in (p.row_call, *(s.call for s in p.segments), p.call) if c is not None]
     return list(dict.fromkeys(c.function for c in calls))

@@ -1,7 +1,8 @@
 """Rows in the order in which they go on: a view of what was normalized becomes a view of what the norm reads.
 
 Models normalize heads, or whole rows, as a product wrote them, arrange them for attention, and go on point by point (a rotation).
-In the order of the arrangement all of it is over one shape, so that one kernel computes it.
+In the order of the arrangement all of it is over one shape, so that one kernel computes it. A result that the norm reads, as a sum
+that goes on as the residual, is computed over that shape too, where it only splits dims.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class _Moved:
         end: the value that is viewed, the last one in the old order.
         view: the last of the views.
         inside: nodes that are computed in the order of the view, `end` among them.
+        results: results of the graph that these are computed of point by point, and which a reshape gives back.
     """
 
     end: int
     view: int
     frame: _Frame
     inside: frozenset[int] = field(repr=False)
+    results: frozenset[int] = field(repr=False)
 
 
 def reframed(graph: Graph) -> Graph:
@@ -79,7 +82,7 @@ def _moves(graph: Graph) -> Iterator[_Moved]:
         if found is not None and _goes_on(graph, found[0]):
             inside = _made_of_reductions(graph, position)
             if inside:
-                yield _Moved(position, *found, _with_results(graph, inside, position, found[1]))
+                yield _Moved(position, *found, inside, _results_read(graph, position, inside, found[1]))
 
 
 def _is_hidden(graph: Graph, position: int) -> bool:
@@ -113,18 +116,19 @@ def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
     return frozenset(inside) if is_alone and len(dims) == 1 else frozenset()
 
 
-def _with_results(graph: Graph, inside: frozenset[int], end: int, frame: _Frame) -> frozenset[int]:
-    """The nodes of a move, with results that are normalized, as the sum of a residual stream, and with what is made of these for
-    the move alone: one kernel computes all. Only where dims are split, and in memory nothing changes."""
-    shape = graph.nodes[end].shape
-    found = set(inside)
-    for position in sorted({p for q in inside for p in graph.ancestors[q]}, reverse=True):
-        node = graph.nodes[position]
-        is_whole = len(node.shape) == len(shape) and all(map(same, node.shape, shape))
-        if node.family is Family.POINTWISE and is_whole and found.issuperset(graph.users[position]):
-            found.add(position)
-    is_wanted = frame.order == tuple(sorted(frame.order)) and not found.isdisjoint(graph.outputs)
-    return frozenset(found) if is_wanted else inside
+def _results_read(graph: Graph, end: int, inside: Collection[int], frame: _Frame) -> frozenset[int]:
+    """Results of a value's shape that the nodes it is made of read, and that a kernel of rows can write: a frame only splits their
+    dims, and no product ends in them."""
+    if frame.order != tuple(range(len(frame.order))):
+        return frozenset()
+    read = {a for p in inside for a in graph.nodes[p].args}.intersection(graph.outputs).difference(inside)
+    return frozenset(p for p in read if graph.nodes[p].shape == graph.nodes[end].shape and _is_of_points(graph, p))
+
+
+def _is_of_points(graph: Graph, position: int) -> bool:
+    """True if a value is computed point by point of what lies in memory, and of nothing that has a kernel of its own."""
+    below = {graph.nodes[p].family for p in graph.ancestors[position]}
+    return graph.nodes[position].family is Family.POINTWISE and below <= {Family.POINTWISE, Family.VIEW, Family.LEAF}
 
 
 def _is_along_last(graph: Graph, reduction: int, shape: Shape) -> bool:
@@ -188,8 +192,10 @@ class _Reframed:
         self.builder = GraphBuilder(graph.name).like(graph)
         self.builder.derived = graph.derived
         self.frames = {position: move.frame for move in moves for position in move.inside}
+        self.results = {position: move.frame for move in moves for position in move.results}
         self.views = {move.view: move.end for move in moves}
         self.moved: dict[int, int] = {}
+        self.framed: dict[tuple[int, _Frame], int] = {}
 
     def run(self) -> Graph:
         """The new graph."""
@@ -198,15 +204,16 @@ class _Reframed:
                 self.moved[position] = self.moved[self.views[position]]
             elif position in self.frames:
                 self.moved[position] = self._in_frame(position, node, self.frames[position])
+            elif position in self.results:
+                frame = self.results[position]
+                found = self.framed[position, frame] = self._in_frame(position, node, frame)
+                self.moved[position] = self.builder.add(
+                    Op.RESHAPE, (found,), location=self.graph.locations[position], shape=node.shape
+                )
             else:  # views between a value and the last one are built, and dropped since nothing needs them
                 rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
                 self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self._result(o) for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
-
-    def _result(self, position: int) -> int:
-        if position not in self.frames:
-            return self.moved[position]
-        return self.builder.add(Op.RESHAPE, [self.moved[position]], shape=self.graph.nodes[position].shape)
+        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
 
     def _in_frame(self, position: int, node: Node, frame: _Frame) -> int:
         args = [self.moved[a] if a in self.frames else self._viewed(a, frame) for a in node.args]
@@ -218,6 +225,8 @@ class _Reframed:
 
     def _viewed(self, position: int, frame: _Frame) -> int:
         """What lies outside, in a frame's order; numbers have none."""
+        if (position, frame) in self.framed:
+            return self.framed[position, frame]
         shape, location = self.graph.nodes[position].shape, self.graph.locations[position]
         if not shape:
             return self.moved[position]

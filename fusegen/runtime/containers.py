@@ -1,7 +1,7 @@
 """Arguments that hold others: each leaf of a list, tuple, dict or named tuple of tensors becomes a parameter of its own; lists and
 dicts of settings are part of the code.
 
-torch.compile reads `spread` as it reads a user's function: it is plain Python.
+torch.compile reads `settled` and `spread` as it reads a user's function: they are plain Python.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fusegen.errors import UnsupportedError
 from fusegen.lang.places import returned_at
@@ -32,6 +33,19 @@ KINDS = (list, tuple, dict)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _KEYS = (str, int, Enum)
 _SETTING = "setting"
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+
+
+def settled(value: Any) -> Any:
+    """A tuple or list of numbers with those numbers known: they select code, so that torch compiles again for others.
+
+    Any other value is returned as it is.
+    """
+    if isinstance(value, torch.Size):
+        value = tuple(value)
+    if type(value) not in (tuple, list) or not all([isinstance(element, _NUMBERS) for element in value]):
+        return value
+    return type(value)([guard_scalar(element) for element in value])
 
 
 def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[Layouts, list[Any]]:
@@ -43,7 +57,8 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
         variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
     """
     layouts, leaves = [], []
-    for name, value in zip(names, values, strict=True):
+    for name, given in zip(names, values, strict=True):
+        value = given if name in variadic else settled(given)
         own: list[Any] = []
         layout = _layout(value, own) if isinstance(value, KINDS) else None
         if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own]):

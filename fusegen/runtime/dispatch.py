@@ -24,7 +24,7 @@ from fusegen.runtime.backends import builder, machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.containers import KINDS as CONTAINERS
-from fusegen.runtime.containers import Layouts, flat_function, flat_names, spread
+from fusegen.runtime.containers import Layouts, flat_function, flat_names, settled, spread
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
@@ -141,6 +141,8 @@ class Dispatcher(Plan):
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call into which something looks: the function itself."""
+        values, args = [settled(value) for value in values], [settled(value) for value in args]
+        kwargs = {name: settled(value) for name, value in kwargs.items()}
         for name, value in zip(self.parameters.names, values, strict=True):
             if not isinstance(value, Tensor):
                 check_plain(self.name, name, value)

@@ -84,6 +84,21 @@ class TileBody:
 
 
 @dataclass(frozen=True)
+class Segments:
+    """A reduction over segments of a row, neighbours that the threads of a part of a warp hold: its result is a variable that the
+    elements of a segment share.
+
+    Attributes:
+        call: math on each element whose results are combined; None where there is none.
+        copies: what is combined beside those.
+    """
+
+    call: Call | None
+    copies: tuple[Copy, ...]
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
 class Phase:
     """What happens between two reductions along a row.
 
@@ -92,6 +107,7 @@ class Phase:
         row_call: math on the row's statistics, done once a row; None where there is nothing to do.
         reads: fragments of the row that are loaded here, all at once.
         late: fragments that are loaded group by group, right before they are used.
+        segments: what is reduced over segments, in order: each may use those before.
         call: math on each element of the row; None where there is none.
         copies: results of the phase beside those of the call.
         reductions: results that are combined along the row; named as statistics.
@@ -99,6 +115,7 @@ class Phase:
         orders: of what is held, the rows that are put in order when the phase ends.
         held: results that are kept in registers for later phases.
         writes: results that are stored.
+        segment_writes: results of which one a segment is stored.
         row_writes: variables of the row that are stored once.
     """
 
@@ -106,6 +123,7 @@ class Phase:
     row_call: Call | None
     reads: tuple[Access, ...]
     late: tuple[Access, ...]
+    segments: tuple[Segments, ...]
     call: Call | None
     copies: tuple[Copy, ...]
     reductions: tuple[Reduction, ...]
@@ -113,6 +131,7 @@ class Phase:
     orders: tuple[Parameter, ...]
     held: tuple[Parameter, ...]
     writes: tuple[Access, ...]
+    segment_writes: tuple[Access, ...]
     row_writes: tuple[tuple[Access, str], ...]
 
 
@@ -144,6 +163,7 @@ class RowBody:
             fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
         sums: of a tile of columns: what a block, or a cluster, makes of its rows, and where it goes.
         anchor: what is accessed at aligned places where groups of lanes do not start with the row; else None.
+        segment: columns of a segment, the extent of the last axis; 0 where nothing goes by segments.
     """
 
     row_axes: Axes
@@ -156,6 +176,12 @@ class RowBody:
     plan: RowPlan
     sums: tuple[ColumnSum, ...] = ()
     anchor: Anchor | None = None
+    segment: int = 0
+
+    @property
+    def peers(self) -> int:
+        """Threads that share a segment: neighbours in a warp."""
+        return self.segment // self.plan.lanes
 
 
 @dataclass(frozen=True)

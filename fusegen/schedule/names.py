@@ -76,7 +76,7 @@ _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
 
 _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
-    "|pivot|levels|chunks?|in_turn|once"
+    "|pivot|levels|chunks?"
 )
 """What templates and emitters append to names."""
 

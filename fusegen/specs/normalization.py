@@ -148,21 +148,34 @@ def modulated_layer_norm(
     return modulated(normalized, scale, shift)
 
 
-@FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "weight": {"weight": ROW}})
+WEIGHTED: Variants = {name: {"weight": ROW, **settings} for name, settings in {"weight": {}, **MODES}.items()}
+
+
+@FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "no_shift": {"shift": None}, **WEIGHTED})
 @fg.kernel
-def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+def modulated_rms_norm(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    casting_mode: str = "none",
+) -> Tensor:
     """rms_norm(x)·weight·(1 + scale) + shift
 
-    x: (batch, positions, features); scale, shift: (batch, features), or of the shape of x; weight: (features).
+    x: (batch, positions, features); scale, shift: (batch, features), or of the shape of x; weight: (features);
+    zero_centered_gamma, casting_mode: as in `rms_norm`. The result has the dtype of x.
     """
-    return modulated(F.rms_norm(x, (x.shape[-1],), weight, eps), scale, shift)
+    return modulated(rms_normalized(x, weight, eps, zero_centered_gamma, casting_mode), scale, shift).to(x.dtype)
 
 
-def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def modulated(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     """x·(1 + scale) + shift; one scale and shift a batch where they have a dim less than x."""
     if scale.dim() < x.dim():
-        scale, shift = scale.unsqueeze(-2), shift.unsqueeze(-2)
-    return x * (1 + scale) + shift
+        scale, shift = scale.unsqueeze(-2), None if shift is None else shift.unsqueeze(-2)
+    scaled = x * (1 + scale)
+    return scaled if shift is None else scaled + shift
 
 
 ADDED = {"x": X, "residual": X}

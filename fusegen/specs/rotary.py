@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.operands import indices, tensor
+from fusegen.specs.operands import indices, size, tensor
 from fusegen.specs.spec import Family
 
 FAMILY = Family("rotary")
@@ -27,7 +27,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
 
     Args:
         x: (batch, heads, positions, channels).
-        cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved.
+        cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved. Wider ones,
+            as float32, leave the result in the dtype of x.
     """
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -35,10 +36,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
-        result = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        result = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(x.dtype)
     else:
         a, b = turned.chunk(2, -1)
-        result = turned * cos + torch.cat((-b, a), -1) * sin
+        result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     return torch.cat((result, rest), -1) if count < x.shape[-1] else result
 
 
@@ -54,8 +55,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = F
 
     q: (batch, heads, positions, channels); k: (batch, kv_heads, positions, channels); cos, sin: (positions, r) or (batch,
     positions, r), where the first r channels are rotated and each pair is r/2 channels apart, as in `transformers`;
-    interleaved: pairs are neighbours, and cos and sin have r/2 numbers a position, as in GPT-J. Su et al., "RoFormer" (arXiv
-    2104.09864).
+    interleaved: pairs are neighbours, and cos and sin have r/2 numbers a position, as in GPT-J. The results have the dtypes of q
+    and k, also where cos and sin are float32. Su et al., "RoFormer" (arXiv 2104.09864).
     """
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
@@ -78,6 +79,7 @@ SCALED = {"scaling": "llama3", "base": 500000.0, "factor": 8.0}
     sizes=SIZES,
     variants={
         "interleaved": {"interleaved": True},
+        "partial": {**PARTIAL, "rotary_dim": size("2*pairs")},
         "linear": {"scaling": "linear", "factor": 4.0},
         "llama3": SCALED,
         "yarn": {"scaling": "yarn", "factor": 16.0, "original_length": 4096},
@@ -97,15 +99,17 @@ def rotary_position_ids(
     high: fg.Static[float] = 4.0,
     beta_fast: fg.Static[float] = 32.0,
     beta_slow: fg.Static[float] = 1.0,
+    rotary_dim: fg.Static[int | None] = None,
 ) -> tuple[Tensor, Tensor]:
-    """`rotary` by angles position·base^(−2i/channels) that the kernel computes
+    """`rotary` by angles position·base^(−2i/rotary_dim) that the kernel computes in float32
 
     q, k, interleaved: as in `rotary`; position_ids: (batch, positions) of integers; scaling: None, "linear" (positions over
     factor), "llama3" (`factor`, `low`, `high` as its ``low_freq_factor`` and ``high_freq_factor``), or "yarn" (`factor`,
-    `beta_fast`, `beta_slow`), the last two with the length that the model was trained with. Peng et al., "YaRN" (arXiv
+    `beta_fast`, `beta_slow`), the last two with the length that the model was trained with; rotary_dim: how many of the first
+    channels are rotated, by default all. Peng et al., "YaRN" (arXiv
     2309.00071).
     """
-    channels = q.shape[-1]
+    channels = q.shape[-1] if rotary_dim is None else rotary_dim
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
     frequencies, magnitude = 1.0 / base**exponents, 1.0
     if scaling == "linear":
@@ -119,7 +123,7 @@ def rotary_position_ids(
         raise ArgumentError(f"no scaling is called {scaling!r}", mend="give None, 'linear', 'llama3' or 'yarn'")
     angles = position_ids[..., None].float() * frequencies
     angles = angles if interleaved else torch.cat((angles, angles), -1)
-    cos, sin = (angles.cos() * magnitude).to(q.dtype), (angles.sin() * magnitude).to(q.dtype)
+    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 

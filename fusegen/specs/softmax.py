@@ -9,33 +9,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.operands import mask, tensor
-from fusegen.specs.spec import Family
+from fusegen.specs.operands import mask, positive, tensor
+from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("softmax")
 
 X = tensor("rows features")
-TEMPERATURE = {"temperature": {"temperature": 0.7}}
+TEMPERATURE: Variants = {"temperature": {"temperature": 0.7}, "temperatures": {"temperature": positive("rows 1")}}
+
+
+def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:
+    """x/temperature, which is x where the temperature is the number 1."""
+    return x / temperature if isinstance(temperature, Tensor) or temperature != 1.0 else x
 
 
 @FAMILY.spec({"input": X}, variants=TEMPERATURE)
 @fg.kernel
-def softmax(input: Tensor, dim: int = -1, temperature: float = 1.0) -> Tensor:
+def softmax(input: Tensor, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
     """exp(x − max(x))/Σ exp(x − max(x)) along a dim, with x divided by the temperature
 
-    input: any shape.
+    input: any shape; temperature: a number, or a tensor of a shape that broadcasts: (rows, 1) has one a row.
     """
-    return torch.softmax(input if temperature == 1.0 else input / temperature, dim)
+    return torch.softmax(cooled(input, temperature), dim)
 
 
 @FAMILY.spec({"input": X}, variants=TEMPERATURE)
 @fg.kernel
-def log_softmax(input: Tensor, dim: int = -1, temperature: float = 1.0) -> Tensor:
+def log_softmax(input: Tensor, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
     """x − max(x) − log Σ exp(x − max(x)) along a dim, with x divided by the temperature
 
-    input: any shape.
+    input: any shape; temperature: a number, or a tensor of a shape that broadcasts: (rows, 1) has one a row.
     """
-    return F.log_softmax(input if temperature == 1.0 else input / temperature, dim)
+    return F.log_softmax(cooled(input, temperature), dim)
 
 
 @FAMILY.spec({"input": X}, variants={"keepdim": {"keepdim": True}})

@@ -67,6 +67,7 @@ Block& own_block();
 void sync_warp();
 void sync_block();
 void shuffle(void* value, i64 bytes, i32 from);
+void shuffle_among(void* value, i64 bytes, i32 from, i32 width);
 void arrive_at_cluster();
 void wait_for_cluster();
 void meet_named(i32 id, i32 threads);

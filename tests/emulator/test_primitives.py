@@ -81,6 +81,9 @@ USES = {
     "shared_store": "shared_store(shared_array<i64>(0), 1, load(integers, 0));",
     "shuffle_xor": "store(floats, 0, shuffle_xor(load(floats, 1), 1)); store(doubles, 0, shuffle_xor(load(doubles, 1), 2));"
     "store(integers, 0, shuffle_xor(load(integers, 1), 4));",
+    "shuffle_xor_among": "store(floats, 0, shuffle_xor_among<4>(load(floats, 1), 2));"
+    "store(doubles, 0, shuffle_xor_among<32>(load(doubles, 1), 16));"
+    "store(integers, 0, shuffle_xor_among<2>(load(integers, 1), 1));",
     "sign_of": "store(floats, 0, sign_of(load(floats, 1))); store(doubles, 0, sign_of(load(doubles, 1)));"
     "store(integers, 0, sign_of(load(integers, 1)));",
     "warp_sync": "warp_sync();",

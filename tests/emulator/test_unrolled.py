@@ -137,3 +137,19 @@ def test_a_half_of_a_row_is_read_once() -> None:
     x = randn(4, 64, dtype=torch.bfloat16)
     found = text(normalized_and_rotated, x, randn(64, dtype=torch.bfloat16), randn(64, dtype=torch.bfloat16))
     assert found.count("_raw[c], x_ptr, ") == 2
+
+
+@pytest.mark.parametrize("channels", [32, 6])
+def test_masks_of_pairs_are_those_of_the_elements(channels: int) -> None:
+    """Random bits of an element are the same wherever a thread draws them."""
+    x = randn(4, channels).abs() + 1
+
+    def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = fg.dropout(x, 0.5, seed=3)
+        return kept, torch.stack((kept[..., 1::2], kept[..., ::2]), -1).flatten(-2)
+
+    kept, swapped = fg.kernel(pairs)(x)
+    assert 0 < (kept == 0).sum() < x.numel()
+    assert torch.equal(swapped, kept.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+    alone = fg.kernel(lambda x: pairs(x)[1])(x)
+    assert torch.equal(alone, swapped)

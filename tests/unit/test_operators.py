@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 import fusegen as fg
+from fusegen import ops
 from fusegen.errors import ArgumentError, GradientError, UnsupportedError
 from fusegen.specs import SPECS, materialize
 from tests.naming import case
@@ -237,6 +238,36 @@ def test_a_module_is_exported_and_compiled_by_itself() -> None:
     compiled = Compiled(module, dynamic=True)
     alike(compiled.call(x), module(x))
     assert compiled.operators[0] == "fusegen::block_forward"
+
+
+def as_tuple(x: Tensor, w: Tensor) -> Tensor:
+    return ops.rms_norm(x, (x.shape[-1],), w)
+
+
+def as_list(x: Tensor, w: Tensor) -> Tensor:
+    return ops.rms_norm(x, [x.shape[-1]], w)  # type: ignore[arg-type]  # torch takes a list too
+
+
+def as_size(x: Tensor, w: Tensor) -> Tensor:
+    return ops.rms_norm(x, x.shape[-1:], w)
+
+
+@pytest.mark.parametrize("norm", [as_tuple, as_list, as_size])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_setting_made_of_sizes_that_change(norm: Callable[[Tensor, Tensor], Tensor], dynamic: bool | None) -> None:
+    compiled = Compiled(norm, dynamic=dynamic)
+    for features in (16, 24, 40):
+        x, w = randn(3, features), randn(features)
+        torch.testing.assert_close(compiled.call(x, w), F.rms_norm(x, (features,), w))
+    assert compiled.operators == ["fusegen::rms_norm"] * 3
+
+
+@pytest.mark.parametrize("norm", [as_tuple, as_list, as_size])
+def test_make_fx_knows_a_setting_made_of_sizes(norm: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x, w = randn(3, 16), randn(16)
+    traced = make_fx(norm, tracing_mode="symbolic")(x, w)
+    torch.testing.assert_close(traced(randn(5, 16).copy_(x[:1]), w)[:1], F.rms_norm(x[:1], (16,), w))
+    assert "fusegen" in traced.code
 
 
 def test_what_make_fx_records() -> None:

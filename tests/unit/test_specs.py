@@ -143,6 +143,36 @@ def test_unknown_settings_are_refused() -> None:
         ops.rotary_position_ids(heads, heads, torch.arange(3)[None], scaling="none")
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations_by_float32_leave_the_dtype(interleaved: bool) -> None:
+    q, angles = randn(1, 2, 3, 8).bfloat16(), randn(3, 4 if interleaved else 8)
+    turned, _ = ops.rotary(q, q, angles.cos(), angles.sin(), interleaved)
+    exact, _ = ops.rotary(q.double(), q.double(), angles.cos().double(), angles.sin().double(), interleaved)
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, exact.bfloat16())
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_position_ids_rotate_some_channels(interleaved: bool) -> None:
+    q, positions = randn(1, 2, 3, 12), torch.tensor([[5, 0, 7]])
+    turned, _ = ops.rotary_position_ids(q, q, positions, interleaved=interleaved, rotary_dim=8)
+    wanted, _ = ops.rotary_position_ids(q[..., :8], q[..., :8], positions, interleaved=interleaved)
+    torch.testing.assert_close(turned, torch.cat((wanted, q[..., 8:]), -1))
+
+
+def test_a_temperature_for_each_row() -> None:
+    x, temperatures = randn(3, 16), torch.tensor([[0.5], [1.0], [2.0]])
+    torch.testing.assert_close(ops.softmax(x, temperature=temperatures), torch.softmax(x / temperatures, -1))
+    torch.testing.assert_close(ops.log_softmax(x, temperature=temperatures), torch.log_softmax(x / temperatures, -1))
+
+
+def test_a_modulated_norm_without_shift() -> None:
+    x, scale = randn(2, 3, 16), randn(2, 16)
+    torch.testing.assert_close(
+        ops.modulated_rms_norm(x, scale), torch.nn.functional.rms_norm(x, (16,), eps=1e-6) * (1 + scale)[:, None]
+    )
+
+
 def test_a_z_loss_of_probabilities_and_of_more_dims() -> None:
     logits, target, probabilities = randn(2, 7, 5), torch.randint(7, (2, 5)), torch.softmax(randn(2, 7, 5), 1)
     squares = torch.logsumexp(logits, 1).square().mean()

@@ -42,13 +42,13 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
         checks=checks.lanes,
         nest=NestView.of(body.column_axes, "column_outer"),
         phases=phase_views(body, offsets),
-        kinds=kinds(r for p in body.phases for r in p.reductions),
+        kinds=kinds(r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions)),
         sum_arrays=[component for r in columns for component in r.components],
         sums=[(r, [partials[name] for name, _ in r.components]) for r in columns],
         plan=body.plan,
         pairwise=_pairwise(body),
     )
-    reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
+    reductions = [r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions, *p.column_sums)]
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
 

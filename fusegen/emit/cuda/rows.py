@@ -56,7 +56,8 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     phases = phase_views(body, offsets)
-    reductions = [r for p in body.phases for r in (*p.reductions, *p.column_sums)]
+    of_segments = [s.reduction for p in body.phases for s in p.segments]
+    reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         "cuda/rows.cu.jinja",
@@ -72,6 +73,9 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
+        segment_kinds=kinds(of_segments),
+        segment=body.segment,
+        peers=body.peers,
         kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,

@@ -199,6 +199,11 @@ def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, a
     return _aligned(graph, reduction, at, domain, axes, domain.columns)
 
 
+def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
+    """True if a reduction is over a segment of the domain's row, and read at the segment that is being computed."""
+    return bool(domain.segment) and _aligned(graph, reduction, at, domain, axes, domain.columns[-1:])
+
+
 def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
     """Whether a reduction is over the domain's rows, and read at the column that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.rows)

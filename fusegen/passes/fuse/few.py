@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, literal, same
+from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.groups import Domain
 
 MOST = 16
@@ -15,8 +15,8 @@ MOST = 16
 
 
 def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
-    """The elements of a value that a kernel gives at a row: one that goes along the columns, the only one, or a few; none where the
-    value does not fit the domain.
+    """The elements of a value that a kernel gives at a row: one that goes along the columns or their segments, the only one, or a
+    few; none where the value does not fit the domain.
 
     Args:
         axes: of the domain.
@@ -33,7 +33,26 @@ def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tu
         return tuple((*own[:-1], number) for number in range(count))
     whole = all(same(a, b) for a, b in pairs)
     per_row = all(same(a, 1) for d, (a, _) in enumerate(pairs) if d in domain.columns)
-    return (own,) if whole or per_row else ()
+    return (own,) if whole or per_row or _is_one_a_segment(pairs, domain) else ()
+
+
+def is_per_segment(domain: Domain, place: Position, axes: Axes) -> bool:
+    """True if an element is one of a segment of a row, and neither of all columns nor one at each.
+
+    Args:
+        place: as of `places_of_row`.
+        axes: of the domain.
+    """
+    *groups, last = (place[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
+    return any(groups) and not last
+
+
+def _is_one_a_segment(pairs: Sequence[tuple[Dim, Dim]], domain: Domain) -> bool:
+    """True if the extents of a value and of a domain are the same, but for the segments, of which each has one."""
+    if not domain.segment:
+        return False
+    *groups, last = domain.columns
+    return same(pairs[last][0], 1) and all(same(*pairs[d]) for d in groups)
 
 
 def is_of_few(nodes: Sequence[Node], position: int) -> bool:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, product, same
+from fusegen.ir.symbolic import Dim, literal, product, same
 
 READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
+
+
+_SEGMENTS = (2, 256)
+"""Columns of a segment: eight neighbours for each thread of a warp, at most."""
+
+_LONGEST_SEGMENTED = 1 << 15
+"""Columns of a row whose segments are reduced together with it: a block holds so many in its registers. Longer ones, as all of a
+tensor, are better many rows than one."""
 
 
 class GroupKind(Enum):
@@ -45,6 +54,16 @@ class Domain:
     def rows(self) -> tuple[int, ...]:
         """The dims that number the rows."""
         return tuple(d for d in range(len(self.shape)) if d not in self.columns)
+
+    @property
+    def segment(self) -> int:
+        """The extent of the last of several column dims, if neighbouring threads of a warp can reduce so many columns among
+        themselves: a power of two of a row that is not too long. 0 if they cannot."""
+        *others, last = (literal(self.shape[d]) for d in self.columns) if len(self.columns) > 1 else (None, None)
+        known = [extent for extent in others if extent is not None]
+        if last is None or len(known) < len(others) or math.prod(known) * last > _LONGEST_SEGMENTED:
+            return 0
+        return last if _SEGMENTS[0] <= last <= _SEGMENTS[1] and last.bit_count() == 1 else 0
 
 
 @dataclass(frozen=True)

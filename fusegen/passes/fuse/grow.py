@@ -56,11 +56,22 @@ def pointwise_group(graph: Graph, root: int, kept: Kept) -> Group:
 
 def reduction_group(graph: Graph, root: int, kept: Kept) -> Group | None:
     """The group around the last reduction that the root can hold, or None when it can hold none."""
-    for reduction in _reductions_below(graph, root, kept):
-        for group in _candidates(graph, root, reduction, kept):
-            if reduction in group.anchors:
-                return group
+    below = _reductions_below(graph, root, kept)
+    for reduction in below:
+        wider = [wide for wide in below if _is_segment_of(graph, reduction, wide)]
+        for along in (*wider, reduction):
+            for group in _candidates(graph, root, along, kept):
+                if {along, reduction}.issubset(group.anchors):
+                    return group
     return None
+
+
+def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
+    """True if a reduction is over segments of the rows that another one, of the same shape, is over."""
+    shape, wide_shape = (graph.nodes[graph.nodes[p].args[0]].shape for p in (reduction, wide))
+    segmented = Domain(wide_shape, reduced_dims(graph, wide))
+    is_alike = len(shape) == len(wide_shape) and all(map(same, shape, wide_shape))
+    return is_alike and bool(segmented.segment) and reduced_dims(graph, reduction) == segmented.columns[-1:]
 
 
 def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:

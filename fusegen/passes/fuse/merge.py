@@ -14,8 +14,9 @@ from itertools import combinations
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product, same
+from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.decide import Decision, Kept
-from fusegen.passes.fuse.few import is_of_few
+from fusegen.passes.fuse.few import is_of_few, is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, is_stored_elsewhere, strip_views
 from fusegen.passes.fuse.grow import pointwise_group, reduction_group
 from fusegen.passes.fuse.rows import column_group, fits_beside_sums, row_group, sums_columns
@@ -195,6 +196,8 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
     if rows and columns and not (trailing and fits_beside_sums(graph, domain)):  # better two kernels
         return None
+    if columns and domain.segment and _goes_by_segments(graph, rows, domain, kept):
+        return None
     parts = []
     if rows:
         parts.append(row_group(graph, rows, domain, kept))
@@ -206,6 +209,17 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
     anchors = _union(*(p.anchors for p in found))
     kind = GroupKind.ROW if not columns else GroupKind.ROW_COLUMN if set(anchors) - set(columns) or rows else GroupKind.COLUMN
     return Group(kind, (*rows, *columns), _union(*(p.inputs for p in found)), domain, anchors)
+
+
+def _goes_by_segments(graph: Graph, rows: tuple[int, ...], domain: Domain, kept: Kept) -> bool:
+    """True if values of rows are one a segment, or need a reduction of segments."""
+    found = row_group(graph, rows, domain, kept) if rows else None
+    if found is None:
+        return False
+    axes = domain_axes(domain)
+    places = [place for output in rows for place in places_of_row(graph, output, domain, axes)]
+    is_of_segments = any(reduced_dims(graph, anchor) != domain.columns for anchor in found.anchors)
+    return is_of_segments or any(is_per_segment(domain, place, axes) for place in places)
 
 
 def _reads_itself(graph: Graph, group: Group) -> bool:

@@ -17,7 +17,7 @@ from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
-from fusegen.passes.fuse.few import places_of_row
+from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Group, GroupKind
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
@@ -53,15 +53,16 @@ def unrolled(graph: Graph, group: Group) -> Space:
 
 def _reduces_rows(graph: Graph, group: Group) -> bool:
     """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
-    over = (reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
-    is_combined = all(graph.nodes[a].op in COMBINED for a in group.anchors)  # which have dims
-    return group.kind is GroupKind.ROW and is_combined and all(over)
+    if group.kind is not GroupKind.ROW or any(graph.nodes[anchor].op not in COMBINED for anchor in group.anchors):
+        return False
+    return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
 
 
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
-    """True if no result has a few elements of a row, which are written one by one."""
+    """True if no result has a few elements of a row, which are written one by one, or one a segment."""
     axes = domain_axes(group.domain)
-    return all(len(places_of_row(graph, output, group.domain, axes)) == 1 for output in group.outputs)
+    places = [places_of_row(graph, output, group.domain, axes) for output in group.outputs]
+    return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in places)
 
 
 def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:

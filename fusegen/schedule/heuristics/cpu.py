@@ -42,7 +42,7 @@ def _lies_across(offset: Index, axes: Axes) -> bool:
     return any(expanded.coeff(axis) == 1 for axis in axes.symbols[:-1])
 
 
-def row_plans(axes: Axes, reductions: int, column_sums: float, computed: int) -> tuple[RowPlan, ...]:
+def row_plans(axes: Axes, reductions: int, column_sums: float, computed: int, segment: int) -> tuple[RowPlan, ...]:
     """The plans that a row kernel can have; what is expected to be fastest comes first.
 
     Args:
@@ -50,8 +50,9 @@ def row_plans(axes: Axes, reductions: int, column_sums: float, computed: int) ->
         reductions: along the row.
         column_sums: over rows.
         computed: bytes of each element's values that later phases could use again.
+        segment: columns of a segment, the last axis's extent, each of which is a chunk; 0 where nothing goes by segments.
     """
-    every, parts = _all_lanes(axes), _PARTS if column_sums else 0
+    every, parts = [lanes for lanes in _all_lanes(axes) if lanes >= segment], _PARTS if column_sums else 0
     if column_sums and not reductions:
         return tuple(_plan(lanes, _TILE * LANES // lanes, Persistence.REGISTERS, parts, tiled=True) for lanes in every)
     columns = literal(axes.extents[0]) if len(axes.symbols) == 1 else None

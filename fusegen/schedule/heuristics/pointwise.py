@@ -119,7 +119,8 @@ def _repeated(features: PointFeatures, multiples: Multiples) -> tuple[PointwiseP
 def _with_room(plan: PointwisePlan, itemsizes: Sequence[int]) -> PointwisePlan:
     """A plan whose registers leave room for half of a multiprocessor's threads, where they do so without much ado."""
     moved = sum(itemsizes) * plan.lanes * plan.unroll // 4
-    return replace(plan, blocks_per_sm=_ROOM // plan.threads) if moved <= _MOST_MOVED and plan.repeats == 1 else plan
+    is_light = moved <= _MOST_MOVED and max(itemsizes, default=4) <= 4 and plan.repeats == 1
+    return replace(plan, blocks_per_sm=_ROOM // plan.threads) if is_light else plan
 
 
 def _dividing(extent_multiple: int, lanes: int) -> int:

@@ -108,6 +108,8 @@ class RowFeatures:
         row_step: a number that divides the elements from one row to the next; None where what is read of rows does not lie alike,
             or these do not follow each other in equal steps.
         orders: whether rows are put in order.
+        segment: columns of a segment, the last axis's extent, whose threads must be neighbours in a warp; 0 where nothing goes by
+            segments.
         sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
@@ -125,6 +127,7 @@ class RowFeatures:
     sendable: bool = False
     deferred: int = 0
     orders: bool = False
+    segment: int = 0
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -135,7 +138,9 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         bounds: known bounds of sizes.
     """
     if target.backend is Backend.CPU:
-        return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed)
+        return cpu.row_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
+    if features.segment:
+        return _segmented(features, target, multiples, bounds)
     lanes, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
@@ -156,6 +161,15 @@ def _ordering(columns: int, lanes: int, plans: Sequence[RowPlan], features: RowF
     found = [replace(p, chunks=1 << (p.chunks - 1).bit_length(), keeps_shared=False, foresees=0) for p in held or [largest]]
     exact = [columns == p.chunks * lanes * p.threads and p.threads >= _WARP for p in found]
     return tuple(dict.fromkeys(replace(p, exact=fills) for p, fills in zip(found, exact, strict=True)))
+
+
+def _segmented(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
+    """Plans by which the threads that share a segment are neighbours in a warp, and each has as many lanes as any other."""
+    lanes = max(_lanes(features, multiples), features.segment // _WARP)
+    columns, known = _columns(features.axes, bounds)
+    plans = _plans(columns, known, lanes, features, target)
+    found = (*plans, *_shared(plans, columns, known, lanes, features, target))
+    return tuple(plan for plan in found if plan.threads % (features.segment // lanes) == 0)
 
 
 def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:

@@ -31,7 +31,7 @@ class Root:
     """A value that some phase must produce.
 
     Attributes:
-        kind: ``reduce``, ``order``, ``column``, ``write`` or ``row_write``.
+        kind: ``reduce``, ``order``, ``column``, ``write``, ``segment_write`` or ``row_write``.
         key: the node of the order, or the reduction's (the first of those that share a state), or the store's number.
         terms: positions: one a component of the reduction's state, or the value that is stored.
         last: whether it must come in the last phase: it changes what phases before read.
@@ -49,6 +49,7 @@ class PhaseTerms:
 
     Attributes:
         roots: what it produces.
+        segments: reductions of segments that its math on elements uses, in the order in which they are found.
         row_terms: terms of the row that are computed at its start.
         reads: element reads that are loaded in it.
         given: element terms that come from an earlier phase.
@@ -57,6 +58,7 @@ class PhaseTerms:
     """
 
     roots: list[Root] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
     row_terms: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
@@ -72,6 +74,8 @@ class PhaseSplitter:
         row_axes: symbols that number the rows.
         column_axes: symbols along which a row runs.
         statistics: for each reduction's node, the terms that it reduces, one a component of its state.
+        segments: for each of those nodes that is reduced over segments of a row, the first that is a part of the same state. Its
+            result is an element's value: it is found in each phase that uses it.
         keep: which element values live on from phase to phase; each phase has the others for itself.
     """
 
@@ -81,11 +85,12 @@ class PhaseSplitter:
         row_axes: Collection[sympy.Symbol],
         column_axes: Collection[sympy.Symbol],
         statistics: Mapping[int, tuple[int, ...]],
+        segments: Mapping[int, int],
         keep: Keep,
     ) -> None:
         self.terms = terms
         self.row_axes, self.column_axes = frozenset(row_axes), frozenset(column_axes)
-        self.statistics = statistics
+        self.statistics, self.segments = statistics, segments
         self.keep = keep
         self._depths: list[int] = []
         self._elements: list[bool] = []
@@ -108,7 +113,7 @@ class PhaseSplitter:
                 if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
                     phase.row_terms.append(root.terms[0])  # which has no name otherwise
         for phase in phases:
-            for name in ("row_terms", "reads", "given", "held", "row_given"):
+            for name in ("segments", "row_terms", "reads", "given", "held", "row_given"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
         return phases
 
@@ -118,7 +123,7 @@ class PhaseSplitter:
 
     def _depth(self, term: Term) -> int:
         if term.op in (Leaf.STATISTIC, Leaf.ORDERED):
-            return self.depth(*self.statistics[_node(term)]) + 1
+            return self.depth(*self.statistics[_node(term)]) + (_node(term) not in self.segments)
         return max((self._depths[a] for a in term.args), default=0)
 
     def is_element(self, position: int) -> bool:
@@ -133,7 +138,7 @@ class PhaseSplitter:
         elif term.op is Leaf.COORDINATE:
             indices = [term.payload]
         else:
-            return term.op is Leaf.ORDERED
+            return term.op is Leaf.ORDERED or (term.op is Leaf.STATISTIC and _node(term) in self.segments)
         return _mention(indices, self.column_axes)
 
     def _place(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
@@ -164,12 +169,15 @@ class PhaseSplitter:
             first[position] = number
         if isinstance(term.payload, Read):
             phase.reads.append(position)
+        if term.op is Leaf.STATISTIC:
+            phase.segments.append(self.segments[_node(term)])
+            return self.statistics[_node(term)]
         return term.args
 
     def _is_kept(self, position: int) -> bool:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
         term = self.terms.items[position]
-        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED):
+        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.STATISTIC, Leaf.ORDERED):
             return False
         if self.keep is Keep.ROW:
             return isinstance(term.payload, Read) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)

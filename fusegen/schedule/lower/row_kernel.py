@@ -14,7 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
 from fusegen.schedule.access import Access, Anchor, Pattern
-from fusegen.schedule.bodies import ColumnSum, Phase, RowBody
+from fusegen.schedule.bodies import ColumnSum, Phase, RowBody, Segments
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
 from fusegen.schedule.lower.context import Context
@@ -48,6 +48,8 @@ class RowMath:
         rows, columns: the domain's axes that number rows, and those along which a row runs.
         moves: what became of the domain's axes when they were merged.
         anchor: what is accessed at aligned places when groups of lanes do not start with the row; None where nothing can be.
+        segments: of the states' nodes, those that are reduced over segments of a row, each with the first of its state.
+        segment: columns of a segment, the extent of the last column axis; 0 where nothing goes by segments.
     """
 
     terms: Terms
@@ -62,6 +64,8 @@ class RowMath:
     columns: frozenset[sympy.Symbol]
     moves: Mapping[object, Index]
     anchor: Anchor | None
+    segments: Mapping[int, int]
+    segment: int
 
 
 def is_shared(math: RowMath, term: int) -> bool:
@@ -118,8 +122,9 @@ class RowKernelBuilder:
             plan=self.plan,
             sums=sums,
             anchor=self.math.anchor if self.plan.shifted else None,
+            segment=self.math.segment,
         )
-        writes = [a for p in phases for a in (*p.writes, *(w for w, _ in p.row_writes))]
+        writes = [a for p in phases for a in (*p.writes, *p.segment_writes, *(w for w, _ in p.row_writes))]
         axes = [self.math.row_axes, self.math.column_axes]
         kernel = self.fragments.kernel(body, [*writes, *partials, *(w for s in sums for w in s.writes)], axes, [PART])
         context, layout = self.context, (self._grid(), self.plan.block, body.shared.bytes)
@@ -145,7 +150,8 @@ class RowKernelBuilder:
         graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
         name = statistic_name(graph, node, over_rows=over_rows)
         is_on_gpu = self.context.target.backend is Backend.CUDA
-        gathers = is_on_gpu and not over_rows and is_of_16_bits(graph, graph.nodes[node].args[0])
+        is_over_row = not over_rows and node not in self.math.segments
+        gathers = is_on_gpu and is_over_row and is_of_16_bits(graph, graph.nodes[node].args[0])
         return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name, gathers=gathers)
 
     def _is_along(self, *indices: Index) -> bool:
@@ -204,12 +210,14 @@ class RowKernelBuilder:
         row_call = self._row_call(number, phase)
         call, copies = self._elements(number, phase)
         writes = [r for r in phase.roots if r.kind == "write"]
+        segment_writes = [r for r in phase.roots if r.kind == "segment_write"]
         row_writes = [r for r in phase.roots if r.kind == "row_write"]
         return Phase(
             row_reads=tuple(self.reads[t] for t in phase.row_terms if t in self.reads),
             row_call=row_call,
             reads=self._loads(number, phase),
             late=tuple(self.reads[t] for t in phase.reads if self._is_late(t, phase)),
+            segments=tuple(self._segments(number, phase, node) for node in phase.segments),
             call=call,
             copies=copies,
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
@@ -217,6 +225,7 @@ class RowKernelBuilder:
             orders=tuple(self._ordered(r) for r in phase.roots if r.kind == "order"),
             held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
             writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)),
+            segment_writes=tuple(self._write(r, name, None) for r in segment_writes for name, _ in self._results(r)),
             row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
         )
 
@@ -258,7 +267,7 @@ class RowKernelBuilder:
 
     def _results(self, root: Root) -> list[tuple[str, int]]:
         """Names and terms of what an element gives to a root: where it is gathered, that which is measured from a pivot."""
-        if root.kind == "write":
+        if root.kind in ("write", "segment_write"):
             return [(f"result_{root.key}", term) for term in root.terms]
         if root.kind == "order":
             return [(self._ordered(root).name, root.terms[0])]
@@ -293,13 +302,28 @@ class RowKernelBuilder:
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
         roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
+        return self._computed(self._name(number), phase, roots)
+
+    def _segments(self, number: int, phase: PhaseTerms, node: int) -> Segments:
+        """A reduction over segments, and the math on each element that it needs; what is computed of it comes later."""
+        reduction = self.reductions[node]
+        parts = zip(reduction.components, self.math.statistics[node], strict=True)
+        roots = [(f"{c.name}_part", t) for c, t in parts]
+        call, copies = self._computed(f"{self._name(number)}_{reduction.components[0].name}", phase, roots)
+        return Segments(call, copies, reduction)
+
+    def _name(self, number: int) -> str:
+        """The name of the math on each element of a phase."""
+        return self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
+
+    def _computed(self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]]) -> tuple[Call | None, tuple[Copy, ...]]:
+        """The math on each element that gives some names their terms, and those that are there without any."""
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
         given = [t for t in known if t not in computed_here or self._is_given(t, phase)]
-        computed = [(name, t) for name, t in roots if t not in given]
-        name = self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
+        computed = [(result, t) for result, t in roots if t not in given]
         call = self.fragments.call(name, computed, given) if computed else None
-        return call, tuple(self._copy(name, t) for name, t in roots if t in given)
+        return call, tuple(self._copy(result, t) for result, t in roots if t in given)
 
     def _copy(self, name: str, term: int) -> Copy:
         return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])

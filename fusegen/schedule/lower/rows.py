@@ -12,7 +12,7 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
-from fusegen.passes.fuse.few import places_of_row
+from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Domain
 from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
@@ -77,7 +77,8 @@ def _evaluate(context: Context) -> RowMath:
     for node, parts in states.items():
         reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
         statistics |= dict.fromkeys(parts, reduced)
-        roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
+        if not _is_of_segments(context, node):  # what is has its place where it is used
+            roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:
         if _is_column_sum(context, output):
@@ -90,7 +91,8 @@ def _evaluate(context: Context) -> RowMath:
                 for k, s in enumerate(found)
             ]
             stores += found
-    leaves = leaves_of(evaluator.terms, [t for r in roots for t in r.terms], evaluator.checks())
+    needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
+    leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
 
 
@@ -136,10 +138,19 @@ def _is_column_sum(context: Context, node: int) -> bool:
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
 
 
+def _is_of_segments(context: Context, node: int) -> bool:
+    """True if a reduction is over segments of a row."""
+    domain = context.group.domain
+    return bool(domain.segment) and reduced_dims(context.graph, node) == domain.columns[-1:]
+
+
 def _places(context: Context, output: int, space: Space) -> list[tuple[Position, str]]:
     """The elements of a result that a thread writes at a point of the space: each with the kind of its root."""
     graph, domain = context.graph, context.group.domain
-    places = places_of_row(graph, output, domain, domain_axes(domain))
+    axes = domain_axes(domain)
+    places = places_of_row(graph, output, domain, axes)
+    if is_per_segment(domain, places[0], axes):
+        return [(places[0], "segment_write")]
     if len(places) > 1 or _is_per_row(domain, places[0]):
         return [(place, "row_write") for place in places]
     return [(broadcast_index(graph.nodes[output].shape, point), "write") for point in space.points]
@@ -165,7 +176,10 @@ def _merged(
     domain = context.group.domain
     sums = [s for r in roots if r.kind == "column" for part in states[r.key] for s in _column_stores(context, part, {})]
     expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
-    row_axes, column_axes, moves = rows_and_columns(domain, axes, expressions)
+    segments = {part: node for node, parts in states.items() if _is_of_segments(context, node) for part in parts}
+    segment = domain.segment if segments or any(root.kind == "segment_write" for root in roots) else 0
+    own_axis = [axes.symbols[domain.columns[-1]]] if segment else []  # which therefore stays one
+    row_axes, column_axes, moves = rows_and_columns(domain, axes, [*expressions, *own_axis])
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     leaves = leaves.moved(moves)
@@ -174,7 +188,22 @@ def _merged(
     reads.sort(key=lambda r: not _along(r.offset, row_axes))  # operands that all rows share may start anywhere
     touched += [(r.buffer, r.offset) for r in reads]
     anchor = anchor_of(context, touched, row_axes, column_axes)
-    return RowMath(terms, tuple(roots), states, statistics, moved, leaves, row_axes, column_axes, rows, columns, moves, anchor)
+    return RowMath(
+        terms=terms,
+        roots=tuple(roots),
+        states=states,
+        statistics=statistics,
+        stores=moved,
+        leaves=leaves,
+        row_axes=row_axes,
+        column_axes=column_axes,
+        rows=rows,
+        columns=columns,
+        moves=moves,
+        anchor=anchor,
+        segments=segments,
+        segment=segment,
+    )
 
 
 def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
@@ -211,6 +240,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
+        segment=math.segment,
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
@@ -220,7 +250,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
 
 
 def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
-    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, keep).split(math.roots)
+    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, math.segments, keep).split(math.roots)
 
 
 def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:

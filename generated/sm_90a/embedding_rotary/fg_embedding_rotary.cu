@@ -1,29 +1,187 @@
 // embedding_rotary: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 * 8388608 + 1023) // 1024), block 128.
+// Grid ((input_dim0 * 16777216 + 1023) // 1024), block 128.
 // Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 * 33554432.
-#include "../primitives/types.cuh"
-#include "../primitives/block_id.cuh"
-#include "../primitives/refuse_index.cuh"
-#include "../primitives/checked_index.cuh"
-#include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.16.cuh"
-#include "../primitives/load_lanes.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
-#include "../primitives/narrow_vec.bf16.cuh"
-#include "../primitives/store_vec.16.cuh"
-#include "../primitives/store_lanes.cuh"
-#include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
+// ---------------------------------------------------------------------------------------------------------------------
+// Primitives
+// ---------------------------------------------------------------------------------------------------------------------
+// Fixed-width scalars, so that the file needs no header. bf16 and f16 are storage only: math widens them first.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+// Index of this block in the grid.
+__device__ __forceinline__ i32 block_id() {
+  return static_cast<i32>(blockIdx.x);
+}
+
+// Ends the launch: the next synchronisation raises cudaErrorAssert, and the message is printed.
+extern "C" __device__ void __assertfail(const char*, const char*, u32, const char*, unsigned long) __attribute__((noreturn));
+__device__ __noinline__ void refuse_index(const char* message) { __assertfail(message, "fusegen", 0, "", 1); }
+
+// An index that was read, if it is in [0, extent); else the launch ends with a device assert.
+__device__ __forceinline__ i64 checked_index(i64 index, i64 extent, const char* message) {
+  if (index < 0 || index >= extent) refuse_index(message);
+  return index;
+}
+
+// Bytes of one memory access to a run of `bytes` bytes: the largest power of two that divides it, at most 16.
+// It is also the alignment that load_vec and store_vec ask for.
+__device__ __forceinline__ constexpr i32 vector_width(i32 bytes) {
+  return bytes % 16 == 0 ? 16 : bytes & -bytes;
+}
+
+// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[w]), "=r"(words[w + 1]), "=r"(words[w + 2]), "=r"(words[w + 3]) : "l"(from + w));
+    memcpy(dst, words, bytes);
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
+  if constexpr (W == N) {
+    load_vec(dst, base, i);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+      load_vec(part, base, i + k);
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) dst[k + j] = part[j];
+    }
+  }
+}
+
+// Same bits, another type of the same size.
+template <typename To, typename From>
+__device__ __forceinline__ To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// One element of a buffer that the kernel does not write: loads of one address may become one, and may leave a loop.
+__device__ __forceinline__ i64 load_once(const i64* base, i64 i) {
+  u64 bits;
+  asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));
+  return bit_cast<i64>(bits);
+}
+__device__ __forceinline__ bf16 load_once(const bf16* base, i64 i) {
+  u16 bits;
+  asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, bf16& out) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+}
+__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
+
+// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
+}
+template <int N>
+__device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(src[k + 1]), "f"(src[k]));
+    memcpy(&dst[k], &pair, sizeof(pair));
+  }
+  if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
+}
+
+// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+template <int N, typename T>
+__device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
+  constexpr i32 bytes = N * sizeof(T);
+  constexpr i32 width = vector_width(bytes);
+  static_assert(width == 16, "no other accesses were expected");
+  if constexpr (width == 16) {
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
+#pragma unroll
+    for (i32 w = 0; w < bytes / 4; w += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
+  }
+}
+
+// N consecutive elements of which only every W-th is known to start an aligned access.
+template <int W, int N, typename T>
+__device__ __forceinline__ void store_lanes(T* base, i64 i, const T (&src)[N]) {
+  if constexpr (W == N) {
+    store_vec(base, i, src);
+  } else {
+#pragma unroll
+    for (i32 k = 0; k < N; k += W) {
+      T part[W];
+#pragma unroll
+      for (i32 j = 0; j < W; ++j) part[j] = src[k + j];
+      store_vec(base, i + k, part);
+    }
+  }
+}
+
+// Index of this thread in its block.
+__device__ __forceinline__ i32 thread_id() {
+  return static_cast<i32>(threadIdx.x);
+}
+
+// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
+__device__ __forceinline__ float widen(bf16 x) {
+  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+
+// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+template <int N, typename From, typename To>
+__device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+}
+template <int N>
+__device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
+#pragma unroll
+  for (i32 k = 0; k + 1 < N; k += 2) {
+    u32 pair;
+    memcpy(&pair, &src[k], sizeof(pair));
+    dst[k] = bit_cast<float>(pair << 16);
+    dst[k + 1] = bit_cast<float>(pair & 0xffff0000u);
+  }
+  if constexpr (N % 2 != 0) dst[N - 1] = widen(src[N - 1]);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = weight * cos_ + -weight_2 * sin_;                                        // line 16: result = turned * cos + torch.cat((-b, a), -1) * sin
-    result_2 = weight_2 * cos__2 + weight * sin__2;
+__device__ __forceinline__ float embedding_rotary(float weight, float cos_, float weight_2, float weight_3, float sin_, bool coordinate) {
+    return weight * cos_ + (coordinate ? -weight_3 : weight_2) * sin_;                // line 17: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -31,25 +189,24 @@ __device__ __forceinline__ void embedding_rotary(float weight, float cos_, float
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128)
 fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr, bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
     constexpr i32 LANES = 8;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = input_dim0 * 8388608;
+    const Index element_count = input_dim0 * 16777216;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
     bf16 weight_raw[UNROLL][LANES];
     bf16 cos__raw[UNROLL][LANES];
-    bf16 weight_2_raw[UNROLL][LANES];
+    bf16 weight_2_raw[UNROLL][LANES] = {};
+    bf16 weight_3_raw[UNROLL][LANES] = {};
     bf16 sin__raw[UNROLL][LANES];
-    bf16 cos__2_raw[UNROLL][LANES];
-    bf16 sin__2_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
+        const Index i3_outer = position / 128;
+        const Index i3 = position - i3_outer * 128;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
@@ -57,17 +214,16 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         const Index weight_at = checked_index(widen(load_once(input_ptr, i0 * 4096 + i2)), weight_dim0, "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
         load_lanes<8>(weight_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3);
         load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        load_lanes<8>(weight_2_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
+        if (i3 >= 64) load_lanes<8>(weight_2_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 - 64);
+        if (i3 < 64) load_lanes<8>(weight_3_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
         load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
-        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
+        const Index i3_outer = position / 128;
+        const Index i3 = position - i3_outer * 128;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
@@ -78,21 +234,15 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         widen_vec(cos__raw[u], cos_);
         float weight_2[8];
         widen_vec(weight_2_raw[u], weight_2);
+        float weight_3[8];
+        widen_vec(weight_3_raw[u], weight_3);
         float sin_[8];
         widen_vec(sin__raw[u], sin_);
-        float cos__2[8];
-        widen_vec(cos__2_raw[u], cos__2);
-        float sin__2[8];
-        widen_vec(sin__2_raw[u], sin__2);
         float result[8];
-        float result_2[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) embedding_rotary(weight[v], cos_[v], weight_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
+        for (i32 v = 0; v < 8; ++v) result[v] = embedding_rotary(weight[v], cos_[v], weight_2[v], weight_3[v], sin_[v], i3 + v < 64);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);
-        bf16 result_2_raw[8];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }

@@ -44,15 +44,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float log_softmax_1(float input, float largest) {
-    return fast_exp(input - largest);                                                 // line 7: return F.log_softmax(input if temperature == 1.0 else input / temperatu…
+    return fast_exp(input - largest);                                                 // line 7: return F.log_softmax(cooled(input, temperature), dim)
 }
 
 __device__ __forceinline__ float log_softmax_row_2(float total) {
-    return logf(total);                                                               // line 7: return F.log_softmax(input if temperature == 1.0 else input / temperatu…
+    return logf(total);                                                               // line 7: return F.log_softmax(cooled(input, temperature), dim)
 }
 
 __device__ __forceinline__ float log_softmax_2(float input, float largest, float row_value) {
-    return input - largest - row_value;                                               // line 7: return F.log_softmax(input if temperature == 1.0 else input / temperatu…
+    return input - largest - row_value;                                               // line 7: return F.log_softmax(cooled(input, temperature), dim)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -45,13 +45,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void softmax_1(float input, float largest, float& total_part, float& exp_value) {
-    const float exp_1 = fast_exp(input - largest);                                    // line 7: return torch.softmax(input if temperature == 1.0 else input / temperatu…
+    const float exp_1 = fast_exp(input - largest);                                    // line 7: return torch.softmax(cooled(input, temperature), dim)
     total_part = exp_1;
     exp_value = exp_1;
 }
 
 __device__ __forceinline__ float softmax_2(float exp_value, float total) {
-    return fast_divide(exp_value, total);                                             // line 7: return torch.softmax(input if temperature == 1.0 else input / temperatu…
+    return fast_divide(exp_value, total);                                             // line 7: return torch.softmax(cooled(input, temperature), dim)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ struct Barrier {
 struct Warp {
   Meeting sync{"warp_sync"};
   Meeting shuffle{"shuffle_xor"};
+  Meeting parts[16];           // shuffles of some neighbours each
+  u64 passed_among[2][32] = {};  // as `passed`
   Meeting sync_products{"wgmma"};
   Meeting matrices{"ldmatrix or mma"};
   u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads

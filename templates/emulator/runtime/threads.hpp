@@ -21,4 +21,18 @@ void shuffle(void* value, i64 bytes, i32 from) {
   memcpy(value, &passed[from], bytes);
 }
 
+// The same of the `width` neighbours alone that the lane belongs to.
+void shuffle_among(void* value, i64 bytes, i32 from, i32 width) {
+  Warp& warp = *machine->current->warp;
+  i32 lane = machine->current->index % 32;
+  if (from / width != lane / width) fail("shuffle_xor_among reads lane %d, which is none of the %d around lane %d", from, width, lane);
+  Meeting& part = warp.parts[lane / width];
+  part.name = "shuffle_xor_among";
+  part.members = width;
+  u64* passed = warp.passed_among[part.epoch % 2];
+  memcpy(&passed[lane], value, bytes);
+  meet(part);
+  memcpy(value, &passed[from], bytes);
+}
+
 }  // namespace emulator
