@@ -54,8 +54,8 @@ ORDERS: dict[str, tuple[int, Way]] = {
 }
 
 
-def sorted_softmax(x: Tensor) -> tuple[Tensor, ...]:
-    values, places = x.softmax(-1).sort(stable=True, dim=-1, descending=True)
+def sorted_softmax(x: Tensor, scale: float = 2.0) -> tuple[Tensor, ...]:
+    values, places = (x * (scale + 1)).softmax(-1).sort(stable=True, dim=-1, descending=True)
     return values / values.amax(-1, keepdim=True), places
 
 

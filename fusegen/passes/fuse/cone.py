@@ -190,8 +190,11 @@ def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Pos
 
 
 def reduced_dims(graph: Graph, reduction: int) -> tuple[int, ...]:
-    """The dims that a reduction sums up."""
-    return cast(tuple[int, ...], graph.nodes[reduction].attr("dims"))
+    """The dims that a reduction sums up; of an order, the last one, along which it goes."""
+    node = graph.nodes[reduction]
+    if node.family is Family.ORDER:
+        return (len(node.shape) - 1,)
+    return cast(tuple[int, ...], node.attr("dims"))
 
 
 def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
