@@ -245,7 +245,7 @@ def as_tuple(x: Tensor, w: Tensor) -> Tensor:
 
 
 def as_list(x: Tensor, w: Tensor) -> Tensor:
-    return ops.rms_norm(x, [x.shape[-1]], w)  # type: ignore[arg-type]  # torch takes a list too
+    return ops.rms_norm(x, [x.shape[-1]], w)
 
 
 def as_size(x: Tensor, w: Tensor) -> Tensor:
