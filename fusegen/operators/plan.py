@@ -232,8 +232,8 @@ class _Plan:
             raise Unplanned("it chooses by a number that is not known yet")
 
     def _is_unknown(self, node: Node) -> bool:
-        """Tells if a number that the function chooses by may change between calls of the graph: an unknown one, or a size if any size is
-        unknown."""
+        """Tells if a number that the function chooses by may change between calls of the graph: an unknown one, or a size
+        where sizes are unknown."""
         if node.op is Op.SCALAR:
             return self._facts.get(str(node.attr("name")), (CONSTANT,))[0] in (INT, FLOAT)
         return node.op is Op.SIZE and any(fact[0] == TENSOR and min(fact[3], default=0) < 0 for fact in self._facts.values())
