@@ -23,7 +23,8 @@ from fusegen.autodiff.derive import differentiated_inputs
 from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
 from fusegen.errors import FusegenError
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Op
 from fusegen.ir.strided import in_row_major_order
 from fusegen.ir.symbolic import literal
 from fusegen.ir.versions import owner
@@ -152,11 +153,6 @@ class _Plan:
         defaults = dict(zip(parameters.given, parameters.names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
 
-    @property
-    def _is_unknown(self) -> bool:
-        """Tells if there is a size or a number that is not known."""
-        return any(min(fact[3], default=0) < 0 if fact[0] == TENSOR else fact[0] in (INT, FLOAT) for fact in self._facts.values())
-
     def text(self, recording: bool) -> str:
         """The plan. A graph that is exported holds the operator of what the user wrote, without what a backward pass needs."""
         values = [self._value(name) for name in self._dispatcher.parameters.names]
@@ -234,8 +230,15 @@ class _Plan:
         for guard in () if self._by_hints else guards_of(found):
             if guard.sizes & {name for name, hint in request.sizes.hints if hint in unknown}:
                 raise Unplanned(f"it is traced for sizes of which {guard} holds, and they are not known yet")
-        if self._is_unknown and found.conditions.results:
+        if any(self._is_unknown(node) for node in found.conditions.nodes):
             raise Unplanned("it chooses by a number that is not known yet")
+
+    def _is_unknown(self, node: Node) -> bool:
+        """Tells if a number that the function chooses by may change between calls of the graph: an unknown one, or a size
+        where sizes are unknown."""
+        if node.op is Op.SCALAR:
+            return self._facts.get(str(node.attr("name")), (CONSTANT,))[0] in (INT, FLOAT)
+        return node.op is Op.SIZE and any(fact[0] == TENSOR and min(fact[3], default=0) < 0 for fact in self._facts.values())
 
     # Where arguments come from.
 

@@ -240,12 +240,29 @@ def test_a_module_is_exported_and_compiled_by_itself() -> None:
     assert compiled.operators[0] == "fusegen::block_forward"
 
 
+@pytest.mark.parametrize("name, operands", [("softmax", 1), ("log_softmax", 1), ("add_rms_norm", 2)])
+def test_a_default_that_selects_code_beside_sizes_that_change(name: str, operands: int) -> None:
+    kernel = getattr(ops, name)
+    compiled = Compiled(lambda *xs: kernel(*xs))
+    for rows in (3, 5, 7):
+        xs = [randn(rows, 16) for _ in range(operands)]
+        torch.testing.assert_close(compiled.call(*xs), kernel.function(*xs))
+    assert compiled.operators == [f"fusegen::{name}"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:softmax is not fused")
+def test_a_temperature_that_changes() -> None:
+    compiled, x = Compiled(lambda x, t: ops.softmax(x, temperature=t)), randn(3, 16)
+    for temperature in (0.5, 0.7, 1.0, 2.0):
+        torch.testing.assert_close(compiled.call(x, temperature), torch.softmax(x / temperature, -1))
+
+
 def as_tuple(x: Tensor, w: Tensor) -> Tensor:
     return ops.rms_norm(x, (x.shape[-1],), w)
 
 
 def as_list(x: Tensor, w: Tensor) -> Tensor:
-    return ops.rms_norm(x, [x.shape[-1]], w)  # type: ignore[arg-type]  # torch takes a list too
+    return ops.rms_norm(x, [x.shape[-1]], w)
 
 
 def as_size(x: Tensor, w: Tensor) -> Tensor:
