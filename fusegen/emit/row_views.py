@@ -19,11 +19,13 @@ from fusegen.schedule.plan import Persistence
 
 @dataclass(frozen=True)
 class SegmentsView:
-    """A reduction over segments with all of its text: the math whose results are combined, copies as of a phase, the variables."""
+    """A reduction over segments with all of its text: the math whose results are combined, copies as of a phase, the
+    variables, and the math on these."""
 
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
     reduction: ReductionView
+    after: CallView | None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ def _arguments(call: Call | None, copies: Sequence[Copy]) -> list[Argument]:
 def _segments(segments: Segments, offsets: Offsets, lane_axis: sympy.Symbol) -> SegmentsView:
     copies = tuple((c.name, c.dtype.spelling, argument_text(c.value, offsets, lane_axis)) for c in segments.copies)
     call = call_view(segments.call, offsets, lane_axis) if segments.call else None
-    return SegmentsView(call, copies, view(segments.reduction))
+    after = call_view(segments.after, offsets, lane_axis) if segments.after else None
+    return SegmentsView(call, copies, view(segments.reduction), after)
 
 
 def _is_steady(late: Access, offsets: Offsets) -> bool:
@@ -214,5 +217,5 @@ def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> C
 
 def row_functions(body: RowBody) -> list[Function]:
     """The user's math in the order in which a row meets it."""
-    calls = [c for p in body.phases for c in (p.row_call, *(s.call for s in p.segments), p.call) if c is not None]
-    return list(dict.fromkeys(c.function for c in calls))
+    calls = [c for p in body.phases for c in (p.row_call, *(c for s in p.segments for c in (s.call, s.after)), p.call)]
+    return list(dict.fromkeys(c.function for c in calls if c is not None))

@@ -91,11 +91,13 @@ class Segments:
     Attributes:
         call: math on each element whose results are combined; None where there is none.
         copies: what is combined beside those.
+        after: math on the result that is the same for all of a segment; None where there is none.
     """
 
     call: Call | None
     copies: tuple[Copy, ...]
     reduction: Reduction
+    after: Call | None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class PhaseTerms:
     Attributes:
         roots: what it produces.
         segments: reductions of segments that its math on elements uses, in the order in which they are found.
+        segment_terms: terms of a segment, computed once of what was reduced over it, that its math on elements takes.
         row_terms: terms of the row that are computed at its start.
         reads: element reads that are loaded in it.
         given: element terms that come from an earlier phase.
@@ -59,6 +60,7 @@ class PhaseTerms:
 
     roots: list[Root] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
+    segment_terms: list[int] = field(default_factory=list)
     row_terms: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
@@ -94,10 +96,13 @@ class PhaseSplitter:
         self.keep = keep
         self._depths: list[int] = []
         self._elements: list[bool] = []
+        self._varying: list[bool] = []
         self._costs: list[int] = []
         for term in terms.items:  # operands come before their users
             self._depths.append(self._depth(term))
-            self._elements.append(self._varies(term) or any(self._elements[a] for a in term.args))
+            self._varying.append(self._varies(term) or any(self._varying[a] for a in term.args))
+            of_segment = self._is_of_segments(term) or any(self._elements[a] for a in term.args)
+            self._elements.append(self._varying[-1] or of_segment)
             self._costs.append(self._cost(term))
 
     def split(self, roots: Sequence[Root]) -> list[PhaseTerms]:
@@ -113,7 +118,7 @@ class PhaseSplitter:
                 if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
                     phase.row_terms.append(root.terms[0])  # which has no name otherwise
         for phase in phases:
-            for name in ("segments", "row_terms", "reads", "given", "held", "row_given"):
+            for name in ("segments", "segment_terms", "row_terms", "reads", "given", "held", "row_given"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
         return phases
 
@@ -130,6 +135,14 @@ class PhaseSplitter:
         """Whether a term differs along the row."""
         return self._elements[position]
 
+    def _is_of_segments(self, term: Term) -> bool:
+        return term.op is Leaf.STATISTIC and _node(term) in self.segments
+
+    def _computed_by_segment(self, positions: Sequence[int]) -> list[int]:
+        """Of some terms, those that are computed of numbers of a segment alone."""
+        items = self.terms.items
+        return [p for p in positions if self._elements[p] and not self._varying[p] and not isinstance(items[p].op, Leaf)]
+
     def _varies(self, term: Term) -> bool:
         if isinstance(term.payload, Read):
             indices = [term.payload.offset, *(b.index for b in term.payload.conditions)]
@@ -138,11 +151,12 @@ class PhaseSplitter:
         elif term.op is Leaf.COORDINATE:
             indices = [term.payload]
         else:
-            return term.op is Leaf.ORDERED or (term.op is Leaf.STATISTIC and _node(term) in self.segments)
+            return term.op is Leaf.ORDERED
         return _mention(indices, self.column_axes)
 
     def _place(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
         """Puts terms and what they need into a phase, unless an earlier phase holds it."""
+        phases[number].segment_terms += self._computed_by_segment(positions)
         stack = list(positions)
         while stack:
             position = stack.pop()
@@ -171,13 +185,16 @@ class PhaseSplitter:
             phase.reads.append(position)
         if term.op is Leaf.STATISTIC:
             phase.segments.append(self.segments[_node(term)])
+            phase.segment_terms += self._computed_by_segment(self.statistics[_node(term)])
             return self.statistics[_node(term)]
+        if self._varying[position]:
+            phase.segment_terms += self._computed_by_segment(term.args)
         return term.args
 
     def _is_kept(self, position: int) -> bool:
         """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
         term = self.terms.items[position]
-        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.STATISTIC, Leaf.ORDERED):
+        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED) or not self._varying[position]:
             return False
         if self.keep is Keep.ROW:
             return isinstance(term.payload, Read) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -171,6 +171,9 @@ class RowKernelBuilder:
                     is_of_row = position in phase.row_terms
                     origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
                     found[position] = Argument(origin, self.context.names.take(wanted(position)))
+            for position in phase.segment_terms:
+                if position not in found:
+                    found[position] = Argument(Origin.VALUE, self.context.names.take(words.of_element(position)))
         return found
 
     def _is_total(self, part: int) -> bool:
@@ -310,17 +313,32 @@ class RowKernelBuilder:
         parts = zip(reduction.components, self.math.statistics[node], strict=True)
         roots = [(f"{c.name}_part", t) for c, t in parts]
         call, copies = self._computed(f"{self._name(number)}_{reduction.components[0].name}", phase, roots)
-        return Segments(call, copies, reduction)
+        later = [(self.fragments.values[t].name, t) for t in phase.segment_terms if self._last_segments(phase, t) == node]
+        name = f"{self._name(number)}_of_{reduction.components[0].name}"
+        after, _ = self._computed(name, phase, later, dict(later).values())
+        return Segments(call, copies, reduction, after)
+
+    def _last_segments(self, phase: PhaseTerms, term: int) -> int:
+        """Of the reductions over segments that a term needs, the last one."""
+        below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
+        nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
+        return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 
     def _name(self, number: int) -> str:
         """The name of the math on each element of a phase."""
         return self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
 
-    def _computed(self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]]) -> tuple[Call | None, tuple[Copy, ...]]:
-        """The math on each element that gives some names their terms, and those that are there without any."""
+    def _computed(
+        self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()
+    ) -> tuple[Call | None, tuple[Copy, ...]]:
+        """The math that gives some names their terms, and those that are there without any.
+
+        Args:
+            missing: terms of a segment that are not there yet.
+        """
         computed_here = {t for _, t in roots}
-        known = dict.fromkeys((*phase.given, *phase.row_given, *self._row_leaves()))
-        given = [t for t in known if t not in computed_here or self._is_given(t, phase)]
+        known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
+        given = [t for t in known if t not in missing and (t not in computed_here or self._is_given(t, phase))]
         computed = [(result, t) for result, t in roots if t not in given]
         call = self.fragments.call(name, computed, given) if computed else None
         return call, tuple(self._copy(result, t) for result, t in roots if t in given)
@@ -329,8 +347,9 @@ class RowKernelBuilder:
         return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
 
     def _is_given(self, term: int, phase: PhaseTerms) -> bool:
-        """Whether a result is there already: a leaf, a value of the row, or one that an earlier phase holds."""
-        return isinstance(self.math.terms.items[term].op, Leaf) or term in phase.row_given or term in phase.given
+        """Whether a result is there already: a leaf, a value of the row or of a segment, or one that an earlier phase holds."""
+        found = (phase.row_given, phase.segment_terms, phase.given)
+        return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in found)
 
     # The launch.
 
