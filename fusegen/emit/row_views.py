@@ -105,7 +105,8 @@ def _phase(
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
-    arguments = [argument for s in (*phase.segments, phase) for argument in _arguments(s.call, s.copies)]
+    calls = [*((s.call, s.copies) for s in phase.segments), (phase.call, phase.copies)]
+    arguments = [argument for call, made in calls for argument in _arguments(call, made)]
     arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
     copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
