@@ -103,7 +103,8 @@ def _phase(
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
-    arguments = [argument for s in (*phase.segments, phase) for argument in _arguments(s.call, s.copies)]
+    of_segments = [argument for s in phase.segments for argument in _arguments(s.call, s.copies)]
+    arguments = [*of_segments, *_arguments(phase.call, phase.copies)]
     arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
     copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
