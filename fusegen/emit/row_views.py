@@ -45,7 +45,6 @@ class PhaseView:
         call: math on each element.
         copies: results that are values which are there already, with their types and the values' text.
         elements: the text of what reductions combine: of each component the value of a lane.
-        orders: names of what is held and put in order.
         reductions, column_sums, held, writes: results of the phase.
         segment_writes: results of which one a segment is stored.
         row_writes: a variable of the row, stored once.
@@ -66,7 +65,6 @@ class PhaseView:
     elements: Mapping[str, str]
     reductions: tuple[ReductionView, ...]
     column_sums: tuple[ReductionView, ...]
-    orders: tuple[str, ...]
     held: tuple[tuple[str, str], ...]
     writes: tuple[FragmentView, ...]
     segment_writes: tuple[FragmentView, ...]
@@ -105,8 +103,8 @@ def _phase(
     held: Mapping[str, Parameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
-    calls = [*((s.call, s.copies) for s in phase.segments), (phase.call, phase.copies)]
-    arguments = [argument for call, made in calls for argument in _arguments(call, made)]
+    of_segments = [argument for s in phase.segments for argument in _arguments(s.call, s.copies)]
+    arguments = [*of_segments, *_arguments(phase.call, phase.copies)]
     arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
     copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
@@ -129,7 +127,6 @@ def _phase(
         elements=elements,
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
-        orders=tuple(p.name for p in phase.orders),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
         writes=writes,
         segment_writes=segment_writes,
@@ -177,8 +174,7 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
         "reduces each segment to {}": of_segments,
         "reduces each row to {}": along,
         "adds to {} of each column": over,
-        "puts {} in order": [p.name for p in phase.orders],
-        "keeps {}": [p.name for p in phase.held if p not in phase.orders],
+        "keeps {}": [p.name for p in phase.held],
         "writes {}": [name.removesuffix("_ptr") for name in written],
     }
     return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)

@@ -73,6 +73,54 @@ def test_every_plan(name: str) -> None:
     agree(lambda x: function(x, size), (x,))
 
 
+def residual(x: Tensor) -> tuple[Tensor, ...]:
+    hidden = x + x.flip(-1)
+    return *scaled(hidden, 8), hidden
+
+
+def beside_columns(x: Tensor) -> tuple[Tensor, ...]:
+    parts = x.unflatten(-1, (-1, 16))
+    largest = (parts - parts.sum((1, 2), keepdim=True) / x.shape[-1]).abs().amax(-1, keepdim=True)
+    return parts / largest, largest, parts.sum(0)
+
+
+def chained(x: Tensor) -> tuple[Tensor, ...]:
+    heads = F.rms_norm(x, x.shape[-1:], eps=1e-5).unflatten(-1, (-1, 16))
+    weights = (F.layer_norm(heads, (16,)) * heads).softmax(-1)
+    shares = weights / weights.amax(-1, keepdim=True)
+    shares = shares / shares.sum((1, 2), keepdim=True)
+    return shares, shares.amin(-1), (shares * heads).sum((1, 2))
+
+
+def test_what_stands_around_segments() -> None:
+    nan = torch.tensor([[torch.nan] + [1.0] * 31, [torch.inf] * 32, [0.0] * 32])
+    cases: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
+        "a sum that is a result": (residual, randn(3, 5, 64, dtype=BF16)),
+        "sums of columns": (beside_columns, randn(5, 64)),
+        "rows that start anywhere": (lambda x: scaled(x[:, 3:99], 32), randn(5, 103)),
+        "phases between segments": (chained, randn(3, 96)),
+        "no number": (lambda x: scaled(x, 8), nan),
+        "one segment a row": (lambda x: scaled(x, 8), randn(5, 8)),
+        "no rows": (lambda x: scaled(x, 8), randn(0, 64)),
+        "float64": (lambda x: scaled(x, 8), randn(3, 64, dtype=torch.float64)),
+    }
+    for name, (function, x) in cases.items():
+        with case(name):
+            agree(function, (x,))
+
+
+def test_rows_are_worked_on_in_place() -> None:
+    def normalize(x: Tensor) -> Tensor:
+        values, largest = scaled(x, 16)
+        x.copy_(values)
+        return largest
+
+    x = randn(5, 64)
+    wanted, largest = scaled(x, 16)
+    found = fg.kernel(mutates=("x",))(normalize)(x)
+    torch.testing.assert_close((x, found), (wanted, largest))
+
+
 def test_segments_that_no_warp_holds_are_a_kernel_of_their_own() -> None:
     for name, (columns, size) in {"too many": (1024, 512), "no power of two": (480, 48)}.items():
         with case(name):

@@ -57,11 +57,12 @@ class Domain:
 
     @property
     def segment(self) -> int:
-        """The extent of the last of several column dims, if neighbouring threads of a warp can reduce so many columns among
-        themselves: a power of two of a row that is not too long. 0 if they cannot."""
-        *others, last = (literal(self.shape[d]) for d in self.columns) if len(self.columns) > 1 else (None, None)
-        known = [extent for extent in others if extent is not None]
-        if last is None or len(known) < len(others) or math.prod(known) * last > _LONGEST_SEGMENTED:
+        """The extent of the last column dim, if rows have several parts of so many columns, which neighbouring threads of a warp
+        can reduce among themselves: a power of two, of a row that is not too long. 0 if they cannot."""
+        extents = [literal(self.shape[d]) for d in self.columns]
+        known = [extent for extent in extents if extent is not None]
+        columns, last = math.prod(known), known[-1] if known else 0
+        if len(known) < len(extents) or not last < columns <= _LONGEST_SEGMENTED:
             return 0
         return last if _SEGMENTS[0] <= last <= _SEGMENTS[1] and last.bit_count() == 1 else 0
 
