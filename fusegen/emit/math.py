@@ -97,7 +97,8 @@ class _Writer:
         self.texts: dict[int, Text] = {}
         self.numbers: Counter[str] = Counter()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
-        self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine else {}
+        is_accurate = Op.SIN not in language.fast.get(function.fast, {})
+        self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
 
     def body(self) -> list[_Line]:
         """All lines."""

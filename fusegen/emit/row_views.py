@@ -45,6 +45,7 @@ class PhaseView:
         call: math on each element.
         copies: results that are values which are there already, with their types and the values' text.
         elements: the text of what reductions combine: of each component the value of a lane.
+        orders: names of what is held and put in order.
         reductions, column_sums, held, writes: results of the phase.
         segment_writes: results of which one a segment is stored.
         row_writes: a variable of the row, stored once.
@@ -65,6 +66,7 @@ class PhaseView:
     elements: Mapping[str, str]
     reductions: tuple[ReductionView, ...]
     column_sums: tuple[ReductionView, ...]
+    orders: tuple[str, ...]
     held: tuple[tuple[str, str], ...]
     writes: tuple[FragmentView, ...]
     segment_writes: tuple[FragmentView, ...]
@@ -127,6 +129,7 @@ def _phase(
         elements=elements,
         reductions=tuple(map(view, phase.reductions)),
         column_sums=tuple(map(view, phase.column_sums)),
+        orders=tuple(p.name for p in phase.orders),
         held=tuple((p.name, p.dtype.spelling) for p in phase.held),
         writes=writes,
         segment_writes=segment_writes,
@@ -174,7 +177,8 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
         "reduces each segment to {}": of_segments,
         "reduces each row to {}": along,
         "adds to {} of each column": over,
-        "keeps {}": [p.name for p in phase.held],
+        "puts {} in order": [p.name for p in phase.orders],
+        "keeps {}": [p.name for p in phase.held if p not in phase.orders],
         "writes {}": [name.removesuffix("_ptr") for name in written],
     }
     return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)

@@ -60,31 +60,30 @@ def sample(
     presence: Tensor | None = None,
     frequency: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and the logarithm of its probability
+    """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
 
     logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
     by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one the most likely token is taken.
     seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k: how many tokens are left;
     top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv 1904.09751); min_p: which share of the
-    greatest probability is the least (arXiv 2407.01082). Drawn as the greatest of p/e, e exponential (Gumbel-max). Top k and top p
-    sort the row, by torch.
+    greatest probability is the least (arXiv 2407.01082). The logarithm is the model's, before penalties, temperature and cuts, as
+    vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential (Gumbel-max). Top k and top p sort the row, by torch.
     """
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
     wide = wide if temperature is None else wide / temperature
     order = None
     if top_k is not None or top_p is not None:
         wide, order = wide.sort(dim=-1, descending=True, stable=True)
-    logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
-    if temperature is None:
-        chosen, place = logarithms.max(-1, keepdim=True)
-    else:
-        places = torch.arange(logits.shape[-1], device=logits.device)
+    places = torch.arange(logits.shape[-1], device=logits.device)
+    left = _cut(wide, top_k, top_p, min_p)
+    if temperature is not None:
         tokens = places if order is None else order
-        waiting = torch.empty_like(logarithms).exponential_() if seeds is None else _exponential(seeds, tokens)
-        place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
-        chosen = torch.where(places == place, logarithms, -math.inf).amax(-1, keepdim=True)
+        waiting = torch.empty_like(left).exponential_() if seeds is None else _exponential(seeds, tokens)
+        left = left - waiting.log()
+    place = left.argmax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
-    return token.squeeze(-1), chosen.squeeze(-1)
+    chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
+    return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 import fusegen as fg
 from fusegen.jit import files, host
-from fusegen.source import Source
+from fusegen.source import Primitive, Source
 
 nvrtc = pytest.importorskip("fusegen.jit.nvrtc", reason="needs cuda-bindings")
 
@@ -23,7 +23,8 @@ def source() -> Source:
 
 def test_what_a_binary_s_key_depends_on() -> None:
     one = source()
-    sources = [one, *(replace(one, **{part: f"{getattr(one, part)}\nint added;"}) for part in ("primitives", "math", "pipeline"))]
+    primitives = (*one.primitives, Primitive("added", (), "int added;"))
+    sources = [one, replace(one, primitives=primitives), replace(one, math="int added;"), replace(one, pipeline="int added;")]
     keys = {nvrtc._key(each, architecture) for each in sources for architecture in ("sm_80", "sm_90a")}
     assert len(keys) == len(sources) * 2
     assert nvrtc._key(replace(one, banner="// another", name="other"), "sm_80") in keys

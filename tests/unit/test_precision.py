@@ -15,7 +15,8 @@ import fusegen as fg
 def approximate(function: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> list[bool]:
     """For each kernel that computes an exponential, whether it approximates it."""
     x, s = torch.empty(300, 200, dtype=dtype, device="meta"), torch.empty(200, dtype=dtype, device="meta")
-    math = [source.math for source in fg.kernel(function).lower(x, s, target="sm_90a").sources]
+    sources = fg.kernel(function).lower(x, s, target="sm_90a").sources
+    math = [part for source in sources for part in source.math.split("namespace part_")]
     assert len(math) > 1, "this test wants several kernels"
     return ["fast_exp(" in text for text in math if "exp" in text]
 
@@ -68,3 +69,12 @@ def test_kernels_that_share_nothing_are_judged_apart() -> None:
         return F.silu(x), (s.float().exp() * 3).sum(-1)
 
     assert sorted(approximate(function)) == [False, True]
+
+
+def test_angles_are_exact() -> None:
+    """A unit in the last place of a position's angle is a part of a turn."""
+    position = torch.empty(300, dtype=torch.int64, device="meta")
+    low = fg.kernel(lambda x, i: x * torch.cos(i.float() / 3.7)).lower(
+        torch.empty(300, dtype=torch.float16, device="meta"), position, target="sm_90a"
+    )
+    assert "fast_divide(" not in "".join(source.math for source in low.sources)

@@ -92,12 +92,6 @@ def test_a_largest_magnitude_of_a_tensor_takes_a_second_read_alone() -> None:
             assert len(large) == 2 and launches(f"{name}:per_tensor") == 3
 
 
-def test_groups_of_a_norm_take_a_second_read_of_its_input_alone() -> None:
-    for name in NORMS:
-        with case(name):
-            assert launches(f"{name}:per_group") == 2
-
-
 CACHE = {"k_cache": torch.zeros(4, 4, 2, 16, dtype=torch.int8), "v_cache": torch.zeros(4, 4, 2, 16, dtype=torch.int8)}
 TOKENS = {
     "qkv": torch.zeros(3, 8 * 16),

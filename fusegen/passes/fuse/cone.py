@@ -33,12 +33,13 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 @dataclass
 class Cone:
     """What a walk found: nodes in memory that it reads, also with indices, conditions on the point that decide between parts of
-    concatenations, and reductions, scans and products that it computes."""
+    concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
     conditions: dict[Bounds, None] = field(default_factory=dict)
     anchors: dict[int, None] = field(default_factory=dict)
+    visited: int = 0
 
     def read(self, position: int, at: Position) -> None:
         """Notes an element that is read."""
@@ -68,6 +69,7 @@ def walk(
             seen.add(element)
             check_spread(graph, len(seen))
             stack += visit.below(element)
+    cone.visited += len(seen)
 
 
 @dataclass(frozen=True)

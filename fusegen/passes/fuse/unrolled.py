@@ -21,6 +21,7 @@ from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Group, GroupKind
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
+_MOST_ELEMENTS = 512  # of all values that a thread computes for its points: what is computed of many places is long enough
 _FEW = 4  # elements of an axis that a thread goes through in any case
 
 COMBINED = {Op.SUM: Op.ADD, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
@@ -81,13 +82,13 @@ def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:
 def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
     """Spaces of which each thread computes several points of a space, as far as that is worth it."""
     cones = [cone_of(graph, group, space.axes, point) for point in space.points]
-    conditions = [bounds for cone in cones for bounds in cone.conditions]
+    conditions, visited = [bounds for cone in cones for bounds in cone.conditions], sum(cone.visited for cone in cones)
     if not conditions:
         return
     for number, (axis, extent) in enumerate(zip(space.axes.symbols, space.axes.extents, strict=True)):
         length = literal(extent)
         split = None if length is None else _split(axis, length, conditions)
-        if split is None or split.count * len(space.points) > _MOST:
+        if split is None or split.count * len(space.points) > _MOST or split.count * visited > _MOST_ELEMENTS:
             continue
         if group.domain.columns and (number not in group.domain.columns or split.rest == 1):
             continue  # a thread has points of one row, and rows go on along the axis

@@ -23,6 +23,9 @@ _EXTREMES = (Op.AMAX, Op.AMIN)
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
 
+_PERIODIC = frozenset({Op.SIN, Op.COS})
+"""Operations of numbers that may be large, positions say, of which a unit in the last place may be a part of a turn."""
+
 
 def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
     """What each group may use: all functions that the hardware has where the graph allows it, else what vanishes in 16 bits."""
@@ -60,10 +63,10 @@ def _has_a_product(graph: Graph, position: int, kept: Collection[int]) -> bool:
 def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions whose error vanishes in 16 bits.
 
-    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits: the
-    scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a whole unit
-    of what was an error far below one. A value that two kernels compute is approximate in both or in neither: its maximum would lie
-    beside it otherwise, and the root of their difference would be no number.
+    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits:
+    the scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a
+    whole unit of what was an error far below one, and so does an angle. A value that two kernels compute is approximate in both
+    or in neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
@@ -93,7 +96,7 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
 
 def _jumps(graph: Graph, position: int) -> bool:
     node = graph.nodes[position]
-    return node.op in _JUMPS or not node.dtype.is_float
+    return node.op in _JUMPS or node.op in _PERIODIC or not node.dtype.is_float
 
 
 def _unrounded(args: Iterable[int], group: Group, memory: Memory) -> Iterable[int]:

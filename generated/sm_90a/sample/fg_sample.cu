@@ -1,5 +1,5 @@
-// sample: row reduction, 5 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
-// Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
+// sample: row reduction, 3 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
+// Grid logits_dim0 * 4, block 256, 1304 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -35,22 +35,6 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
-}
-
-__device__ __forceinline__ float amax_f32_combine(float a, float b) {
-    return maximum(a, b);
-}
-
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void max_f32_identity(float& values, i64& indices) {
     values = -bit_cast<float>(0x7f800000u);
     indices = 9223372036854775807LL;
@@ -62,41 +46,47 @@ __device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, f
     indices = logical_or_1 ? b_indices : a_indices;
 }
 
+__device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
+    peak = -bit_cast<float>(0x7f800000u);
+    mass = 0.0f;
+}
+
+__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
+    const float where_1 = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
+    peak = maximum(a_peak, b_peak);
+    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
+}
+
+__device__ __forceinline__ float amax_f32_identity() {
+    return -bit_cast<float>(0x7f800000u);
+}
+
+__device__ __forceinline__ float amax_f32_combine(float a, float b) {
+    return maximum(a, b);
+}
+
 __device__ __forceinline__ i64 sample_row_0(i64 seeds) {
     const i64 mul_1 = wrap_mul(seeds ^ (shift_right(seeds, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     return mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                         // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
 }
 
-__device__ __forceinline__ void sample_0(float temperature, float logits, float& largest_part, float& wide) {
-    const float div_1 = logits / temperature;                                         // line 38: wide = wide if temperature is None else wide / temperature
-    largest_part = div_1;
-    wide = div_1;
-}
-
-__device__ __forceinline__ void sample_1(float wide, float largest, float& total_part, float& sub_value) {
-    const float sub_1 = wide - largest;                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
-    total_part = expf(sub_1);
-    sub_value = sub_1;
-}
-
-__device__ __forceinline__ float sample_row_2(float total) {
-    return logf(total);                                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
-}
-
-__device__ __forceinline__ void sample_2(float sub_value, float row_value_2, i64 row_value, i64 coordinate, float& place_values_part, float& logarithms) {
-    const float sub_1 = sub_value - row_value_2;                                      // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+__device__ __forceinline__ void sample_0(float temperature, i64 row_value, float logits, i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
     const i64 add_1 = wrap_add(row_value, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds) + tokens * _GOLDEN)
     const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
     const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    place_values_part = sub_1 - logf(neg_1);                                          // line 49: place = (logarithms - waiting.log()).argmax(-1, keepdim=True)
-    logarithms = sub_1;                                                               // line 42: logarithms = _cut(wide, top_k, top_p, min_p).log_softmax(-1)
+    place_values_part = logits / temperature - logf(neg_1);                           // line 48: left = left - waiting.log()
+    normalizer_mass_part = 1.0f;
 }
 
-__device__ __forceinline__ float sample_3(float logarithms, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logarithms : -bit_cast<float>(0x7f800000u);  // line 50: chosen = torch.where(places == place, logarithms, -math.inf).amax(-1, k…
+__device__ __forceinline__ float sample_1(float logits, i64 place_indices, i64 coordinate) {
+    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 51: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+}
+
+__device__ __forceinline__ float sample_row_2(float chosen, float normalizer_peak, float normalizer_mass) {
+    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 52: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -133,22 +123,6 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
     return value;
 }
 
-// Combines one value of every thread of a row; all of them receive the result.
-// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch, u64* arrived) {
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
-    if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
-    mbarrier_wait_cluster(arrived, 0);
-    value = sum_f32_identity();
-#pragma unroll
-    for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = sum_f32_combine(value, shared_load(scratch, warp));
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
-    return value;
-}
-
 // Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
 // Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -170,6 +144,27 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
     indices = shuffle_xor(indices, lane_id());
 }
 
+// Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
+// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+template <typename Scratch0, typename Scratch1>
+__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch, u64* arrived) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    if (lane_id() < CLUSTER) {
+        cluster_push(peak_scratch, warp_of_row(), peak, lane_id(), arrived);
+        cluster_push(mass_scratch, warp_of_row(), mass, lane_id(), arrived);
+    }
+    mbarrier_wait_cluster(arrived, 0);
+    normalizer_f32_identity(peak, mass);
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
+        normalizer_f32_combine(peak, mass, shared_load(peak_scratch, warp), shared_load(mass_scratch, warp), peak, mass);
+    }
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    peak = shuffle_xor(peak, lane_id());
+    mass = shuffle_xor(mass, lane_id());
+}
+
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(256, 4)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
     const Index column_count = 32000;
@@ -179,17 +174,15 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         mbarrier_init(arrived + 0, 1);
         mbarrier_init(arrived + 1, 1);
         mbarrier_init(arrived + 2, 1);
-        mbarrier_init(arrived + 3, 1);
         mbarrier_init_fence();
-        mbarrier_expect(arrived + 0, WARPS * sizeof(float));
-        mbarrier_expect(arrived + 1, WARPS * sizeof(float));
-        mbarrier_expect(arrived + 2, WARPS * (sizeof(float) + sizeof(i64)));
-        mbarrier_expect(arrived + 3, WARPS * sizeof(float));
+        mbarrier_expect(arrived + 0, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived + 1, WARPS * (sizeof(float) + sizeof(float)));
+        mbarrier_expect(arrived + 2, WARPS * sizeof(float));
     }
     cluster_arrive();
     const Index row = static_cast<Index>(block_id() / CLUSTER);
 
-    // Phase 1 of 5: computes row_value; reduces each row to largest; keeps wide.
+    // Phase 1 of 3: computes row_value; reduces each row to place_values, place_indices, normalizer_peak, normalizer_mass.
     const float temperature = widen(load(temperature_ptr, row));
     const i64 seeds = widen(load(seeds_ptr, row));
     const i64 row_value = sample_row_0(seeds);
@@ -200,76 +193,23 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         if (column >= column_count) continue;
         load_lanes<8>(logits_raw[c], logits_ptr, row * 32000 + column);
     }
-    float wide_kept[CHUNKS][LANES];
-    float largest_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
+    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
-        float largest_part[LANES];
-        float wide[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            sample_0(temperature, logits[v], largest_part[v], wide[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
-            wide_kept[c][v] = wide[v];
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
-    }
-    float largest = largest_of[0];
-    cluster_wait();  // the other blocks have begun, and their barriers are there
-    largest = row_amax_f32(largest, shared_array<float>(0), arrived + 0);
-
-    // Phase 2 of 5: reduces each row to total; keeps sub_value.
-    float sub_value_kept[CHUNKS][LANES];
-    float total_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const float (&wide)[LANES] = wide_kept[c];
-        float total_part[LANES];
-        float sub_value[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            sample_1(wide[v], largest, total_part[v], sub_value[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            sub_value_kept[c][v] = sub_value[v];
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
-    }
-    float total = total_of[0];
-    total = row_sum_f32(total, shared_array<float>(256), arrived + 1);
-
-    // Phase 3 of 5: computes row_value_2; reduces each row to place_values, place_indices; keeps logarithms.
-    const float row_value_2 = sample_row_2(total);
-    float logarithms_kept[CHUNKS][LANES];
-    float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const float (&sub_value)[LANES] = sub_value_kept[c];
         float place_values_part[LANES];
-        float logarithms[LANES];
+        float normalizer_mass_part[LANES];
         i64 place_indices_part[LANES];
+        float normalizer_peak_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sample_2(sub_value[v], row_value_2, row_value, column + v, place_values_part[v], logarithms[v]);
+            sample_0(temperature, row_value, logits[v], column + v, place_values_part[v], normalizer_mass_part[v]);
             place_indices_part[v] = column + v;
-            logarithms_kept[c][v] = logarithms[v];
+            normalizer_peak_part[v] = logits[v];
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
@@ -277,21 +217,30 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half], place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
         }
         max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values, place_indices);
+#pragma unroll
+        for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
+#pragma unroll
+            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
+        }
+        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
     }
-    row_max_f32(place_values, place_indices, shared_array<float>(512), shared_array<i64>(768), arrived + 2);
+    cluster_wait();  // the other blocks have begun, and their barriers are there
+    row_max_f32(place_values, place_indices, shared_array<float>(0), shared_array<i64>(256), arrived + 0);
+    row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(512), shared_array<float>(768), arrived + 1);
 
-    // Phase 4 of 5: reduces each row to chosen; writes out_0.
+    // Phase 2 of 3: reduces each row to chosen; writes out_0.
     float chosen_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const float (&logarithms)[LANES] = logarithms_kept[c];
+        float logits[LANES];
+        widen_vec(logits_raw[c], logits);
         float chosen_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            chosen_part[v] = sample_3(logarithms[v], place_indices, column + v);
+            chosen_part[v] = sample_1(logits[v], place_indices, column + v);
             chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
         }
     }
@@ -301,17 +250,18 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
     }
     float chosen = chosen_of[0];
-    chosen = row_amax_f32(chosen, shared_array<float>(1024), arrived + 3);
+    chosen = row_amax_f32(chosen, shared_array<float>(1024), arrived + 2);
     if (thread == 0) {
         i64 narrowed;
         narrow(place_indices, narrowed);
         store(out_0_ptr, row, narrowed);
     }
 
-    // Phase 5 of 5: writes out_1.
+    // Phase 3 of 3: computes row_value_2; writes out_1.
+    const float row_value_2 = sample_row_2(chosen, normalizer_peak, normalizer_mass);
     if (thread == 0) {
         float narrowed;
-        narrow(chosen, narrowed);
+        narrow(row_value_2, narrowed);
         store(out_1_ptr, row, narrowed);
     }
 }
