@@ -77,16 +77,16 @@ __device__ __forceinline__ void sample_0(float temperature, i64 row_value, float
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
     const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    place_values_part = logits / temperature - logf(neg_1);                           // line 48: left = left - waiting.log()
+    place_values_part = logits / temperature - logf(neg_1);                           // line 47: left = left - waiting.log()
     normalizer_mass_part = 1.0f;
 }
 
 __device__ __forceinline__ float sample_1(float logits, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 51: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 50: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
 }
 
 __device__ __forceinline__ float sample_row_2(float chosen, float normalizer_peak, float normalizer_mass) {
-    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 52: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 51: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
