@@ -39,8 +39,8 @@ class CatalogueCase(Case):
 
     @cached_property
     def bytes(self) -> int:
-        """What any way of computing must move: of a table the rows that are asked for, what is written to twice, and again what a
-        scale of the whole tensor is made of."""
+        """The bytes that any way of computing must move: of a table the rows that are asked for, twice a tensor that is written in
+        place, and twice one of which a scale is made."""
         arguments = self.meta_arguments()
         results = self.kernel.function(**{n: v.to("meta") if isinstance(v, Tensor) else v for n, v in arguments.items()})
         leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]

@@ -139,7 +139,7 @@ def _phase(
 
 
 def _arguments(call: Call | None, copies: Sequence[Copy]) -> list[Argument]:
-    """What the math on each element takes, and what is copied."""
+    """The arguments of the math on each element, and the values that are copied."""
     return [*(call.arguments if call else ()), *(c.value for c in copies)]
 
 

@@ -271,7 +271,7 @@ class Op(Enum):
     LAST = Row("last", Family.LIBRARY, 1, Result.SAME)
 
     # (x): the first `length` of each row (the last dim), the greatest first where `descending`, with NaN above all numbers; 0 as
-    # `result` is the values, 1 their indices. Of whole rows, equal values keep their order.
+    # `result` is the values, 1 their indices. Equal values of whole rows keep their order.
     TOPK = Row("topk", Family.LIBRARY, 1, Result.EXPLICIT)
 
     # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v of (batch, head, position, channel); heads of q may share one of k and v, and

@@ -19,7 +19,7 @@ from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 
 
 def replaced(builder: GraphBuilder, steps: Iterable[int], value: int, where: Location | None) -> int:
-    """The tensor with a value at a place. Of several elements of the value that have one place, the last one is there.
+    """The tensor with a value at a place. If several elements of the value have one place, the last one is there.
 
     Args:
         steps: the views and gathers that lead from the tensor to the place, the last first.

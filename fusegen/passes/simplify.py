@@ -190,7 +190,7 @@ def _in_dims_of_a_statistic(x: Value) -> Value | None:
 
 
 def _is_statistic_without_dims(x: Value) -> bool:
-    """Whether this is a reduction, what was made of one, or one element of each row, without the dims that have one element."""
+    """True if this is a reduction, math on one, or one element of each row, without the dims that have one element."""
     if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
         return False
     dims, kept = x.node.shape, x.arg(0).node.shape

@@ -19,7 +19,7 @@ from fusegen.schedule.shared import SharedArrays
 
 @dataclass(frozen=True)
 class Hoisted:
-    """What a thread reads and computes once for all points along an axis.
+    """The values that a thread reads and computes once for all points along an axis.
 
     Attributes:
         axis: the first of the kernel's.

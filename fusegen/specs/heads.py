@@ -92,7 +92,7 @@ THREE = {"k": tensor("batch kv_heads positions channels"), "v": tensor("batch kv
 def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
     """(batch, heads, positions, channels) → (batch, positions, heads·channels); q, k and v beside each other
 
-    q, k, v: (batch, heads, positions, channels), of different heads where they differ. Of gradients it is `bias_split_heads`'s
+    q, k, v: (batch, heads, positions, channels), of different heads where they differ. For gradients it is `bias_split_heads`'s
     backward.
     """
     parts = [part.transpose(1, 2).flatten(2) for part in (q, k, v) if part is not None]

@@ -1,4 +1,4 @@
-"""What is costly and the same along an axis is computed once for several points along it."""
+"""Costly math that is the same along an axis is computed once for several points along it."""
 
 from __future__ import annotations
 

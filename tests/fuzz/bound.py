@@ -329,7 +329,7 @@ def _first(x: Value, attrs: Mapping[str, Any], dtype: DType) -> Value:
 
 
 def _is_apart(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
-    """Whether each of the first differs from all others of its row."""
+    """True for each of the first few that differs from all others of its row."""
     found = EXACT[Op.TOPK](x, **{**attrs, "result": 0})
     return (found[..., :, None] == x[..., None, :]).sum(-1) == 1
 

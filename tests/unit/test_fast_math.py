@@ -178,7 +178,7 @@ def test_anything_but_a_bool_is_refused() -> None:
         fg.kernel(gated, fast_math="yes")
 
 
-# What is said of it.
+# Words about it.
 
 
 def test_explain_states_the_error_beside_the_accurate_one() -> None:

@@ -73,8 +73,6 @@ def test_kernels_that_share_nothing_are_judged_apart() -> None:
 
 def test_angles_are_exact() -> None:
     """A unit in the last place of a position's angle is a part of a turn."""
-    position = torch.empty(300, dtype=torch.int64, device="meta")
-    low = fg.kernel(lambda x, i: x * torch.cos(i.float() / 3.7)).lower(
-        torch.empty(300, dtype=torch.float16, device="meta"), position, target="sm_90a"
-    )
+    x, position = torch.empty(300, dtype=torch.float16, device="meta"), torch.empty(300, dtype=torch.int64, device="meta")
+    low = fg.kernel(lambda x, i: (x * torch.cos(i.float() / 3.7)).half()).lower(x, position, target="sm_90a")
     assert "fast_divide(" not in "".join(source.math for source in low.sources)

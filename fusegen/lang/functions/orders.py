@@ -71,7 +71,7 @@ def kthvalue(input: TracedTensor, k: Any, dim: int = -1, keepdim: bool = False, 
 
 @implements("median")
 def median(input: TracedTensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
-    """The element in the middle of a dim, the lesser of two, and its index; NaN where there is one. Of all dims the value alone."""
+    """The element in the middle of a dim, the lesser of two, and its index; NaN where there is one. Without a dim, its value."""
     return _median("median", input, dim, keepdim, out)
 
 

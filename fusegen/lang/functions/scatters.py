@@ -23,7 +23,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     """The tensor plus slices along a dim, each at the place that a vector names."""
     tracer = tracer_of(input, index, source)
     x, chosen, slices = tracer.lift(input), tracer.lift(index), tracer.lift(source)
-    _require_one_dtype("index_add", x, slices)
+    require_one_dtype("index_add", x, slices)
     place = normalize_dim(dim, x.ndim)
     if chosen.ndim > 1:
         raise ShapeError(f"index_add by an index of {chosen.ndim} dims", mend="give a vector")
@@ -43,7 +43,7 @@ def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
     """
     tracer = tracer_of(input, *indices, values)
     x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
-    _require_one_dtype("index_put", x, given)
+    require_one_dtype("index_put", x, given)
     if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in chosen) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", mend="use torch.where(mask, x + value, x)")
     if not 0 < len(chosen) <= x.ndim:
@@ -63,7 +63,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     """The tensor plus elements, each at the place along a dim that the index names, and at its own along all others."""
     tracer = tracer_of(input, index, src)
     x, chosen, source = tracer.lift(input), tracer.lift(index), tracer.lift(src)
-    _require_one_dtype("scatter_add", x, source)
+    require_one_dtype("scatter_add", x, source)
     place = normalize_dim(dim, x.ndim)
     if not x.ndim == chosen.ndim == source.ndim:
         text = f"scatter_add of {source.ndim} dims by an index of {chosen.ndim} dims to {x.ndim} dims"
@@ -82,7 +82,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     return pointwise.add(x, reshaped(sums, x._node.shape))
 
 
-def _require_one_dtype(name: str, x: TracedTensor, other: TracedTensor) -> None:
+def require_one_dtype(name: str, x: TracedTensor, other: TracedTensor) -> None:
     if dtype_of(x) is not dtype_of(other):
         raise TraceError(f"{name} of {dtype_of(other)} to {dtype_of(x)}", mend="convert one of them")
 

@@ -17,7 +17,7 @@ from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of
 from fusegen.lang.functions.diagonals import diagonal_of
 from fusegen.lang.functions.indexing import gather, getitem, index_select, place_of, taken
-from fusegen.lang.functions.scatters import index_added, scatter_add
+from fusegen.lang.functions.scatters import index_added, require_one_dtype, scatter_add
 from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
 from fusegen.lang.memory import overwrite, require_filled, with_value
 from fusegen.lang.registry import implements
@@ -270,7 +270,7 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     tracer = tracer_of(input, *indices, values)
     if len(indices) == 1 and isinstance(indices[0], torch.Tensor) and indices[0].dtype is torch.bool:
         x, number = tracer.lift(input), tracer.lift(values)
-        _require_dtype("index_put", number, x)
+        require_one_dtype("index_put", x, number)
         return _under_mask(x, tracer.lift(indices[0]), number, accumulate=accumulate)
     if accumulate:
         return index_added(input, indices, values)
@@ -294,13 +294,8 @@ def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> Tra
     if not all(isinstance(index, torch.Tensor) for index in indices):
         raise UnsupportedError("index_put by what is no tensor cannot be traced", mend="give a tuple of tensors of integers")
     place = place_of(x._tracer.value(x._position), tuple(indices))
-    _require_dtype("index_put", x._tracer.lift(values), x)
+    require_one_dtype("index_put", x, x._tracer.lift(values))
     return _with(x, place, _value_for(place, values))
-
-
-def _require_dtype(name: str, value: TracedTensor, x: TracedTensor) -> None:
-    if value._node.dtype is not x._node.dtype:
-        raise TraceError(f"{name} of {value._node.dtype} to {x._node.dtype}", mend="convert one of them")
 
 
 def _require_shape(name: str, place: TracedTensor, value: Any) -> None:

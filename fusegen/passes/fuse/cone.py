@@ -32,8 +32,8 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Cone:
-    """What a walk found: nodes in memory that it reads, also with indices, conditions on the point that decide between parts of
-    concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
+    """The findings of a walk: nodes in memory that it reads, also with indices, conditions on the point that decide between parts
+    of concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
@@ -140,8 +140,8 @@ def computed_index(graph: Graph, position: int) -> int | None:
 
 
 def _index_leaf(graph: Graph, position: int) -> int:
-    """What an index is a view of, or a conversion to wider integers, or the sum of and a small number, or replaces where it equals
-    a number."""
+    """The value that an index is a view of, a conversion to wider integers of, the sum of and a small number, or replaces where it
+    equals a number."""
     added = 0
     while True:
         node = graph.nodes[position]

@@ -67,7 +67,7 @@ def _goes_along_rows(graph: Graph, group: Group) -> bool:
 
 
 def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:
-    """What a group's outputs take at a point of its domain.
+    """The cone of a group's outputs at a point of its domain.
 
     Args:
         axes: those that the point is in terms of.

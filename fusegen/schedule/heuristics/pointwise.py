@@ -35,7 +35,7 @@ def widest(itemsizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class PointFeatures:
-    """What plans depend on.
+    """The features by which plans are chosen.
 
     Attributes:
         axes: merged axes; lanes run along the last one.

@@ -24,7 +24,7 @@ _LEAST = 4
 
 @dataclass(frozen=True)
 class Hoisting:
-    """What does not depend on an axis.
+    """The math that does not depend on an axis.
 
     Attributes:
         axis: the one that a thread goes along.

@@ -139,7 +139,7 @@ class PhaseSplitter:
         return term.op is Leaf.STATISTIC and _node(term) in self.segments
 
     def _computed_by_segment(self, positions: Sequence[int]) -> list[int]:
-        """Of some terms, those that are computed of numbers of a segment alone."""
+        """The terms among some that are computed of numbers of a segment alone."""
         items = self.terms.items
         return [p for p in positions if self._elements[p] and not self._varying[p] and not isinstance(items[p].op, Leaf)]
 

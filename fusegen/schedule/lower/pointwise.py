@@ -135,7 +135,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
 
 
 def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> Hoisted:
-    """What is computed before a loop, which from then on is given to calls."""
+    """The values that are computed before a loop, which calls in the loop take."""
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None

@@ -28,7 +28,8 @@ _PERIODIC = frozenset({Op.SIN, Op.COS})
 
 
 def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
-    """What each group may use: all functions that the hardware has where the graph allows it, else what vanishes in 16 bits."""
+    """The functions that each group may use: all of the hardware's if the graph allows it, else those whose error vanishes in 16
+    bits."""
     if graph.fast_math:
         return dict.fromkeys(groups, Fast.FAST_MATH)
     allowed = _ending_in_16_bits(graph, groups, memory)

@@ -282,7 +282,7 @@ class RowKernelBuilder:
         return self.math.terms.items[term].op is Leaf.ORDERED
 
     def _ordered(self, root: Root) -> Parameter:
-        """What holds a row before and after it is put in order."""
+        """The array that holds a row before and after it is put in order."""
         (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
         return self.fragments.parameter(term)
 
@@ -319,7 +319,7 @@ class RowKernelBuilder:
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
-        """Of the reductions over segments that a term needs, the last one."""
+        """The last of the reductions over segments that a term needs."""
         below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
@@ -347,7 +347,7 @@ class RowKernelBuilder:
         return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
 
     def _is_given(self, term: int, phase: PhaseTerms) -> bool:
-        """Whether a result is there already: a leaf, a value of the row or of a segment, or one that an earlier phase holds."""
+        """True if a result is there already: a leaf, a value of the row or of a segment, or one that an earlier phase holds."""
         found = (phase.row_given, phase.segment_terms, phase.given)
         return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in found)
 
