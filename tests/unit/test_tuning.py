@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,26 @@ def test_a_plan_that_gives_something_else_is_refused(fastest: Callable[..., None
     monkeypatch.setattr(tuning._Tuner, "_call", wrong)
     with pytest.raises(VerificationError, match="gives other results"):
         fg.tune(fg.kernel(softmax), randn(40, 500))
+
+
+@pytest.mark.parametrize(("beside", "is_taken"), [(1, True), (100, False)])
+def test_some_numbers_on_the_other_side_of_a_jump(
+    beside: int, is_taken: bool, fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest(1)
+    calls = tuning._Tuner._call
+    made: list[int] = []
+
+    def moved(self: Any, pins: Any) -> Any:
+        call, number = calls(self, pins), len(made)
+        made.append(number)
+        others = torch.zeros(40, 500)
+        others[0, :beside] = number
+        return lambda: (call()[0] + others, call()[1])
+
+    monkeypatch.setattr(tuning._Tuner, "_call", moved)
+    with nullcontext() if is_taken else pytest.raises(VerificationError, match="gives other results"):
+        fg.tune(fg.kernel(lambda x: (x.softmax(-1) * 100).round()), randn(40, 500))
 
 
 def test_a_plan_that_cannot_be_timed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

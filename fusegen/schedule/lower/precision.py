@@ -95,6 +95,11 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
     return exact | decisive | compared
 
 
+def has_jumps(graph: Graph) -> bool:
+    """True if some value may be another one altogether, or stand elsewhere, since floats that it is made of are a little off."""
+    return any(node.args and graph.nodes[node.args[0]].dtype.is_float and _jumps(graph, p) for p, node in graph)
+
+
 def _jumps(graph: Graph, position: int) -> bool:
     node = graph.nodes[position]
     return node.op in _JUMPS or node.op in _PERIODIC or not node.dtype.is_float
