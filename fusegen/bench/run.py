@@ -139,6 +139,7 @@ def _attempt(call: Callable[[], T]) -> T | Exception:
 
 def _launches(case: Case, device: torch.device) -> str:
     steps = [step for program in case.programs(target_of(device).name) for step in program.steps]
-    launches, loops = (sum(isinstance(step, kind) for step in steps) for kind in (Launch, LoopStep))
-    others = {"library": len(steps) - launches - loops, "loop": loops}
+    launches = sum(isinstance(step, Launch) and step.part <= 1 for step in steps)
+    others = {"library": sum(not isinstance(step, (Launch, LoopStep)) for step in steps)}
+    others["loop"] = sum(isinstance(step, LoopStep) for step in steps)
     return "+".join([str(launches), *(f"{count} {name}" for name, count in others.items() if count)])

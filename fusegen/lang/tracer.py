@@ -29,8 +29,9 @@ from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
 
 _LAST_ROUNDED_DOWN = 464.0
-_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 """The largest number that rounds to 448, the largest one of float8_e4m3fn."""
+
+_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 
 _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}

@@ -16,7 +16,7 @@ from fusegen.ir.versions import base, gathers
 NEVER = 1 << 60
 """The number of a write that does not come."""
 
-COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
+COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
 """Families of what a kernel computes; other values lie somewhere already."""
 
 FIRST, LAST, BEFORE = "first", "last", "before"

@@ -23,6 +23,7 @@ from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import Bodies, Pins, lower
+from fusegen.schedule.lower.parts import agreed
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred
@@ -146,7 +147,9 @@ class Forms:
             wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
             if wanted is not None and wanted != launch.plan:
                 plans[launch.group.outputs] = wanted
-        return self._form(classes, split, bodies, plans)
+        form = self._form(classes, split, bodies, plans)
+        beside = {outputs: plan for outputs, plan in agreed(form.program.steps, self._target).items() if outputs not in pins}
+        return self._form(classes, split, bodies, plans | beside) if beside else form
 
     def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Form:
         key = classes, split, tuple(id(program) for program, _ in bodies.values())

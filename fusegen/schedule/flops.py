@@ -184,7 +184,7 @@ def _dtype(step: Step, graph: Graph, wanted: Mapping[int, int], matmuls: list[in
 
 
 def _uncounted(graph: Graph, step: Step, wanted: Mapping[int, int]) -> Iterator[str]:
-    arithmetic = (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
+    arithmetic = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
     nodes = [graph.nodes[p] for p in wanted]
     if any(n.family in arithmetic and n.op not in _FREE and not _floats(graph, n) for n in nodes):
         yield "integer and logical operations"

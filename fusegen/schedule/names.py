@@ -75,7 +75,7 @@ _SUFFIXES = (
 
 _MADE = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
-    rf"|((row|lanes|scan|warp_scan|quad)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # functions of reductions
+    rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # of reductions
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
@@ -112,7 +112,7 @@ def scalar_identifier(name: str) -> str:
 def kernel_functions(kernel: str) -> re.Pattern[str]:
     """The names of the functions that a kernel's text declares for itself."""
     return re.compile(
-        rf"{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
+        rf"{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_once|_segment|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 

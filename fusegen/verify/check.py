@@ -132,7 +132,7 @@ def materialize(case: Case, device: torch.device) -> Arguments:
         if isinstance(value, Layout):
             is_data = name in case.data
             values = case.values if is_data else Values.ORDINARY
-            is_weight = not is_data and len(value.shape) >= 2 and value.dtype.is_floating_point and value.dtype.itemsize > 1
+            is_weight = not is_data and len(value.shape) >= 2 and _is_computed(value.dtype)
             scale = value.shape[-1] ** -0.5 if is_weight else 1.0
             return value.tensor(lambda shape: _scaled(draw(values, shape, value.dtype, device, generator), scale), device)
         return value.to(device) if isinstance(value, Tensor) else value

@@ -141,3 +141,11 @@ def test_rows_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         with case(name):
             monkeypatch.setattr(forms, "preferred", preferred)
             agree(lambda x: scaled(x, 128), (randn(3, 32768, dtype=BF16),))
+
+
+def test_parameters_named_as_what_reduces_segments() -> None:
+    def norm(segment_amax_f32: Tensor, norm_1_segment_0: Tensor) -> Tensor:
+        largest = (F.rms_norm(segment_amax_f32, (256,)) + norm_1_segment_0).unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True)
+        return segment_amax_f32.unflatten(-1, (-1, 32)) / largest
+
+    agree(norm, (randn(3, 256), randn(256)))

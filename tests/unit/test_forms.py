@@ -103,3 +103,13 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     assert launch.plan != first, "two rows have more threads each than the first plan has"
     (asked,) = low._forms.pinned(low.sizes, {launch.group.outputs: first}).program.launches
     assert asked.plan == first
+
+
+def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() -> None:
+    x, y = meta(8192, 4096), meta(8192, 8192)
+    low = fg.kernel(lambda x, y: (x.softmax(-1), F.gelu(y))).lower(x, y, target="sm_90a")
+    rows, points = low.program.launches
+    assert rows.block == points.block
+    for plan in points.candidates[:4]:
+        form = low._forms.pinned(low.sizes, {points.group.outputs: plan})
+        assert form.program.launches[1].plan == plan

@@ -68,13 +68,7 @@ _BOOL = {
 # Relative errors of a few 2^-22 (2^-19 of the error function), far below half a unit of a 16-bit result whatever they are composed
 # with; what lies below 2^-126 may become zero. The logarithm and the hyperbolic tangent are not here, since their absolute error
 # shows near 1 and 0. `fusegen.emit.cuda.fast_math` has what a user may ask for.
-_ROUNDED = {
-    Op.EXP: function("fast_exp"),
-    Op.RSQRT: function("fast_rsqrt"),
-    Op.DIV: function("fast_divide", 2),
-    Op.SIGMOID: Form("fast_reciprocal(1.0f + fast_exp(-{0}))", Precedence.ATOM, (Precedence.ATOM,)),
-    Op.ONE_PLUS_ERF: function("fast_one_plus_erf"),
-}
+_ROUNDED = {op: FAST_MATH[op].form for op in (Op.EXP, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)}
 
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},

@@ -206,7 +206,8 @@ def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, a
 
 def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
     """True if a reduction is over a segment of the domain's row, and read at the segment that is being computed."""
-    return bool(domain.segment) and _aligned(graph, reduction, at, domain, axes, domain.columns[-1:])
+    dims = reduced_dims(graph, reduction)
+    return domain.is_segment(dims) and _aligned(graph, reduction, at, domain, axes, dims)
 
 
 def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:

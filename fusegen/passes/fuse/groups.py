@@ -66,6 +66,10 @@ class Domain:
             return 0
         return last if _SEGMENTS[0] <= last <= _SEGMENTS[1] and last.bit_count() == 1 else 0
 
+    def is_segment(self, dims: tuple[int, ...]) -> bool:
+        """True if a reduction over some dims is one over the segments of a row."""
+        return bool(self.segment) and dims == self.columns[-1:]
+
 
 @dataclass(frozen=True)
 class Part:

@@ -69,9 +69,8 @@ def reduction_group(graph: Graph, root: int, kept: Kept) -> Group | None:
 def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
     """True if a reduction is over segments of the rows that another one, of the same shape, is over."""
     shape, wide_shape = (graph.nodes[graph.nodes[p].args[0]].shape for p in (reduction, wide))
-    segmented = Domain(wide_shape, reduced_dims(graph, wide))
     is_alike = len(shape) == len(wide_shape) and all(map(same, shape, wide_shape))
-    return is_alike and bool(segmented.segment) and reduced_dims(graph, reduction) == segmented.columns[-1:]
+    return is_alike and Domain(wide_shape, reduced_dims(graph, wide)).is_segment(reduced_dims(graph, reduction))
 
 
 def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:

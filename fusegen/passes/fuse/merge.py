@@ -218,7 +218,7 @@ def _goes_by_segments(graph: Graph, rows: tuple[int, ...], domain: Domain, kept:
         return False
     axes = domain_axes(domain)
     places = [place for output in rows for place in places_of_row(graph, output, domain, axes)]
-    is_of_segments = any(reduced_dims(graph, anchor) != domain.columns for anchor in found.anchors)
+    is_of_segments = any(domain.is_segment(reduced_dims(graph, anchor)) for anchor in found.anchors)
     return is_of_segments or any(is_per_segment(domain, place, axes) for place in places)
 
 

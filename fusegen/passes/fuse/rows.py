@@ -45,7 +45,7 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) 
         for place in places:
             walk(graph, root, place, axes, accepts, cone, others)
     families = {graph.nodes[p].family for p in cone.anchors}
-    if Family.ORDER in families and any(_is_of_segments(graph, p, domain) for p in cone.anchors):
+    if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in cone.anchors):
         return None  # plans for the one are not for the other
     return Group(GroupKind.ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
@@ -118,16 +118,12 @@ def _is_of_row(graph: Graph, position: int, at: Position, domain: Domain) -> boo
     if node.family is not Family.ORDER:
         return _is_row_reduction(graph, position, at, domain)
     is_over = len(node.shape) == len(domain.shape) and all(map(same, node.shape, domain.shape))
-    return is_over and domain.columns == (len(node.shape) - 1,) and at == places_of_domain(domain)
+    return is_over and domain.columns == (len(node.shape) - 1,) and at == _places_of_domain(domain)
 
 
-def places_of_domain(domain: Domain) -> Position:
+def _places_of_domain(domain: Domain) -> Position:
     """Each point of a domain."""
     return broadcast_index(domain.shape, domain_axes(domain).symbols)
-
-
-def _is_of_segments(graph: Graph, position: int, domain: Domain) -> bool:
-    return graph.nodes[position].family is Family.REDUCTION and reduced_dims(graph, position) != domain.columns
 
 
 def _is_segment_reduction(graph: Graph, position: int, at: Position, domain: Domain) -> bool:

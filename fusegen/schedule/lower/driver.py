@@ -13,7 +13,7 @@ from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_blocks, lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
-from fusegen.schedule.lower.parts import agreed, in_parts
+from fusegen.schedule.lower.parts import in_parts
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximations, contractions
 from fusegen.schedule.lower.rows import lower_rows
@@ -59,23 +59,15 @@ def lower(
     """
     memory = Memory(graph, groups)
     fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
-
-    def lowered(number: int, asked: Pins) -> Sequence[Step]:
-        group = groups[number]
+    steps: list[Step] = []
+    for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
         context = Context(
-            graph, group, memory, target, wide, fast[group], contracted, name, plans, memory.reads, None, asked, bodies or {}
+            graph, group, memory, target, wide, fast[group], contracted, name, plans, memory.reads, None, pins or {}, bodies or {}
         )
         found = _KINDS[group.kind](context)
         _check_shared(found, target)
-        return found
-
-    found = [lowered(number, pins or {}) for number in range(len(groups))]
-    again = {} if target.backend is Backend.CPU else agreed([step for each in found for step in each])
-    found = [
-        lowered(n, again) if group.outputs in again else each for n, (group, each) in enumerate(zip(groups, found, strict=True))
-    ]
-    steps = [step for each in found for step in each]
+        steps += found
     return Program(graph, target, memory.specs, overlapping(in_parts(steps, target), target), tuple(memory.results))
 
 

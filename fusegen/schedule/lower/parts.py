@@ -25,12 +25,14 @@ def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
     return [part for run in _runs(steps, _have_one_block) for part in _numbered(run)]
 
 
-def agreed(steps: Sequence[Step]) -> dict[tuple[int, ...], PointwisePlan]:
+def agreed(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], PointwisePlan]:
     """Plans with which pointwise launches have as many threads a block as the launches beside them, by the outputs of their groups.
 
     Rows say how many threads their blocks have; points go with any.
     """
     found: dict[tuple[int, ...], PointwisePlan] = {}
+    if target.backend is Backend.CPU:
+        return found
     for run in _runs(steps, lambda *_: True):
         launches = [step for step in run if isinstance(step, Launch)]
         if any(launch.shared_bytes > _LITTLE for launch in launches):

@@ -312,10 +312,10 @@ class RowKernelBuilder:
         reduction = self.reductions[node]
         parts = zip(reduction.components, self.math.statistics[node], strict=True)
         roots = [(f"{c.name}_part", t) for c, t in parts]
-        call, copies = self._computed(f"{self._name(number)}_{reduction.components[0].name}", phase, roots)
+        place = phase.segments.index(node)
+        call, copies = self._computed(f"{self._name(number)}_segment_{place}", phase, roots)
         later = [(self.fragments.values[t].name, t) for t in phase.segment_terms if self._last_segments(phase, t) == node]
-        name = f"{self._name(number)}_of_{reduction.components[0].name}"
-        after, _ = self._computed(name, phase, later, dict(later).values())
+        after, _ = self._computed(f"{self._name(number)}_of_segment_{place}", phase, later, dict(later).values())
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:

@@ -77,7 +77,7 @@ def _evaluate(context: Context) -> RowMath:
     for node, parts in states.items():
         reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
         statistics |= dict.fromkeys(parts, reduced)
-        if not _is_of_segments(context, node):  # what is has its place where it is used
+        if not context.group.domain.is_segment(reduced_dims(graph, node)):  # what is has its place where it is used
             roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:
@@ -138,12 +138,6 @@ def _is_column_sum(context: Context, node: int) -> bool:
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
 
 
-def _is_of_segments(context: Context, node: int) -> bool:
-    """True if a reduction is over segments of a row."""
-    domain = context.group.domain
-    return bool(domain.segment) and reduced_dims(context.graph, node) == domain.columns[-1:]
-
-
 def _places(context: Context, output: int, space: Space) -> list[tuple[Position, str]]:
     """The elements of a result that a thread writes at a point of the space: each with the kind of its root."""
     graph, domain = context.graph, context.group.domain
@@ -176,7 +170,9 @@ def _merged(
     domain = context.group.domain
     sums = [s for r in roots if r.kind == "column" for part in states[r.key] for s in _column_stores(context, part, {})]
     expressions = [*leaves.expressions(), *(s.offset for s in (*stores, *sums))]
-    segments = {part: node for node, parts in states.items() if _is_of_segments(context, node) for part in parts}
+    segments = {
+        part: node for node, parts in states.items() if domain.is_segment(reduced_dims(context.graph, node)) for part in parts
+    }
     segment = domain.segment if segments or any(root.kind == "segment_write" for root in roots) else 0
     own_axis = [axes.symbols[domain.columns[-1]]] if segment else []  # which therefore stays one
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*expressions, *own_axis])
