@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from fusegen.dtypes import DType
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Op
 from fusegen.ir.reductions import SHORT_ROW
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
@@ -27,6 +27,8 @@ _HIGH = -(1 << 32)
 _LOW = (1 << 32) - 1
 _ABOVE = 0x7F800002 << 32
 """A number above all keys, and exact as a float64."""
+
+_EXTREMES = (Op.MAX, Op.MIN)
 
 _COMBINED = {Op.SUM: Op.ADD, Op.PROD: Op.MUL, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
 
@@ -99,13 +101,28 @@ def at_few(x: Value) -> Value | None:
     count, length = literal(index.node.shape[-1]), literal(rows.node.shape[-1])
     if x.node.attr("dim") != last or count is None or count > MOST or length is None or length > SHORT_ROW:
         return None
-    if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])) or not _is_of_first(index):
+    if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])):
         return None
+    below = index.arg(0) if index.node.op is Op.EXPAND else index
+    if below.node.op in _EXTREMES or not _is_below(below, length):
+        return None  # which is checked where it is read
     if (key := _key_of(index)) is not None and (order := _order_of(key)) is not None and order.rows == rows.position:
         return _value(key, x.dtype, descending=order.descending)
     places = _places(rows)
     found = [places.apply(Op.EQ, at).where(rows, float("-inf")).reduce(Op.AMAX, (last,)) for at in _each(index, count)]
     return found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=last)
+
+
+def _is_below(index: Value, length: int) -> bool:
+    """True if an index is known to be one of a row of some length: of the first few, or of an extreme, or one of two such."""
+    if index.node.op is Op.EXPAND:
+        return _is_below(index.arg(0), length)
+    if index.node.op is Op.WHERE:
+        return all(_is_below(index.arg(number), length) for number in (1, 2))
+    if index.node.op in _EXTREMES:
+        return index.node.attr("part") == "indices" and same(index.arg(0).node.shape[-1], length)
+    order = None if (key := _key_of(index)) is None else _order_of(key)
+    return order is not None and same(index.builder.nodes[order.rows].shape[-1], length)
 
 
 def _each(few: Value, count: int) -> list[Value]:
@@ -143,17 +160,3 @@ def _order_of(key: Value) -> _Order | None:
     descending = below.node.op is Op.BITWISE_XOR
     below = below.arg(0) if descending else below
     return _Order(below.node.args[0], descending) if below.node.op is Op.SORT_KEY else None
-
-
-def _is_of_first(x: Value) -> bool:
-    """True if a value is computed of the first few of a row, point by point."""
-    stack, seen = [x.position], set[int]()
-    while stack:
-        position = stack.pop()
-        node = x.builder.nodes[position]
-        if position not in seen and node.family in (Family.POINTWISE, Family.VIEW):
-            stack += node.args
-        elif node.op is Op.AMIN and _order_of(Value(x.builder, position, x.location)) is not None:
-            return True
-        seen.add(position)
-    return False

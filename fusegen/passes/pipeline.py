@@ -9,6 +9,7 @@ from typing import TypeAlias
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.ir.ops import Op
+from fusegen.ir.versions import chain
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.heads import attention_in_four_dims
@@ -45,11 +46,13 @@ def apply(step: Pass, graph: Graph) -> Graph:
     settling = _Settling(step, GraphBuilder(graph.name).like(graph))
     builder = settling.builder
     moved: list[int] = []
+    places = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
     for position, node in graph:
         location = graph.locations[position]
         first = len(builder.nodes)
         rebuilt = type(node)(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-        moved.append(settling.settled(builder.put(rebuilt, location), first, location))
+        made = builder.put(rebuilt, location)
+        moved.append(made if position in places else settling.settled(made, first, location))  # which stays a place
     outputs = [_result(builder, graph, o, moved[o]) for o in graph.outputs]
     result = builder.build(outputs, [moved[w] for w in graph.writes])
     _check(step, graph, result)

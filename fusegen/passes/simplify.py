@@ -184,7 +184,8 @@ def _in_dims_of_a_statistic(x: Value) -> Value | None:
     shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o) and len(o.node.shape) == len(x.node.shape)]
     if not shapes or any(o.node.shape not in ((), x.node.shape) for o in operands):
         return None
-    args = tuple(_in_shape(o, shapes[0]).position if o.node.shape or o.node.op is Op.RESHAPE else o.position for o in operands)
+    is_in_dims = [bool(o.node.shape) or (not x.node.shape and o.node.op is Op.RESHAPE) for o in operands]
+    args = tuple((_in_shape(o, shapes[0]) if moved else o).position for o, moved in zip(operands, is_in_dims, strict=True))
     kept = x.builder.put(replace(x.node, args=args, shape=shapes[0]), x.location)
     return Value(x.builder, kept, x.location).apply(Op.RESHAPE, shape=x.node.shape)
 

@@ -50,6 +50,8 @@ def quantized(
         ArgumentError: an unknown granularity, another dtype, groups that do not divide a row, a scale of another shape.
     """
     largest = largest_of(dtype)
+    if not x.dim():
+        raise ArgumentError("quantization of one number", mend="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
         return (narrowed(wide, dtype, aligned(scale, x, granularity, group_size)).reshape(x.shape),)
@@ -102,6 +104,8 @@ def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tens
     Raises:
         ArgumentError: it has another shape than the granularity says.
     """
+    if not isinstance(scale, Tensor):
+        raise ArgumentError(f"a scale that is a {type(scale).__name__}", mend="give a tensor: torch.tensor(0.5)")
     groups = x.shape[-1] // group_size if granularity == "per_group" else 1
     expected = () if granularity == "per_tensor" else (*x.shape[:-1], groups)
     if tuple(scale.shape) != expected and not (granularity == "per_tensor" and tuple(scale.shape) == (1,)):

@@ -62,15 +62,16 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
 
-    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
-    by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one the most likely token is taken.
-    seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k: how many tokens are left;
-    top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv 1904.09751); min_p: which share of the
-    greatest probability is the least (arXiv 2407.01082). The logarithm is the model's, before penalties, temperature and cuts, as
-    vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential (Gumbel-max). Top k and top p sort the row, by torch.
+    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token
+    occurred, by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or by 0, the
+    most likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws.
+    top_k: how many tokens are left; top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv
+    1904.09751); min_p: which share of the greatest probability is the least (arXiv 2407.01082). The logarithm is the model's,
+    before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential (Gumbel-
+    max). Top k and top p sort the row, by torch.
     """
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
-    wide = wide if temperature is None else wide / temperature
+    wide = wide if temperature is None else wide / torch.where(temperature > 0, temperature, 1.0)
     order = None
     if top_k is not None or top_p is not None:
         wide, order = wide.sort(dim=-1, descending=True, stable=True)
@@ -79,7 +80,7 @@ def sample(
     if temperature is not None:
         tokens = places if order is None else order
         waiting = torch.empty_like(left).exponential_() if seeds is None else _exponential(seeds, tokens)
-        left = left - waiting.log()
+        left = left - torch.where(temperature > 0, waiting.log(), 0.0)
     place = left.argmax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
@@ -88,7 +89,7 @@ def sample(
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
     """Exponential numbers of a seed and a token."""
-    bits = _mixed(_mixed(seeds) + tokens * _GOLDEN)
+    bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
     return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
 
 

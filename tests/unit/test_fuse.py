@@ -51,6 +51,7 @@ CASES: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[GroupKin
     (lambda x: x.softmax(-1).reshape(-1), ((4, 64),), [R]),
     (lambda x: x.softmax(-1).permute(1, 0), ((4, 64),), [R]),
     (lambda x: x.sum() / (x * x).sum() + 1, ((64,),), [R]),
+    (lambda x: x.sum(-1) / x.sum(), ((4, 64),), [R, R]),
 ]  # fmt: skip
 
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ShapeError, TraceError
+from fusegen import ops
+from fusegen.errors import IndexRangeError, ShapeError, TraceError
 from fusegen.passes.fuse import GroupKind
 from tests.naming import case
 from tests.unit.eager import agree, agree_each, ints, programs, randn, refused
@@ -24,6 +25,7 @@ ROWS = """
     x.msort()
     x.kthvalue(2) | x.kthvalue(36) | x.kthvalue(3, 0, True) | x.kthvalue(20, keepdim=True) | x.median(-1) | x.median(0, True)
     x.median() | x.nanmedian() | x.nanmedian(-1) | x[:, :9].median(-1) | x[0].topk(2) | x[0, 0].sort() | x[0, 0].median()
+    x[0, 0].topk(0) | x[0, 0].topk(1)
 """
 TIES = """
     x.sort(stable=True, dim=-1) | x.argsort(stable=True, dim=-1, descending=True)
@@ -133,3 +135,37 @@ def test_what_is_not_there() -> None:
     refused(lambda x: x.topk(9), x, error=ShapeError, says="topk with k=9")
     refused(lambda x: x.kthvalue(0), x, error=ShapeError, says="k=0")
     refused(lambda x: x.topk(2.0), x, error=TraceError, says="k=2.0")
+
+
+def test_an_index_that_is_made_of_the_first_few_is_checked() -> None:
+    with pytest.raises(IndexRangeError, match=r"out of range \[0, 20\)"):
+        fg.kernel(lambda x: x.gather(-1, x.topk(3).indices + 19))(randn(6, 20))
+
+
+def test_the_first_few_are_written_over() -> None:
+    def masked(x: Tensor) -> Tensor:
+        values, indices = x.topk(2)
+        x.scatter_(-1, indices, -math.inf)
+        return values
+
+    ours, theirs = (x := randn(5, 20)).clone(), x.clone()
+    torch.testing.assert_close(fg.kernel(mutates=("x",))(masked)(ours), masked(theirs))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("either")
+def test_an_order_that_is_read_at_other_places_too() -> None:
+    def both(x: Tensor) -> Tensor:
+        s = x.sort(stable=True, dim=-1).values
+        return s + s.flip(-1)
+
+    agree(both, (randn(5, 32),))
+
+
+def test_a_request_of_temperature_0_takes_the_likeliest_token() -> None:
+    logits, seeds = randn(6, 50), torch.arange(6)[:, None]
+    temperature = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0])[:, None]
+    tokens, logarithms = ops.sample(logits, temperature, seeds)
+    assert torch.equal(tokens[::2], logits.argmax(-1)[::2]) and not torch.equal(tokens, logits.argmax(-1))
+    torch.testing.assert_close(logarithms, logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
+    assert torch.equal(tokens, ops.sample(logits, temperature, seeds.int())[0])

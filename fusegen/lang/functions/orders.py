@@ -157,7 +157,7 @@ def _first(x: TracedTensor, dim: int, count: Dim, *, descending: bool) -> tuple[
     if own.is_float8:
         raise no_arithmetic("topk", own)
     if not x.ndim:
-        return reshaped(sliced(reshaped(x, (1,)), 0, 0, count), ()), full_like(x, 0, dtype=torch.int64)
+        return cast(x, x.dtype), full_like(x, 0, dtype=torch.int64)
     if x._tracer.expects_at_most(x._node.shape[dim], SHORT_ROW):  # a kernel orders such rows itself
         x._tracer.require_literal_feature(x._node.shape[dim])
     rows = movedim(cast(x, torch.uint8) if own is DType.BOOL else x, dim, -1)

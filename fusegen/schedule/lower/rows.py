@@ -67,8 +67,9 @@ def _evaluate(context: Context) -> RowMath:
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
     evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
-    orders = [p for p in context.group.anchors if graph.nodes[p].family is Family.ORDER]
-    states = states_of(graph, [p for p in context.group.anchors if p not in orders])
+    is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
+    orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # where another kernel has it too
+    states = states_of(graph, [p for p, known in is_order.items() if not known])
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
     for node in orders:

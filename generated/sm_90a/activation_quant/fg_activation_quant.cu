@@ -43,12 +43,12 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 __device__ __forceinline__ void activation_quant_0(float input, float& largest_part, float& mul_value) {
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(input * (1.5957691216057308f + 0.07135481627260025f * (input * input)))));  // line 7: return F.gelu(x, approximate=approximate)
     const float mul_1 = input * sigmoid_1;
-    largest_part = fabsf(mul_1);                                                      // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    largest_part = fabsf(mul_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     mul_value = mul_1;                                                                // line 7: return F.gelu(x, approximate=approximate)
 }
 
 __device__ __forceinline__ void activation_quant_row_1(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     found = mul_1;
     row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 }

@@ -67,12 +67,12 @@ __device__ __forceinline__ float add_layer_norm_quant_row_2(float squares, float
 
 __device__ __forceinline__ void add_layer_norm_quant_2(float x, float residual, float mean, float rstd, float weight, float bias, float& largest_part, float& normalized) {
     const float add_1 = (x + residual - mean) * rstd * weight + bias;                 // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
-    largest_part = fabsf(add_1);                                                      // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    largest_part = fabsf(add_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     normalized = add_1;                                                               // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 }
 
 __device__ __forceinline__ void add_layer_norm_quant_row_3(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     found = mul_1;
     row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 }

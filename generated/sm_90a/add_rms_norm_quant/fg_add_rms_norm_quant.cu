@@ -58,11 +58,11 @@ __device__ __forceinline__ float add_rms_norm_quant_row_1(float squares, float e
 }
 
 __device__ __forceinline__ float add_rms_norm_quant_1(float x, float residual, float rstd, float weight) {
-    return fabsf((x + residual) * rstd * weight);                                     // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    return fabsf((x + residual) * rstd * weight);                                     // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
 }
 
 __device__ __forceinline__ void add_rms_norm_quant_row_2(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     found = mul_1;
     row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 }

@@ -39,11 +39,11 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float quantize_0(float input) {
-    return fabsf(input);                                                              // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    return fabsf(input);                                                              // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
 }
 
 __device__ __forceinline__ void quantize_row_1(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 30: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
     found = mul_1;
     row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 }

@@ -65,28 +65,31 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ i64 sample_row_0(i64 seeds) {
+__device__ __forceinline__ void sample_row_0(float temperature, i64 seeds, bool& row_value, float& row_value_2, i64& row_value_3) {
+    const bool gt_1 = temperature > 0.0f;                                             // line 39: wide = wide if temperature is None else wide / torch.where(temperature …
     const i64 mul_1 = wrap_mul(seeds ^ (shift_right(seeds, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    return mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                         // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
+    row_value = gt_1;                                                                 // line 39: wide = wide if temperature is None else wide / torch.where(temperature …
+    row_value_2 = gt_1 ? temperature : 1.0f;
+    row_value_3 = mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                  // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
 }
 
-__device__ __forceinline__ void sample_0(float temperature, i64 row_value, float logits, i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
-    const i64 add_1 = wrap_add(row_value, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds) + tokens * _GOLDEN)
+__device__ __forceinline__ void sample_0(bool row_value, float row_value_2, i64 row_value_3, float logits, i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
+    const i64 add_1 = wrap_add(row_value_3, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
     const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
     const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    place_values_part = logits / temperature - logf(neg_1);                           // line 47: left = left - waiting.log()
+    place_values_part = logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);      // line 48: left = left - torch.where(temperature > 0, waiting.log(), 0.0)
     normalizer_mass_part = 1.0f;
 }
 
 __device__ __forceinline__ float sample_1(float logits, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 50: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 51: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
 }
 
 __device__ __forceinline__ float sample_row_2(float chosen, float normalizer_peak, float normalizer_mass) {
-    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 51: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 52: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -182,10 +185,13 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     cluster_arrive();
     const Index row = static_cast<Index>(block_id() / CLUSTER);
 
-    // Phase 1 of 3: computes row_value; reduces each row to place_values, place_indices, normalizer_peak, normalizer_mass.
+    // Phase 1 of 3: computes row_value, row_value_2, row_value_3; reduces each row to place_values, place_indices, normalizer_peak, normalizer_mass.
     const float temperature = widen(load(temperature_ptr, row));
     const i64 seeds = widen(load(seeds_ptr, row));
-    const i64 row_value = sample_row_0(seeds);
+    bool row_value;
+    float row_value_2;
+    i64 row_value_3;
+    sample_row_0(temperature, seeds, row_value, row_value_2, row_value_3);
     bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -207,7 +213,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         float normalizer_peak_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sample_0(temperature, row_value, logits[v], column + v, place_values_part[v], normalizer_mass_part[v]);
+            sample_0(row_value, row_value_2, row_value_3, logits[v], column + v, place_values_part[v], normalizer_mass_part[v]);
             place_indices_part[v] = column + v;
             normalizer_peak_part[v] = logits[v];
         }
@@ -257,11 +263,11 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         store(out_0_ptr, row, narrowed);
     }
 
-    // Phase 3 of 3: computes row_value_2; writes out_1.
-    const float row_value_2 = sample_row_2(chosen, normalizer_peak, normalizer_mass);
+    // Phase 3 of 3: computes row_value_4; writes out_1.
+    const float row_value_4 = sample_row_2(chosen, normalizer_peak, normalizer_mass);
     if (thread == 0) {
         float narrowed;
-        narrow(row_value_2, narrowed);
+        narrow(row_value_4, narrowed);
         store(out_1_ptr, row, narrowed);
     }
 }
