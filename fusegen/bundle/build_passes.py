@@ -20,7 +20,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.runtime.compile import Variant, needs_wide
 from fusegen.runtime.graph_kernel import GraphKernel
-from fusegen.runtime.passes import KnownPasses, Passes
+from fusegen.runtime.passes import Passes, PassRules
 from fusegen.runtime.signature import with_layout_of
 from fusegen.schedule.names import stride_name
 
@@ -42,11 +42,11 @@ class Example:
     signature: Signature
 
 
-def passes_of(known: KnownPasses, variant: Variant) -> Passes | None:
+def passes_of(rules: PassRules, variant: Variant) -> Passes | None:
     """The passes of a variant by all inputs that have gradients; None where there are none."""
     floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
     try:
-        return known.of(variant, differentiated_inputs(variant.traced, floats))
+        return rules.of(variant, differentiated_inputs(variant.traced, floats))
     except (GradientError, UnsupportedError):
         return None
 

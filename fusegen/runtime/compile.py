@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -13,7 +14,7 @@ from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.formula import relation
-from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
@@ -168,6 +169,18 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
+    alternatives = _alternatives(graph, graph.locations, target, wide)
+    form = alternatives.of(sizes).at(sizes)
+    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
+
+
+@lru_cache(maxsize=256)
+def _alternatives(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Alternatives:
+    """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
+
+    Args:
+        _locations: of the graph, which its equality leaves out, and its texts name.
+    """
     if target.backend is Backend.CPU:  # which has no such functions
         graph = replace(graph, fast_math=False)
     rows = with_wide_sums(with_views_below_products(graph), target)
@@ -175,9 +188,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     own = rows if target.wgmma else by_library  # where no kernel of ours computes attention
     has_choice = by_library is not own and not wide  # torch's kernels count with 32 bits in places
     library = prepared(run_passes(by_library), target) if has_choice else None
-    alternatives = Alternatives(prepared(run_passes(own), target), target, wide=wide, library=library)
-    form = alternatives.of(sizes).at(sizes)
-    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
+    return Alternatives(prepared(run_passes(own), target), target, wide=wide, library=library)
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:

@@ -30,7 +30,7 @@ from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
 from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
 from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.passes import KnownPasses, require_history
+from fusegen.runtime.passes import PassRules, require_history
 from fusegen.runtime.recorded import Recorded, Source
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF
@@ -82,7 +82,7 @@ class Dispatcher(Plan):
         self._flat: dict[Layouts, FlatDispatcher] = {}
         self.variants = Variants(function, name, mutates, fast_math=fast_math)
         self.parameters = self.variants.parameters
-        self.passes = KnownPasses(recompute, compiler)
+        self.passes = PassRules(recompute, compiler)
         self.executable = Executable(self)
         self._lock = threading.RLock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, lru_cache
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.calls.wiring import Wiring
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Location
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
@@ -21,8 +20,6 @@ from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.settings import Compiler
 from fusegen.target import Target
-
-_Key: TypeAlias = tuple[Graph, tuple[str, ...], Target, tuple[str, ...]]
 
 _MOST_KNOWN = 256
 
@@ -93,17 +90,17 @@ def named_passes(
     return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
 
 
-class KnownPasses:
-    """The passes of a kernel's graphs.
+@dataclass(frozen=True)
+class PassRules:
+    """The rules by which a kernel's graphs are differentiated.
 
-    Args:
+    Attributes:
         recompute: the rule by which the backward passes compute values again.
         compiler: as of the kernel.
     """
 
-    def __init__(self, recompute: Recompute, compiler: Compiler | None) -> None:
-        self._recompute, self._compiler = recompute, compiler
-        self._known: dict[_Key, Passes] = {}
+    recompute: Recompute
+    compiler: Compiler | None
 
     def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
         """The passes of a variant's graph, which others may have as well.
@@ -120,13 +117,26 @@ class KnownPasses:
             what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
             raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
         sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
-        key = variant.traced, sizes, variant.request.target, tuple(wrt)
-        if key not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            target = variant.request.target
-            self._known[key] = Passes.of(variant.traced, sizes, wrt, target, self._recompute, self._compiler)
-        return self._known[key]
+        graph, target = variant.traced, variant.request.target
+        return _passes(graph, graph.locations, sizes, tuple(wrt), target, self.recompute, self.compiler)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _passes(
+    graph: Graph,
+    _locations: Sequence[Location | None],
+    sizes: Sequence[str],
+    wrt: Sequence[str],
+    target: Target,
+    recompute: Recompute,
+    compiler: Compiler | None,
+) -> Passes:
+    """The passes of all functions that are traced to this graph, as those of a model's layers are.
+
+    Args:
+        _locations: of the graph, which its equality leaves out, and the passes' texts name.
+    """
+    return Passes.of(graph, sizes, wrt, target, recompute, compiler)
 
 
 def require_history(variant: Variant) -> None:
