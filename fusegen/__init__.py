@@ -15,7 +15,21 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+__all__ = [
+    "FusegenError",
+    "Kernel",
+    "Lowered",
+    "Static",
+    "Vjp",
+    "__version__",
+    "dropout",
+    "kernel",
+    "load",
+    "patch",
+    "tune",
+    "unpatch",
+    "vjp",
+]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
@@ -26,6 +40,7 @@ if TYPE_CHECKING:
     from fusegen.gradients import Vjp
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
+    from fusegen.patching import patch, unpatch
     from fusegen.runtime.parameters import Static
     from fusegen.tuning import tune
 else:
@@ -38,7 +53,9 @@ else:
         "dropout": "fusegen.lang.functions.random",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
+        "patch": "fusegen.patching",
         "tune": "fusegen.tuning",
+        "unpatch": "fusegen.patching",
         "vjp": "fusegen.api",
     }
 

@@ -64,6 +64,21 @@ class NeedsLiteral(Exception):
         super().__init__(size)
 
 
+class NeedsSum(Exception):
+    """A size must be the sum of others, as it is in this call; whoever traces starts again with it so.
+
+    Args:
+        size: the name of a size, or the extent of a literal dim.
+        parts: names of sizes.
+        number: what is added to them.
+        otherwise: what is needed where no dim of a parameter is that size.
+    """
+
+    def __init__(self, size: str | int, parts: tuple[str, ...], number: int, otherwise: Exception) -> None:
+        self.size, self.parts, self.number, self.otherwise = size, parts, number, otherwise
+        super().__init__(size)
+
+
 class Tracer:
     """State of one trace: the graph in the making, and the guards.
 
@@ -392,14 +407,22 @@ class Tracer:
             self.require_literal(sympy.Symbol(name))
 
     def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
-        """Asks for sizes to be literal where they are equal in this call, though not for all values of their symbols.
+        """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their
+        symbols.
 
         Raises:
             NeedsTie, NeedsLiteral: as in `require_literal`.
+            NeedsSum: one is the sum of others.
         """
         known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
         if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
-            self.require_literal(*(dim for pair in sizes for dim in pair))
+            try:
+                self.require_literal(*(dim for pair in sizes for dim in pair))
+            except NeedsLiteral as literal_need:
+                need = next((each for pair in sizes if (each := _sum_of(*pair, literal_need)) is not None), literal_need)
+            else:
+                return
+            self.start_again(need)
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
@@ -410,6 +433,22 @@ class Tracer:
                 mend="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
+
+
+def _sum_of(one: Dim, other: Dim, otherwise: NeedsLiteral) -> NeedsSum | None:
+    """The need for one of two different sizes to be what the other is; None where neither can be: a literal that equals one symbol
+    is a coincidence, or a feature's extent."""
+    for size, total in ((other, one), (one, other)):
+        terms = sympy.Add.make_args(sympy.sympify(total))
+        parts = tuple(str(term) for term in terms if term.is_Symbol)
+        numbers = [int(term) for term in terms if term.is_Integer]
+        if one == other or not parts or len(parts) + len(numbers) < len(terms) or str(size) in parts:
+            continue
+        if getattr(size, "is_Symbol", False):
+            return NeedsSum(str(size), parts, sum(numbers), otherwise)
+        if literal(size) is not None and len(terms) > 1:
+            return NeedsSum(int(size), parts, sum(numbers), otherwise)
+    return None
 
 
 def _require_numbers(values: Iterable[object]) -> None:

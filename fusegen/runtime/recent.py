@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
@@ -76,6 +77,9 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
         elif type(value) in _SINGLE:
             scope |= {f"t{place}": type(value), f"c{place}": value}
             conditions.append(f"type({name}) is t{place} and {name} == c{place}")
+        elif static and isinstance(value, nn.Module):
+            scope |= {f"m{place}": weakref.ref(value)}
+            conditions.append(f"m{place}() is {name}")
         else:
             return None
     given = [value for value in values if isinstance(value, Tensor)]

@@ -2,12 +2,14 @@
 
 The last dim of a tensor is a feature extent and literal at first; when a second value of it comes, it becomes a run-time
 size of which a power-of-two bound and a power-of-two divisor are known, so that no loop over lengths compiles at each step.
-Leading dims (rows, tokens, sequence lengths) are run-time; equal ones share a symbol. A leading dim that equals a literal
-extent, or that a matrix product needs to know, is literal as well.
+Leading dims (rows, tokens, sequence lengths) are run-time; those that were equal in all calls share a symbol. A leading dim that
+equals a literal extent and had no other value yet, or that a matrix product needs to know, is literal as well. A dim that must be
+the sum of others, as it is in a call, is that sum: a mask's keys are those of a cache and the new ones.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -66,6 +68,19 @@ class Sizes:
         return replace(self, hints=self.hints + hints, sources=self.sources + sources, shared=tuple(shared.items()))
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A size as the sum of others.
+
+    Attributes:
+        parts: dims of parameters.
+        number: what is added.
+    """
+
+    parts: tuple[Place, ...]
+    number: int
+
+
 @dataclass
 class History:
     """What earlier calls of a kernel showed.
@@ -77,6 +92,9 @@ class History:
         static: scalars whose values select code, though nothing but their use says so.
         sizes: ints that are used as sizes.
         tied: those of them that met the size of a dim where both must be equal.
+        sums: dims that are sums of others.
+        apart: dims that share no symbol with outermost ones.
+        calls: the extents of the last few calls that differ.
     """
 
     extents: dict[Place, int] = field(default_factory=dict)
@@ -85,6 +103,19 @@ class History:
     static: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
     tied: set[str] = field(default_factory=set)
+    sums: dict[Place, Sum] = field(default_factory=dict)
+    apart: set[Place] = field(default_factory=set)
+    calls: deque[dict[Place, int]] = field(default_factory=lambda: deque(maxlen=8))
+
+    def were_equal(self, one: Place, other: Place) -> bool:
+        """True if two dims were equal wherever both were there, and may be one size."""
+        if (one in self.apart) != (other in self.apart):
+            return False
+        return all(call[one] == call[other] for call in self.calls if one in call and other in call)
+
+    def had_another(self, place: Place, extent: int) -> bool:
+        """True if a dim had another extent before."""
+        return any(call.get(place, extent) != extent for call in self.calls)
 
 
 def input_specs(
@@ -101,7 +132,10 @@ def input_specs(
         dim_names: names of dims where the user gave them, as identifiers.
         hidden: parameters that the function closes over: weights, all of whose dims are literal.
     """
-    builder = _Sizes(history, dim_names)
+    extents = {(name, dim): extent for name, t in tensors.items() if name not in hidden for dim, extent in enumerate(t.shape)}
+    if extents not in history.calls:
+        history.calls.append(extents)
+    builder = _Sizes(history, dim_names, extents, {name: t.dim() for name, t in tensors.items()})
     for name, tensor in tensors.items():
         builder.observe(name, tensor, name in hidden)
     specs = tuple(_spec(name, t, builder.shape(name, t, name in hidden), name in hidden) for name, t in tensors.items())
@@ -121,14 +155,24 @@ def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
 
 
 class _Sizes:
-    """Gives dims their symbols."""
+    """Gives dims their symbols.
 
-    def __init__(self, history: History, dim_names: Mapping[str, Sequence[str]]) -> None:
+    Args:
+        history: of the kernel.
+        dim_names: as of `input_specs`.
+        extents: of all dims that may be symbolic.
+        ranks: of the tensors.
+    """
+
+    def __init__(
+        self, history: History, dim_names: Mapping[str, Sequence[str]], extents: Mapping[Place, int], ranks: Mapping[str, int]
+    ) -> None:
         self.history = history
         self.dim_names = dim_names
+        self.extents, self.ranks = extents, ranks
         self.literal_values: set[int] = set()
         self.required: set[int] = set()  # extents of dims that must be literal, as whatever is as long then is
-        self.by_value: dict[tuple[int, bool], str] = {}
+        self.by_value: dict[tuple[int, bool], list[Place]] = {}  # the first place of each symbol
         self.sources: dict[str, Place] = {}
         self.hints: dict[str, int] = {}
         self.features: dict[str, int] = {}
@@ -139,7 +183,8 @@ class _Sizes:
             place = (name, dim)
             if is_hidden or place in self.history.literal:
                 self.required.add(extent)
-            if extent in self.required or (dim == tensor.dim() - 1 and self._stays_literal(place, extent)):
+            is_last = dim == tensor.dim() - 1
+            if extent in self.required or (is_last and not self._is_sum(place) and self._stays_literal(place, extent)):
                 self.literal_values.add(extent)
 
     def _stays_literal(self, place: Place, extent: int) -> bool:
@@ -150,20 +195,54 @@ class _Sizes:
 
     def shape(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> tuple[Dim, ...]:
         """A tensor's sizes, literal or symbolic."""
-        return tuple(self._dim((name, dim), extent, dim == tensor.dim() - 1, is_hidden) for dim, extent in enumerate(tensor.shape))
+        return tuple(extent if is_hidden else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
 
-    def _dim(self, place: Place, extent: int, is_last: bool, is_hidden: bool) -> Dim:
+    def _dim(self, place: Place, extent: int) -> Dim:
+        summed = self._sum(place) if self._is_sum(place) else None
+        if summed is not None:
+            return summed
+        is_last = place[1] == self.ranks[place[0]] - 1
         is_feature = is_last and place in self.history.run_time
-        if extent == 1 or is_hidden or place in self.history.literal or (is_last and extent in self.required):
+        if extent == 1 or place in self.history.literal or (is_last and extent in self.required):
             return extent
-        if (is_last and not is_feature) or (extent in self.literal_values and not is_feature):
+        if is_last and not is_feature:
             return extent
-        name = self.by_value.setdefault((extent, is_feature), self._name(place))
-        self.sources.setdefault(name, place)
+        if extent in self.literal_values and not is_feature and not self.history.had_another(place, extent):
+            return extent
+        name = self._symbol(place, extent, is_feature)
         self.hints[name] = extent
         if is_feature:
             self.features[name] = extent
         return size_symbol(name)
+
+    def _symbol(self, place: Place, extent: int, is_feature: bool) -> str:
+        """The name of a dim's size: that of a dim that was equal in all calls, or its own."""
+        alike = self.by_value.setdefault((extent, is_feature), [])
+        first = next((other for other in alike if self.history.were_equal(place, other)), None)
+        if first is not None:
+            return next(name for name, source in self.sources.items() if source == first)
+        alike.append(place)
+        name = self._name(place)
+        self.sources[name] = place
+        return name
+
+    def _is_sum(self, place: Place) -> bool:
+        """True if a dim is known as the sum of others, and is that in this call."""
+        known = self.history.sums.get(place)
+        if known is None or any(part not in self.extents for part in known.parts):
+            return False
+        return sum(self.extents[part] for part in known.parts) + known.number == self.extents[place]
+
+    def _sum(self, place: Place) -> Dim | None:
+        """The sum that a dim is; None where a part of it is literal."""
+        known = self.history.sums[place]
+        parts = [self._dim(part, self.extents[part]) for part in known.parts]
+        if any(literal(part) is not None for part in parts):
+            return None
+        total: Dim = known.number
+        for part in parts:
+            total = total + part
+        return total
 
     def _name(self, place: Place) -> str:
         parameter, dim = place

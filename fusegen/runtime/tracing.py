@@ -18,7 +18,7 @@ from fusegen.lang.math_functions import traced_math
 from fusegen.lang.places import here
 from fusegen.lang.run import Trace, trace
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
-from fusegen.lang.tracer import NeedsLiteral, Tracer
+from fusegen.lang.tracer import NeedsLiteral, NeedsSum, Tracer
 from fusegen.runtime.arguments import check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec
@@ -44,13 +44,14 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, R
     Raises:
         TraceError: the function does something that no kernel can do.
         NeedsLiteral: a size must be literal.
+        NeedsSum: a size must be the sum of others.
         NeedsStatic: it fails on run-time scalars, or asks for their type, and does not with their values.
     """
     numbers = tuple(name for name, _ in request.numbers)
     try:
         found, recorder = _traced(request, parameters)
     except Exception as error:
-        if isinstance(error, (NeedsStatic, NeedsLiteral)) or not numbers:
+        if isinstance(error, (NeedsStatic, NeedsLiteral, NeedsSum)) or not numbers:
             raise
         _traced(_by_value(request), parameters)
         raise NeedsStatic(numbers) from None

@@ -15,7 +15,7 @@ from fusegen.dtypes import DType, autocast_dtype
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Trace
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
-from fusegen.lang.tracer import NeedsLiteral
+from fusegen.lang.tracer import NeedsLiteral, NeedsSum
 from fusegen.runtime.arguments import check_values
 from fusegen.runtime.bound import NOTHING, Hidden
 from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
@@ -23,12 +23,14 @@ from fusegen.runtime.keys import Key, Values, is_scalar, static_part
 from fusegen.runtime.parameters import Parameters
 from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF, History, hidden_spec, input_specs
+from fusegen.runtime.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function, watched_trace
 from fusegen.schedule.names import stride_name
 from fusegen.state import Recorder, State
 from fusegen.target import Target
+
+_NEEDS = (NeedsLiteral, NeedsSum, NeedsStatic)
 
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
@@ -106,7 +108,7 @@ class Variants:
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
                     return self._compile(request, values, found, state)
-            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
+            except _NEEDS as need:
                 self._learn(need, request)
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
@@ -121,21 +123,46 @@ class Variants:
             request = self._request(values, target, device, wide=False)
             try:
                 return (request, *watched_trace(request, self.parameters.names))
-            except (NeedsLiteral, NeedsSize, NeedsTie, NeedsStatic) as need:
+            except _NEEDS as need:
                 self._learn(need, request)
 
-    def _learn(self, need: NeedsLiteral | NeedsSize | NeedsTie | NeedsStatic, request: Request) -> None:
+    def _learn(self, need: Exception, request: Request) -> None:
         """Takes into account what a trace needs to know."""
-        if isinstance(need, NeedsLiteral):
+        if isinstance(need, NeedsSum):
+            if not self._learn_sum(need, request):
+                self._learn(need.otherwise, request)
+        elif isinstance(need, NeedsLiteral):
             with self._lock:
-                self.history.literal.add(dict(request.sizes.sources)[need.size])
+                self._learn_literal(need.size, request)
         elif isinstance(need, NeedsSize):
             self._make_sizes(need.names)
         elif isinstance(need, NeedsTie):
             with self._lock:
                 self.history.tied.update(need.names)
-        else:
+        elif isinstance(need, NeedsStatic):
             self.make_static(need.names)
+
+    def _learn_literal(self, size: str, request: Request) -> None:
+        """Takes a size for literal; first, where it is that of outermost and of other dims, these for sizes of their own: as many
+        heads as sequences are a coincidence."""
+        others = {place for place in _places(size, request) if place[1]}
+        if others < {*_places(size, request)} and not others <= self.history.apart:
+            self.history.apart.update(others)
+        else:
+            self.history.literal.add(dict(request.sizes.sources)[size])
+
+    def _learn_sum(self, need: NeedsSum, request: Request) -> bool:
+        """Takes dims of the parameters for the sum of others; False where none is of that size, or all are known already."""
+        sources = dict(request.sizes.sources)
+        parts = tuple(sources[part] for part in need.parts if part in sources)
+        if len(parts) < len(need.parts) or any(dim == ITSELF for _, dim in parts):
+            return False
+        places = _places(need.size, request)
+        with self._lock:
+            known = self.history.sums
+            new = [place for place in places if place not in known and not any(part in known for part in parts)]
+            known.update((place, Sum(parts, need.number)) for place in new)
+        return bool(new)
 
     def make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code."""
@@ -236,6 +263,13 @@ class Variants:
         for spec in variant.graph.inputs:
             sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes
+
+
+def _places(size: str | int, request: Request) -> list[Place]:
+    """The dims that a symbol is the size of, or the last dims of a literal extent."""
+    dims = [((spec.name, dim), extent) for spec in request.specs for dim, extent in enumerate(spec.shape)]
+    last = {(spec.name, len(spec.shape) - 1) for spec in request.specs}
+    return [place for place, extent in dims if str(extent) == str(size) and (isinstance(size, str) or place in last)]
 
 
 def _scalar_dtype(value: float) -> DType:

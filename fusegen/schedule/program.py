@@ -301,6 +301,11 @@ class Program:
         return tuple(found)
 
     @property
+    def step_count(self) -> int:
+        """The number of steps, where parts of one launch are one."""
+        return len(self._together)
+
+    @property
     def _together(self) -> tuple[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep, ...]:
         """The steps, launches by the kernel that they are parts of."""
         found: list[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep] = []

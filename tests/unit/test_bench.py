@@ -16,7 +16,7 @@ from fusegen.bench import latency
 from fusegen.bench.accuracy import errors
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.eager_cost import eager_cost
+from fusegen.eager_cost import eager_cost
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
 from fusegen.bench.run import run_case

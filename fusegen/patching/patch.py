@@ -1,0 +1,63 @@
+"""``fg.patch``: the modules of a model as kernels, in place."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fusegen.errors import ArgumentError
+from fusegen.patching.caches import hand_attention
+from fusegen.patching.forward import FusedForward
+from fusegen.patching.fused_call import FusedCall
+from fusegen.patching.loss import FusedLoss, has_loss
+from fusegen.patching.report import Report
+from fusegen.patching.units import Chosen, units
+
+
+def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) -> Report:
+    """Makes kernels of the forward passes of a model's modules, in place.
+
+    At the first call of each, a whole layer becomes one kernel where it can be traced, otherwise the modules inside of it do. All
+    modules keep their classes, parameters, buffers and names.
+
+    A call that cannot be traced, or that something looks into (a hook, torch.compile, gradient checkpointing), runs the module's
+    own code. The loss function of a model of ``transformers`` is a kernel as well. With a cache of keys and values that holds
+    something, a layer is two kernels, before and behind its attention, which runs as the model has it.
+
+    Args:
+        model: of any class; of ``transformers``, or of the user's own.
+        only: the modules that are replaced, with those inside of them: classes, names of classes, or paths in the model, where
+            ``*`` stands for any text (``"*.mlp"``). By default all that can be.
+        exclude: modules that run as they are, chosen likewise. What holds one is fused in parts.
+
+    Returns:
+        What was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
+
+    Raises:
+        ArgumentError: the model is no module, is patched already, or has no such modules.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"fg.patch takes a model, not a {type(model).__name__}", mend="fg.kernel(function) fuses a function")
+    found = units(model, only, exclude)
+    calls: dict[str, FusedCall] = {unit.path: FusedForward(unit.module) for unit in found}
+    for path, unit in zip(calls, found, strict=True):
+        if any(isinstance(value, FusedCall) for value in vars(unit.module).values()):
+            raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
+    if only is None and has_loss(model):
+        calls["loss_function"] = FusedLoss(model)
+    if _is_of_transformers(model):
+        hand_attention()
+    for call in calls.values():
+        call.put()
+    return Report(type(model).__name__, calls)
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return any(type(module).__module__.startswith("transformers.") for module in model.modules())
+
+
+def unpatch(model: nn.Module) -> None:
+    """Puts back all that `patch` replaced in a model: the same as ``undo()`` of its report, for a copy or a model from a file."""
+    for module in model.modules():
+        for value in list(vars(module).values()):
+            if isinstance(value, FusedCall):
+                value.remove()
