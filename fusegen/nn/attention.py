@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -83,8 +85,7 @@ class Attention(nn.Module):
         Raises:
             ArgumentError: only one of cos and sin.
         """
-        if (cos is None) is not (sin is None):
-            raise ArgumentError("Attention: cos and sin come together", mend="give both, or none")
+        require_both("Attention", cos, sin)
         return attention(self, x, cos, sin, mask)
 
     def extra_repr(self) -> str:
@@ -99,23 +100,52 @@ def attention(block: Attention, x: Tensor, cos: Tensor | None, sin: Tensor | Non
 
     x: (batch, positions, hidden_size); the rest as of `Attention.forward`.
     """
-    projections = (block.q_proj, block.k_proj, block.v_proj)
-    q, k, v = (torch.unflatten(project(x), -1, (-1, block.head_dim)).transpose(1, 2) for project in projections)
+    q, k, v = (split_heads(project(x), block.head_dim) for project in (block.q_proj, block.k_proj, block.v_proj))
     if block.q_norm is not None and block.k_norm is not None:
         q, k = block.q_norm(q), block.k_norm(k)
+    return block.o_proj(attended(block, q, k, v, cos, sin, mask))  # type: ignore[no-any-return]
+
+
+def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
+    """Checks that the tables of a rotation come together.
+
+    Raises:
+        ArgumentError: only one is given.
+    """
+    if (cos is None) is not (sin is None):
+        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
+
+
+def split_heads(x: Tensor, channels: int) -> Tensor:
+    """(batch, positions, heads·channels) as (batch, heads, positions, channels)."""
+    return torch.unflatten(x, -1, (-1, channels)).transpose(1, 2)
+
+
+class Settings(Protocol):
+    """The attributes of a block that say how its heads attend."""
+
+    is_causal: bool
+    window: int | None
+    softcap: float | None
+    scale: float | None
+    interleaved: bool
+    p: float
+    training: bool
+
+
+def attended(
+    block: Settings, q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    """Attention of heads that are rotated first, by the settings of a block: (batch, positions, heads·channels).
+
+    Args:
+        block: the settings.
+        q, k, v: (batch, heads, positions, channels); fewer heads of k and v are shared.
+        cos, sin, mask: as of `Attention.forward`.
+    """
     if cos is not None and sin is not None:
         q, k = ops.rotary(q, k, cos, sin, block.interleaved)
-    mixed = ops.flash_attention(
-        q,
-        k,
-        v,
-        mask,
-        block.scale,
-        block.is_causal,
-        block.window,
-        block.softcap,
-        p=block.p,
-        training=block.training,
-    )
+    settings = (mask, block.scale, block.is_causal, block.window, block.softcap)
+    mixed = ops.flash_attention(q, k, v, *settings, p=block.p, training=block.training)
     assert isinstance(mixed, Tensor)  # no logsumexp is asked for
-    return block.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return mixed.transpose(1, 2).flatten(2)
