@@ -93,7 +93,7 @@ def test_replaced_hooked_and_parametrized_layers_count() -> None:
 
     block, x = fnn.GatedMLP(16, 24), randn(3, 16)
     before = block(x)
-    block.down_proj = Adapter(block.down_proj)
+    setattr(block, "down_proj", Adapter(block.down_proj))  # noqa: B010 - an adapter is no linear layer to a type checker
     same(block(x), 2 * before)
     handle = block.down_proj.register_forward_hook(lambda module, args, y: y + 1)
     same(block(x), 2 * before + 1)

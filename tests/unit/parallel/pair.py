@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.multiprocessing.spawn import spawn
 
 import fusegen.nn as fnn
 from fusegen.errors import ArgumentError
@@ -35,7 +35,7 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 
 def run(folder: Path) -> dict[str, str]:
     """Runs all checks in two processes: for each the tracebacks of both ranks, "" where both passed."""
-    mp.spawn(_rank, (folder,), nprocs=2)
+    spawn(_rank, (folder,), nprocs=2)
     reports = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
     return {name: "".join(report[name] for report in reports) for name in CHECKS}
 
@@ -124,7 +124,8 @@ def dtensors() -> None:
         )
     part = ParallelGatedMLP.from_module(split, mesh)
     agree(part, whole, x)
-    assert part.gate_proj.weight.data_ptr() == split.gate_proj.weight.to_local().data_ptr()
+    stored = split.gate_proj.weight
+    assert isinstance(stored, DTensor) and part.gate_proj.weight.data_ptr() == stored.to_local().data_ptr()
     with pytest.raises(ArgumentError, match="placed as"):
         RowParallelLinear.from_module(split.gate_proj, mesh)
 
