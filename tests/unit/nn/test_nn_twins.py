@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 import fusegen as fg
 import fusegen.nn as fnn
 from tests.unit.eager import same
-from tests.unit.nn.twins import TWINS, pair
+from tests.unit.nn.twins import TWINS, gradients, pair, results
 
 ONE_OF_EACH_KIND = (
     "LayerNorm",
@@ -28,17 +27,6 @@ ONE_OF_EACH_KIND = (
     "Attention",
 )
 """One result, two, no parameters, submodules, two results of parameters, integers, a loss, a whole block."""
-
-
-def results(found: Any) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def gradients(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """By all parameters, in the order of their names, and by arguments that require one, of a weighted sum of all results."""
-    total = sum((r * torch.linspace(0.5, 2, r.numel()).view(r.shape)).sum() for r in results(module(*arguments)))
-    parameters = [parameter for _, parameter in sorted(module.named_parameters())]
-    return torch.autograd.grad(total, [*parameters, *(a for a in arguments if a.requires_grad)])
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -219,7 +219,7 @@ TWINS = {
 }  # fmt: skip
 
 
-def pair(name: str) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
+def pair(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
     """Both modules of a name, with the same random parameters, and arguments."""
     torch.manual_seed(0)
     twin = TWINS[name]
@@ -228,4 +228,18 @@ def pair(name: str) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter))
     ours.load_state_dict(theirs.state_dict())
-    return ours, theirs, twin.arguments()
+    arguments = (
+        a.detach().to(device, dtype if a.is_floating_point() else None).requires_grad_(a.requires_grad) for a in twin.arguments()
+    )
+    return ours.to(device, dtype), theirs.to(device, dtype), tuple(arguments)
+
+
+def results(found: Any) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def gradients(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """By all parameters, in the order of their names, and by arguments that require one, of a weighted sum of all results."""
+    total = sum((r * torch.linspace(0.5, 2, r.numel(), device=r.device).view(r.shape)).sum() for r in results(module(*arguments)))
+    parameters = [parameter for _, parameter in sorted(module.named_parameters())]
+    return torch.autograd.grad(total, [*parameters, *(a for a in arguments if a.requires_grad)])

@@ -1,4 +1,4 @@
-"""Checks that run in two processes, which are the ranks of a gloo group. Both run all of them; each reports what failed."""
+"""Checks that run in two processes, the ranks of a group of gloo, or of NCCL on two GPUs. Each rank reports what failed."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def run(folder: Path) -> dict[str, str]:
-    """Runs all checks in two processes: for each the tracebacks of both ranks, "" where both passed."""
-    spawn(_rank, (folder,), nprocs=2)
+def run(folder: Path, kind: str = "cpu") -> dict[str, str]:
+    """Runs all checks in two processes, on a kind of device: for each the tracebacks of both ranks, "" where both passed."""
+    spawn(_rank, (folder, kind), nprocs=2)
     reports = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
     return {name: "".join(report[name] for report in reports) for name in CHECKS}
 
 
-def _rank(rank: int, folder: Path) -> None:
+def _rank(rank: int, folder: Path, kind: str) -> None:
     torch.set_num_threads(1)
-    place = f"file://{folder / 'group'}"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    torch.set_default_device(torch.device(kind, rank if kind == "cuda" else 0))
+    settings = {"init_method": f"file://{folder / 'group'}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", **settings)
     report = dict.fromkeys(CHECKS, "")
     for name, function in CHECKS.items():
         torch.manual_seed(0)
@@ -113,7 +114,7 @@ def attention() -> None:
 
 @check
 def dtensors() -> None:
-    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    mesh = dist.device_mesh.init_device_mesh(torch.get_default_device().type, (2,))
     whole, x = block()
     split = copy.deepcopy(whole)
     for name, placement in (("gate_proj", Shard(0)), ("up_proj", Shard(0)), ("down_proj", Shard(1))):
