@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen import ops
 from fusegen.errors import ArgumentError
-from fusegen.nn.checks import require_probability
+from fusegen.nn.checks import require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
 
@@ -83,8 +83,9 @@ class Attention(nn.Module):
                 (batch, heads, positions, positions).
 
         Raises:
-            ArgumentError: only one of cos and sin.
+            ArgumentError: other dims of x, or only one of cos and sin.
         """
+        require_positions("Attention", x)
         require_both("Attention", cos, sin)
         return attention(self, x, cos, sin, mask)
 

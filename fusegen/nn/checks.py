@@ -51,3 +51,14 @@ def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
     if found != tuple(shape):
         what = f"{module}: the input has shape {tuple(x.shape)}, and its last dims are not {tuple(shape)}"
         raise ArgumentError(what, mend="give an input of such rows, or make the module for these")
+
+
+def require_positions(module: str, x: Tensor) -> None:
+    """Checks that an input has a batch and positions.
+
+    Raises:
+        ArgumentError: it has other dims.
+    """
+    if x.dim() != 3:
+        what = f"{module}: the input has shape {tuple(x.shape)}, and is not (batch, positions, hidden_size)"
+        raise ArgumentError(what, mend="add a batch of one by x[None], or flatten the dims in front of positions")

@@ -9,6 +9,7 @@ from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn import Attention, RMSNorm
 from fusegen.nn.attention import attended, require_both, split_heads
+from fusegen.nn.checks import require_positions
 from fusegen.parallel.group import GroupLike, Ranks, copied
 from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -59,8 +60,9 @@ class ParallelAttention(nn.Module):
             x, cos, sin, mask: as of `fusegen.nn.Attention.forward`, the same on all ranks; a mask by heads has those of all ranks.
 
         Raises:
-            ArgumentError: only one of cos and sin.
+            ArgumentError: other dims of x, or only one of cos and sin.
         """
+        require_positions("ParallelAttention", x)
         require_both("ParallelAttention", cos, sin)
         cos, sin, mask = (None if each is None else copied(each, self.ranks) for each in (cos, sin, mask))
         weights = (None if norm is None else copied(norm.weight, self.ranks) for norm in (self.q_norm, self.k_norm))

@@ -108,8 +108,7 @@ class Ranks:
 
 def copied(x: Tensor, ranks: Ranks) -> Tensor:
     """A tensor that all ranks have, as each of them goes on to use it: gradients are summed over the ranks."""
-    found: Tensor = _Copied.apply(x, ranks.name)  # type: ignore[no-untyped-call]
-    return found
+    return _Copied.apply(x, ranks.name) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 def summed(x: Tensor, ranks: Ranks) -> Tensor:

@@ -99,7 +99,7 @@ class RowParallelLinear(nn.Module):
     def whole(self, partial: Tensor) -> Tensor:
         """The sum of the ranks' terms, and the bias, which counts once."""
         y = summed(partial, self.ranks)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)  # under autocast, as torch has it
 
     def extra_repr(self) -> str:
         """The sizes of this rank's part."""

@@ -49,6 +49,12 @@ def test_rows_of_another_length_are_refused() -> None:
             call()
 
 
+def test_an_input_without_a_batch_is_refused() -> None:
+    for module in (fnn.Attention(16, 4), fnn.FusedQKVLinear(16, 4)):
+        with pytest.raises(ArgumentError, match="batch, positions, hidden_size"):
+            module(randn(5, 16))
+
+
 def test_zero_centered_weights_begin_with_zeros() -> None:
     x = randn(3, 16)
     for norm in (fnn.LayerNorm(16, zero_centered_gamma=True), fnn.LayerNormLinear(16, 4, zero_centered_gamma=True)):

@@ -149,6 +149,15 @@ def torch_compile() -> None:
 
 
 @check
+def autocast() -> None:
+    whole, x = block()
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        found, wanted = ParallelGatedMLP.from_module(whole)(x), whole(x)
+    assert found.dtype is wanted.dtype is torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2)
+
+
+@check
 def copies_and_files() -> None:
     whole, x = block()
     part = ParallelGatedMLP.from_module(whole)
