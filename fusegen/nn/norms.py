@@ -139,8 +139,10 @@ class AddLayerNorm(LayerNorm):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The norm of the sum, and the sum; x, residual: (…, features)."""
         require_rows("AddLayerNorm", x, self.normalized_shape)
-        gamma, settings = self.zero_centered_gamma, {"p": self.p, "training": self.training}
-        return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, gamma, **settings)  # type: ignore[return-value, arg-type]
+        gamma, p, training = self.zero_centered_gamma, self.p, self.training
+        return ops.add_layer_norm(  # type: ignore[return-value]  # the sum is no result of a post-norm alone
+            x, residual, self.weight, self.bias, self.eps, gamma, p=p, training=training
+        )
 
     def extra_repr(self) -> str:
         """That of the norm, and the probability of dropout."""
@@ -172,16 +174,18 @@ class AddRMSNorm(RMSNorm):
         p: float = 0.0,
     ) -> None:
         require_probability("AddRMSNorm", p)
-        own = {"zero_centered_gamma": zero_centered_gamma, "casting_mode": casting_mode}
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **own)  # type: ignore[arg-type]
+        torchs = (normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(*torchs, zero_centered_gamma=zero_centered_gamma, casting_mode=casting_mode)
         self.p = p
         _require_one_dim(self)
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The norm of the sum, and the sum; x, residual: (…, features)."""
         require_rows("AddRMSNorm", x, self.normalized_shape)
-        mode, settings = self.casting_mode, {"p": self.p, "training": self.training}
-        return ops.add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered_gamma, mode, **settings)  # type: ignore[return-value, arg-type]
+        gamma, mode, p, training = self.zero_centered_gamma, self.casting_mode, self.p, self.training
+        return ops.add_rms_norm(  # type: ignore[return-value]  # the sum is no result of a post-norm alone
+            x, residual, self.weight, self.eps, gamma, mode, p=p, training=training
+        )
 
     def extra_repr(self) -> str:
         """That of the norm, and the probability of dropout."""

@@ -108,7 +108,12 @@ def _normalized(norm: RMSNorm, x: Tensor, weight: Tensor | None) -> Tensor:
 
 def _replica(norm: RMSNorm, ranks: Ranks) -> RMSNorm:
     """The norm, with a weight of its own on each rank."""
-    settings = {"zero_centered_gamma": norm.zero_centered_gamma, "casting_mode": norm.casting_mode}
-    found = RMSNorm(norm.normalized_shape, norm.eps, device="meta", **settings)  # type: ignore[arg-type]
+    found = RMSNorm(
+        norm.normalized_shape,
+        norm.eps,
+        device="meta",
+        zero_centered_gamma=norm.zero_centered_gamma,
+        casting_mode=norm.casting_mode,
+    )
     found.weight = nn.Parameter(ranks.replica("weight", norm.weight))
     return found

@@ -31,7 +31,7 @@ class AddNorm(nn.Module):
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self._modules["norm"] = norm
+        self.norm = norm
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return self.norm(x + residual), x + residual
