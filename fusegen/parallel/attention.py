@@ -115,5 +115,5 @@ def _replica(norm: RMSNorm, ranks: Ranks) -> RMSNorm:
         zero_centered_gamma=norm.zero_centered_gamma,
         casting_mode=norm.casting_mode,
     )
-    found.weight = nn.Parameter(ranks.replica("weight", norm.weight))
+    found.weight = ranks.replica("weight", norm.weight)
     return found

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -69,7 +69,7 @@ class Ranks:
             mend = f"give a multiple of {self.size}, or a smaller group"
             raise ArgumentError(f"{what}={count} cannot be split over {self.size} ranks", mend=mend)
 
-    def shard(self, what: str, full: Tensor, dim: int) -> Tensor:
+    def shard(self, what: str, full: Tensor, dim: int) -> nn.Parameter:
         """This rank's part of a parameter: a copy of a part of a whole tensor, or the local tensor of one that is split so.
 
         Args:
@@ -83,27 +83,32 @@ class Ranks:
         self.require_divides(f"{what}.shape[{dim}]", full.shape[dim])
         if isinstance(full, DTensor):
             self._require_placed(what, full, dim)
-            return full.to_local().detach()
+            return _parameter(full.to_local(), full)
         part = self.part(full.shape[dim])
-        return full.detach().narrow(dim, part.start, part.stop - part.start).clone(memory_format=torch.contiguous_format)
+        return _parameter(full.narrow(dim, part.start, part.stop - part.start).clone(memory_format=torch.contiguous_format), full)
 
-    def replica(self, what: str, full: Tensor) -> Tensor:
+    def replica(self, what: str, full: Tensor) -> nn.Parameter:
         """A parameter that all ranks have: a copy, or the local tensor of one that is replicated.
 
         Raises:
             ArgumentError: it is split.
         """
         if not isinstance(full, DTensor):
-            return full.detach().clone()
+            return _parameter(full.clone(), full)
         if not all(placement.is_replicate() for placement in full.placements):
             what = f"{what} is placed as {full.placements}, and all ranks need all of it"
             raise ArgumentError(what, mend="redistribute it with Replicate()")
-        return full.to_local().detach()
+        return _parameter(full.to_local(), full)
 
     def _require_placed(self, what: str, tensor: DTensor, dim: int) -> None:
         if tuple(tensor.placements) != (Shard(dim),) or tensor.device_mesh.get_group().group_name != self.name:
             what = f"{what} is placed as {tensor.placements} over {tensor.device_mesh}"
             raise ArgumentError(what, mend=f"redistribute it with (Shard({dim}),) over a mesh of the module's group")
+
+
+def _parameter(values: Tensor, like: Tensor) -> nn.Parameter:
+    """A parameter of these values, which is trained if the other one is."""
+    return nn.Parameter(values.detach(), requires_grad=like.requires_grad)
 
 
 def copied(x: Tensor, ranks: Ranks) -> Tensor:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from fusegen import ops
+from fusegen.errors import ArgumentError
 from fusegen.parallel.group import GroupLike, Ranks, copied, summed
 
 
@@ -20,11 +23,11 @@ class ColumnParallelLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ranks: Ranks) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, ranks: Ranks) -> None:
         super().__init__()
         self.ranks = ranks
-        self.weight = nn.Parameter(weight)
-        self.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        self.weight = weight
+        self.register_parameter("bias", bias)
 
     @classmethod
     def from_module(cls, module: nn.Linear, group: GroupLike = None) -> ColumnParallelLinear:
@@ -36,8 +39,9 @@ class ColumnParallelLinear(nn.Module):
             group: a process group or a mesh of one dim; by default all ranks.
 
         Raises:
-            ArgumentError: outputs that cannot be split evenly, or DTensors that are placed otherwise.
+            ArgumentError: outputs that cannot be split evenly, DTensors that are placed otherwise, or no plain `torch.nn.Linear`.
         """
+        _require_plain(module)
         ranks = Ranks.of(group)
         bias = None if module.bias is None else ranks.shard("bias", module.bias, 0)
         return cls(ranks.shard("weight", module.weight, 0), bias, ranks).train(module.training)
@@ -66,11 +70,11 @@ class RowParallelLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ranks: Ranks) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, ranks: Ranks) -> None:
         super().__init__()
         self.ranks = ranks
-        self.weight = nn.Parameter(weight)
-        self.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        self.weight = weight
+        self.register_parameter("bias", bias)
 
     @classmethod
     def from_module(cls, module: nn.Linear, group: GroupLike = None) -> RowParallelLinear:
@@ -82,8 +86,9 @@ class RowParallelLinear(nn.Module):
             group: as of `ColumnParallelLinear.from_module`.
 
         Raises:
-            ArgumentError: inputs that cannot be split evenly, or DTensors that are placed otherwise.
+            ArgumentError: inputs that cannot be split evenly, DTensors that are placed otherwise, or no plain `torch.nn.Linear`.
         """
+        _require_plain(module)
         ranks = Ranks.of(group)
         bias = None if module.bias is None else ranks.replica("bias", module.bias)
         return cls(ranks.shard("weight", module.weight, 1), bias, ranks).train(module.training)
@@ -104,6 +109,19 @@ class RowParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         """The sizes of this rank's part."""
         return _shown(self.weight, self.bias, self.ranks)
+
+
+def _require_plain(module: nn.Module) -> None:
+    """Checks that a weight and a bias are all that a layer computes by. Hooks of a layer with DTensors are those by which
+    `torch.distributed.tensor.parallel` places its input and result.
+
+    Raises:
+        ArgumentError: it has another forward, hooks or parametrizations.
+    """
+    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks) and not isinstance(module.weight, DTensor)
+    if type(module).forward is not nn.Linear.forward or has_hooks or is_parametrized(module):
+        what = f"{type(module).__name__} is no plain torch.nn.Linear, and its weight is not all that it computes by"
+        raise ArgumentError(what, mend="merge adapters and parametrizations into the weight, and remove hooks, before it is split")
 
 
 def _shown(weight: Tensor, bias: Tensor | None, ranks: Ranks) -> str:

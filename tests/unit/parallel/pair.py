@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.spawn import spawn
 
 import fusegen.nn as fnn
@@ -116,13 +117,8 @@ def attention() -> None:
 def dtensors() -> None:
     mesh = dist.device_mesh.init_device_mesh(torch.get_default_device().type, (2,))
     whole, x = block()
-    split = copy.deepcopy(whole)
-    for name, placement in (("gate_proj", Shard(0)), ("up_proj", Shard(0)), ("down_proj", Shard(1))):
-        linear = getattr(split, name)
-        linear.weight = nn.Parameter(distribute_tensor(linear.weight.detach(), mesh, [placement]))
-        linear.bias = nn.Parameter(
-            distribute_tensor(linear.bias.detach(), mesh, [Shard(0) if placement.is_shard(0) else Replicate()])
-        )
+    plan = {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
+    split = parallelize_module(copy.deepcopy(whole), mesh, plan)
     part = ParallelGatedMLP.from_module(split, mesh)
     agree(part, whole, x)
     stored = split.gate_proj.weight
@@ -168,10 +164,20 @@ def copies_and_files() -> None:
 
 
 @check
+def frozen_weights_stay_frozen() -> None:
+    whole, _ = block()
+    whole.up_proj.requires_grad_(False)
+    part = ParallelGatedMLP.from_module(whole)
+    assert [name for name, p in part.named_parameters() if not p.requires_grad] == ["up_proj.weight", "up_proj.bias"]
+
+
+@check
 def refused() -> None:
+    parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     for call, says in (
         (lambda: ColumnParallelLinear.from_module(nn.Linear(4, 5)), "cannot be split over 2 ranks"),
         (lambda: RowParallelLinear.from_module(nn.Linear(5, 4)), "cannot be split over 2 ranks"),
+        (lambda: ColumnParallelLinear.from_module(parametrized), "no plain torch.nn.Linear"),
         (lambda: ParallelAttention.from_module(fnn.Attention(12, 3)), "num_attention_heads=3"),
         (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, 1)), "num_key_value_heads=1"),
         (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, p=0.1)), "dropout of attention weights"),
