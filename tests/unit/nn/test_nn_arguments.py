@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fusegen as fg
 import fusegen.nn as fnn
 from fusegen.errors import ArgumentError
 from tests.unit.eager import randn, same
@@ -121,6 +122,14 @@ def test_attention_has_the_options_of_its_kernel() -> None:
     same(block(x, mask=mask), block.o_proj((weights @ v).transpose(1, 2).flatten(2)))
     with pytest.raises(ArgumentError, match="cos and sin"):
         block(x, cos=x)
+
+
+def test_blocks_are_few_launches() -> None:
+    settings = {"device": "meta", "dtype": torch.bfloat16}
+    x, table = torch.empty(4, 512, 1024, **settings), torch.empty(512, 128, **settings)
+    attention = fg.kernel(fnn.Attention(1024, 8, 2, **settings)).lower(x, table, table, target="sm_90a")
+    mlp = fg.kernel(fnn.GatedMLP(1024, 2048, **settings)).lower(x, target="sm_90a")
+    assert [len(low.program.steps) for low in (attention, mlp)] == [3, 2]
 
 
 def test_losses_have_the_options_of_their_kernels() -> None:
