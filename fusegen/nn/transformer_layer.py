@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.settings import Compiler
 
 Approximate = Literal["none", "tanh"]
 
@@ -74,6 +75,7 @@ class FusedTransformerLayer(nn.Module):
         training: bool = True,
         causal: bool = False,
         approximate: Approximate = "none",
+        compiler: Compiler | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -82,7 +84,7 @@ class FusedTransformerLayer(nn.Module):
         self.hidden_size, self.heads, self.intermediate_size = hidden_size, heads, inner
         self.attn_dropout_ratio, self.hidden_dropout_ratio = attn_dropout_ratio, hidden_dropout_ratio
         self.layer_norm_eps, self.pre_layer_norm, self.causal, self.approximate = layer_norm_eps, pre_layer_norm, causal, approximate
-        self.return_tuple = return_tuple
+        self.return_tuple, self.compiler = return_tuple, compiler
         shapes = {
             "attn_qkvw": (3 * hidden_size, hidden_size),
             "attn_qkvb": (3 * hidden_size,),
@@ -116,7 +118,7 @@ class FusedTransformerLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
         """The layer."""
-        kernel = _kernel(self._math())
+        kernel = _kernel(self._math(), self.compiler)
         result = kernel(
             hidden_states,
             attention_mask,
@@ -141,7 +143,7 @@ class FusedTransformerLayer(nn.Module):
 
 
 @lru_cache(maxsize=None)
-def _kernel(how: _Math) -> fg.Kernel[..., Tensor]:
+def _kernel(how: _Math, compiler: Compiler | None) -> fg.Kernel[..., Tensor]:
     """The kernel of layers with some constants."""
 
     def transformer_layer(
@@ -181,7 +183,7 @@ def _kernel(how: _Math) -> fg.Kernel[..., Tensor]:
         x = normalized(x + dropped(attended(x)), attn_nw, attn_nb)
         return normalized(x + dropped(fed_forward(x)), norm_w, norm_b)
 
-    return fg.kernel(transformer_layer)
+    return fg.kernel(transformer_layer, compiler=compiler)
 
 
 def _bias(mask: Tensor | None, x: Tensor, how: _Math) -> Tensor | None:
