@@ -15,7 +15,21 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+__all__ = [
+    "FusegenError",
+    "Kernel",
+    "Lowered",
+    "Static",
+    "Vjp",
+    "Workspace",
+    "__version__",
+    "dropout",
+    "invertible_layer_norm",
+    "kernel",
+    "load",
+    "tune",
+    "vjp",
+]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
@@ -24,9 +38,11 @@ if TYPE_CHECKING:
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
     from fusegen.gradients import Vjp
+    from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
     from fusegen.runtime.parameters import Static
+    from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune
 else:
     _HOMES = {
@@ -35,7 +51,9 @@ else:
         "Lowered": "fusegen.lowered",
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
+        "Workspace": "fusegen.runtime.workspace",
         "dropout": "fusegen.lang.functions.random",
+        "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "tune": "fusegen.tuning",

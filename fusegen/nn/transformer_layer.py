@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.settings import Compiler
 
@@ -35,10 +37,12 @@ _BERT = {
 _PACKED = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
 """Parameters that hold those of queries, keys and values, one below the other."""
 
+_ANYWHERE: AbstractContextManager[Any] = nullcontext()
+
 
 @dataclass(frozen=True)
 class _Math:
-    """Constants of a layer's math: layers that share them share a kernel."""
+    """The constants of a layer's math: layers that share them share a kernel."""
 
     heads: int
     eps: float
@@ -46,16 +50,56 @@ class _Math:
     hidden_dropout: float
     pre_layer_norm: bool
     causal: bool
-    approximate: str
+    approximate: Approximate
+    invertible: bool
+    recompute: Recompute
+    compiler: Compiler | None
 
 
 class FusedTransformerLayer(nn.Module):
     """An encoder layer: self-attention and a feed-forward block, each with dropout and a residual sum.
 
-    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention and ``attn_nw, attn_nb`` before the feed-forward
-    block; without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention and ``norm_w, norm_b`` that of the
-    feed-forward block. Parameters have DeepSpeed's names and shapes, so its state dicts load. DeepSpeed's ``fp16`` is ``dtype``, and
-    its ``local_rank`` is ``device``.
+    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the feed-forward
+    block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and ``norm_w, norm_b`` that of the
+    feed-forward block. Parameters have DeepSpeed's names and shapes, so its state dicts load; `load_bert` takes those of BERT.
+
+    Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
+    ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.
+
+    Args:
+        hidden_size: channels, a multiple of ``heads``.
+        heads: of the attention.
+        intermediate_size: channels of the feed-forward block; -1 is ``4 * hidden_size``.
+        attn_dropout_ratio: the share of attention weights that are dropped.
+        hidden_dropout_ratio: the share of values that are dropped before each residual sum.
+        num_hidden_layers: of the model, for ``adjust_init_range``.
+        initializer_range: the standard deviation of the initial weights.
+        layer_norm_eps: of both norms.
+        pre_layer_norm: the place of the norms.
+        normalize_invertible: the backward pass rebuilds what a norm has normalized from its result
+            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. It needs weights of norms
+            that are not 0, and adds the rounding of the result to the gradients. A pre-LN layer saves no norm's result and is the
+            same with it.
+        gelu_checkpoint: changes nothing. The result of the GELU is never saved, the backward pass computes it again beside its
+            derivative.
+        adjust_init_range: divides the range of the two weights that end in residual sums by ``sqrt(2 * num_hidden_layers)``.
+        attn_dropout_checkpoint: changes nothing. Neither masks nor dropped weights are saved.
+        stochastic_mode: changes nothing. The order in which the attention's backward pass adds is torch's to decide, by
+            ``torch.use_deterministic_algorithms``; all else adds in one order.
+        return_tuple: returns ``(result,)``.
+        training: the mode in which the layer begins.
+        causal: hides later positions from earlier ones.
+        approximate: of the GELU, as of `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` is that of DeepSpeed's kernels.
+        recompute, compiler: as of `fusegen.kernel`.
+        workspace: takes the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` says how
+            large. By default torch allocates them.
+        device, dtype: of the parameters, and of the hidden states: float32, float16, bfloat16 or float64.
+
+    DeepSpeed's ``batch_size`` is not needed, as a call takes any batch and any sequence; nor are ``local_rank`` (``device``), ``fp16``
+    (``dtype``) and ``seed`` (``torch.manual_seed``).
+
+    Raises:
+        ArgumentError: sizes or shares that no layer can have.
     """
 
     def __init__(
@@ -70,44 +114,52 @@ class FusedTransformerLayer(nn.Module):
         initializer_range: float = 0.02,
         layer_norm_eps: float = 1e-12,
         pre_layer_norm: bool = True,
+        normalize_invertible: bool = False,
+        gelu_checkpoint: bool = False,
         adjust_init_range: bool = True,
+        attn_dropout_checkpoint: bool = False,
+        stochastic_mode: bool = False,
         return_tuple: bool = False,
         training: bool = True,
         causal: bool = False,
         approximate: Approximate = "none",
+        recompute: Recompute = "auto",
         compiler: Compiler | None = None,
+        workspace: fg.Workspace | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         inner = intermediate_size if intermediate_size > 0 else 4 * hidden_size
+        _check(hidden_size, heads, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
+        if workspace is not None and compiler == "extension":
+            what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+            raise ArgumentError(what, mend="leave out workspace=, or compiler=")
         self.hidden_size, self.heads, self.intermediate_size = hidden_size, heads, inner
-        self.attn_dropout_ratio, self.hidden_dropout_ratio = attn_dropout_ratio, hidden_dropout_ratio
-        self.layer_norm_eps, self.pre_layer_norm, self.causal, self.approximate = layer_norm_eps, pre_layer_norm, causal, approximate
-        self.return_tuple, self.compiler = return_tuple, compiler
-        shapes = {
-            "attn_qkvw": (3 * hidden_size, hidden_size),
-            "attn_qkvb": (3 * hidden_size,),
-            "attn_ow": (hidden_size, hidden_size),
-            "attn_ob": (hidden_size,),
-            "attn_nw": (hidden_size,),
-            "attn_nb": (hidden_size,),
-            "inter_w": (inner, hidden_size),
-            "inter_b": (inner,),
-            "output_w": (hidden_size, inner),
-            "output_b": (hidden_size,),
-            "norm_w": (hidden_size,),
-            "norm_b": (hidden_size,),
-        }
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.gelu_checkpoint, self.attn_dropout_checkpoint = gelu_checkpoint, attn_dropout_checkpoint
+        self.stochastic_mode, self.return_tuple, self.workspace = stochastic_mode, return_tuple, workspace
         self.initializer_range = initializer_range
         self.output_range = initializer_range / (math.sqrt(2.0 * num_hidden_layers) if adjust_init_range else 1.0)
+        self._training_math = _Math(
+            heads,
+            layer_norm_eps,
+            attn_dropout_ratio,
+            hidden_dropout_ratio,
+            pre_layer_norm,
+            causal,
+            approximate,
+            normalize_invertible and not pre_layer_norm,
+            recompute,
+            compiler,
+        )
+        self._eval_math = replace(self._training_math, attn_dropout=0.0, hidden_dropout=0.0)
+        for name, shape in _shapes(hidden_size, inner).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
         self.train(training)
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew."""
+        """Draws the weights anew, as BERT does: normal matrices, norms of 1, biases of 0."""
         for name, parameter in self.named_parameters():
             if name in ("attn_nw", "norm_w"):
                 nn.init.ones_(parameter)
@@ -116,34 +168,143 @@ class FusedTransformerLayer(nn.Module):
             else:
                 nn.init.normal_(parameter, std=self.output_range if name in ("attn_ow", "output_w") else self.initializer_range)
 
+    def extra_repr(self) -> str:
+        """The sizes and the place of the norms."""
+        place = "pre" if self._training_math.pre_layer_norm else "post"
+        return f"{self.hidden_size}, heads={self.heads}, intermediate_size={self.intermediate_size}, {place}-LN"
+
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """The layer."""
-        kernel = _kernel(self._math(), self.compiler)
-        result = kernel(
-            hidden_states,
-            attention_mask,
-            self.attn_qkvw,
-            self.attn_qkvb,
-            self.attn_ow,
-            self.attn_ob,
-            self.attn_nw,
-            self.attn_nb,
-            self.inter_w,
-            self.inter_b,
-            self.output_w,
-            self.output_b,
-            self.norm_w,
-            self.norm_b,
-        )
+        """Runs the layer.
+
+        Args:
+            hidden_states: (batch, sequence, hidden_size) of the parameters' dtype.
+            attention_mask: floats that are added to the scores, 0 where a key is seen: (batch or 1, heads or 1, sequence or 1,
+                sequence). It gets no gradient.
+
+        Returns:
+            A tensor like ``hidden_states``; in a tuple with ``return_tuple``.
+
+        Raises:
+            ArgumentError: an argument of another shape, a mask that is not added, or a workspace that is too small.
+        """
+        if attention_mask is not None:
+            attention_mask = _checked(attention_mask, hidden_states)
+        kernel = _kernel(self._training_math if self.training else self._eval_math)
+        with self.workspace or _ANYWHERE:
+            result = kernel(
+                hidden_states,
+                attention_mask,
+                self.attn_qkvw,
+                self.attn_qkvb,
+                self.attn_ow,
+                self.attn_ob,
+                self.attn_nw,
+                self.attn_nb,
+                self.inter_w,
+                self.inter_b,
+                self.output_w,
+                self.output_b,
+                self.norm_w,
+                self.norm_b,
+            )
         return (result,) if self.return_tuple else result
 
-    def _math(self) -> _Math:
-        drops = (self.attn_dropout_ratio, self.hidden_dropout_ratio) if self.training else (0.0, 0.0)
-        return _Math(self.heads, self.layer_norm_eps, *drops, self.pre_layer_norm, self.causal, self.approximate)
+    def passes(self, batch: int, sequence: int, *, masked: bool = False) -> fg.Vjp:
+        """The two passes of a training step, to look at: ``passes(8, 128).forward.lower().explain()`` shows the launches, the bytes
+        that are saved, and the formula of the workspace.
+
+        Args:
+            batch, sequence: of the hidden states.
+            masked: True if there is an attention mask, one for each key of each sequence.
+        """
+        like = self.attn_qkvw
+        x = torch.empty(batch, sequence, self.hidden_size, dtype=like.dtype, device="meta")
+        mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
+        parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
+        target = "cpu" if like.device.type == "cpu" else None
+        kernel = _kernel(self._training_math if self.training else self._eval_math)
+        return fg.vjp(kernel, x, mask, wrt=("x", *parameters), target=target, **parameters)
+
+    def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:
+        """The bytes of a workspace for both passes, and for every layer with the same constructor's arguments.
+
+        Args:
+            batch, sequence, masked: as of `passes`: the largest of them.
+        """
+        passes = self.passes(batch, sequence, masked=masked)
+        return max(passes.forward.lower().workspace_bytes, passes.backward.lower().workspace_bytes, 1)
+
+    @torch.no_grad()
+    def load_bert(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Copies the weights of a ``BertLayer`` of transformers.
+
+        Args:
+            state: its state dict, or that of a model.
+            prefix: of the layer's names in it, such as ``encoder.layer.0.``.
+
+        Raises:
+            ArgumentError: a weight is missing, or of another shape.
+        """
+        for name, parameter in self.named_parameters():
+            kind = _PACKED.get(name)
+            parts = [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")] if kind else [_BERT[name]]
+            found = torch.cat([_taken(state, prefix + part) for part in parts])
+            if found.shape != parameter.shape:
+                what = f"load_bert: {' and '.join(parts)} give {tuple(found.shape)}, and {name} is {tuple(parameter.shape)}"
+                raise ArgumentError(what, mend="make the layer with the sizes of the model's config")
+            parameter.copy_(found)
+
+
+def _shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The parameters, in DeepSpeed's order."""
+    return {
+        "attn_qkvw": (3 * hidden, hidden),
+        "attn_qkvb": (3 * hidden,),
+        "attn_ow": (hidden, hidden),
+        "attn_ob": (hidden,),
+        "attn_nw": (hidden,),
+        "attn_nb": (hidden,),
+        "inter_w": (inner, hidden),
+        "inter_b": (inner,),
+        "output_w": (hidden, inner),
+        "output_b": (hidden,),
+        "norm_w": (hidden,),
+        "norm_b": (hidden,),
+    }
+
+
+def _check(hidden: int, heads: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
+    """Refuses sizes and shares that no layer can have."""
+    if hidden <= 0 or heads <= 0 or hidden % heads:
+        what = f"FusedTransformerLayer: hidden_size is {hidden} and heads is {heads}"
+        raise ArgumentError(what, mend="give a hidden_size that is a multiple of heads")
+    if layers <= 0:
+        raise ArgumentError(f"FusedTransformerLayer: num_hidden_layers is {layers}", mend="give the number of the model's layers")
+    for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
+        if not 0 <= share < 1:
+            raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", mend="give a share from 0 to below 1")
+
+
+def _checked(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask without its history; others than those that are added to scores are refused."""
+    if mask.dim() != 4 or not mask.is_floating_point():
+        what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
+        mend = "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
+        raise ArgumentError(what, mend=mend)
+    if any(extent not in (1, wanted) for extent, wanted in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
+        what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
+        raise ArgumentError(what, mend="give one number a key: (batch, 1, 1, sequence), or one a query and key")
+    return mask.detach() if mask.requires_grad else mask
+
+
+def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in state:
+        raise ArgumentError(f"load_bert: there is no {name!r}", mend="give the state dict of a BertLayer, or the prefix of its names")
+    return state[name]
 
 
 @lru_cache(maxsize=None)
-def _kernel(how: _Math, compiler: Compiler | None) -> fg.Kernel[..., Tensor]:
+def _kernel(how: _Math) -> fg.Kernel[..., Tensor]:
     """The kernel of layers with some constants."""
 
     def transformer_layer(
@@ -163,7 +324,8 @@ def _kernel(how: _Math, compiler: Compiler | None) -> fg.Kernel[..., Tensor]:
         norm_b: Tensor,
     ) -> Tensor:
         def normalized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.layer_norm(x, (x.shape[-1],), weight, bias, how.eps)
+            norm = fg.invertible_layer_norm if how.invertible else F.layer_norm
+            return norm(x, (x.shape[-1],), weight, bias, how.eps)
 
         def dropped(x: Tensor) -> Tensor:
             return F.dropout(x, how.hidden_dropout) if how.hidden_dropout else x
@@ -171,7 +333,8 @@ def _kernel(how: _Math, compiler: Compiler | None) -> fg.Kernel[..., Tensor]:
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
             q, k, v = (part.unflatten(-1, (how.heads, -1)).transpose(1, 2) for part in parts)
-            found = F.scaled_dot_product_attention(q, k, v, _bias(mask, x, how), how.attn_dropout, how.causal and mask is None)
+            bias = None if mask is None else _bias(mask, x, causal=how.causal)
+            found = F.scaled_dot_product_attention(q, k, v, bias, how.attn_dropout, how.causal and bias is None)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
 
         def fed_forward(x: Tensor) -> Tensor:
@@ -183,16 +346,13 @@ def _kernel(how: _Math, compiler: Compiler | None) -> fg.Kernel[..., Tensor]:
         x = normalized(x + dropped(attended(x)), attn_nw, attn_nb)
         return normalized(x + dropped(fed_forward(x)), norm_w, norm_b)
 
-    return fg.kernel(transformer_layer, compiler=compiler)
+    return fg.kernel(transformer_layer, recompute=how.recompute, compiler=how.compiler)
 
 
-def _bias(mask: Tensor | None, x: Tensor, how: _Math) -> Tensor | None:
-    """What is added to the scores."""
-    if mask is None:
-        return None
+def _bias(mask: Tensor, x: Tensor, *, causal: bool) -> Tensor:
+    """The sum that scores take: the mask in the dtype of the scores, and minus infinity where a later key is hidden."""
     mask = mask.to(x.dtype)
-    if not how.causal:
+    if not causal:
         return mask
-    length = x.shape[1]
-    later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
     return mask.masked_fill(later, -math.inf)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -56,19 +57,23 @@ class Writer:
         sizes: values of all sizes and strides, by name.
         device: where.
         is_inside: whether another call makes it, so that what it writes to has been seen to.
+        base: where its temporaries begin in memory that the function is given; None where it allocates them.
     """
 
-    def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False) -> None:
-        self.call, self.sizes, self.device = call, sizes, device
+    def __init__(
+        self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False, base: int | None = None
+    ) -> None:
+        self.call, self.sizes, self.device, self.base = call, sizes, device, base
         self._specs = {spec.key: spec for spec in call.buffers}
         temporaries = slots_of(call, sizes)
-        slots, self._workspace_bytes = packed(slot for slot in temporaries if slot.size < APART)
+        together = [slot for slot in temporaries if base is not None or slot.size < APART]
+        slots, self._workspace_bytes = packed(together)
         self._made = call.made
         self._is_inside = is_inside
         self._written = () if is_inside else call.written
-        self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
+        self._slots: dict[int, Slot] = {slot.key: replace(slot, offset=slot.offset + (base or 0)) for slot in slots}
         self._first_of, self._last_of = spans(call)
-        self._late = {slot.key for slot in temporaries if slot.size >= APART} | self._large_results()
+        self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
         self._scope |= {"given_away": GivenAway}
@@ -80,6 +85,16 @@ class Writer:
         self._steps: list[str] = []
 
     # What steps name.
+
+    @property
+    def parameters(self) -> str:
+        """Those of the function."""
+        return "tensors, scalars" if self.base is None else "tensors, scalars, workspace"
+
+    @property
+    def end_of_workspace(self) -> int | None:
+        """Where the temporaries of a call that this one makes begin, in memory that is given."""
+        return None if self.base is None else self.base + self._workspace_bytes
 
     def value(self, value: Any, stem: str) -> str:
         """The name of a value that the function holds."""
@@ -202,7 +217,7 @@ class Writer:
             lines.append(f"return {results[0]}" if results else "return None")
         else:
             lines.append(f"return {self.value(put_together, 'put_together')}([{', '.join(results)}])")
-        text = "\n    ".join(["def run(tensors, scalars):", *self._first, *lines])
+        text = "\n    ".join([f"def run({self.parameters}):", *self._first, *lines])
         exec(compile(text, f"<call on {self.device}>", "exec"), self._scope)
         run: Run = self._scope["run"]
         return run
@@ -220,12 +235,12 @@ class Writer:
 
     def _allocations(self) -> Iterator[str]:
         outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
-        if self._slots or self._late or outputs:
+        if (self._slots and self.base is None) or self._late or outputs:
             is_fresh = self._scope["fresh"] and self.on_current_device
             yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
         for spec in (spec for spec in outputs if spec.key not in self._late):
             yield f"{self._named(spec.key)} = {self._allocation(self.shape(spec.key), spec.dtype.torch)}"
-        if self._slots:
+        if self._slots and self.base is None:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -8,7 +8,21 @@ import torch
 import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+NAMES = [
+    "FusegenError",
+    "Kernel",
+    "Lowered",
+    "Static",
+    "Vjp",
+    "Workspace",
+    "__version__",
+    "dropout",
+    "invertible_layer_norm",
+    "kernel",
+    "load",
+    "tune",
+    "vjp",
+]
 
 
 def public(value: object) -> set[str]:
@@ -38,7 +52,7 @@ def test_kernels() -> None:
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
     stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
-    assert public(lowered) == stages | {"explain", "sizes", "target"}
+    assert public(lowered) == stages | {"explain", "sizes", "target", "workspace_bytes"}
     assert set(lowered.asm) == {"cuda", "ptx", "sass"}
     assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}
 

@@ -1,0 +1,126 @@
+"""`fg.Workspace`: memory that is allocated once, from which calls take their temporaries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fusegen.errors import ArgumentError
+from fusegen.runtime.straight import Run
+from fusegen.units import human_bytes
+
+_HELD = threading.local()
+
+
+class Workspace:
+    """One buffer for the temporaries of kernels: of all calls under ``with workspace:``, and of their backward passes.
+
+    Temporaries are the values that only the steps of one call know. Results, what a forward pass saves for its backward pass, and
+    what functions of torch allocate themselves (attention, sorting) are not among them. One call at a time uses the buffer: threads
+    wait for each other, and a call on another stream than the last one waits, on the device, for that stream. Nothing waits on the
+    host. A CUDA graph that was captured under it writes to the same bytes at each replay, so replay it where no other stream uses
+    the workspace at that time.
+
+    Args:
+        size: bytes: the largest ``workspace_bytes`` of what is lowered for the calls, by the formula that ``explain`` prints.
+        device: where; by default the current GPU.
+
+    Raises:
+        ArgumentError: the size is no positive int.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
+        if type(size) is not int or size <= 0:
+            raise ArgumentError(f"fg.Workspace: its size is {size!r}", mend="give the number of bytes")
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None  # of the last call
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.memory.numel()
+
+    def __enter__(self) -> Workspace:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _stack().pop()
+
+    def __repr__(self) -> str:
+        return f"fg.Workspace({self.size}, device={str(self.memory.device)!r})"
+
+    @contextmanager
+    def lent(self, name: str, needed: int, device: torch.device) -> Iterator[torch.Tensor]:
+        """The memory for one call.
+
+        Args:
+            name: of the kernel.
+            needed: bytes.
+            device: of the call.
+
+        Raises:
+            ArgumentError: it is too small, or on another device.
+        """
+        if needed > self.size:
+            what = f"{name} needs a workspace of {needed} bytes ({human_bytes(needed)}), and this one has {self.size}"
+            raise ArgumentError(what, mend=f"make it larger: fg.Workspace({needed})")
+        if self.memory.device != device:
+            what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
+            raise ArgumentError(what, mend=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
+        with self._lock:
+            if device.type == "cuda":
+                self._follow(torch.cuda.current_stream(device))
+            yield self.memory
+
+    def _follow(self, stream: torch.cuda.Stream) -> None:
+        """Lets a stream wait for the one that used the memory last. A capture begins behind all of it, and waits for no stream
+        outside."""
+        last, self._stream = self._stream, stream
+        if last is not None and last != stream and not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(last)
+
+
+def held() -> Workspace | None:
+    """The workspace of this thread's calls."""
+    stack = _stack()
+    return stack[-1] if stack else None
+
+
+def _stack() -> list[Workspace]:
+    """The workspaces under which this thread is, the innermost last."""
+    try:
+        found: list[Workspace] = _HELD.stack
+    except AttributeError:
+        found = _HELD.stack = []
+    return found
+
+
+def on_workspace(name: str, run: Run, needed: int, device: torch.device, make: Callable[[], Callable[..., Any]]) -> Run:
+    """A call that takes its temporaries from a workspace where one is held.
+
+    Args:
+        name: of the kernel.
+        run: the call on memory that it allocates.
+        needed: the bytes of its temporaries.
+        device: where it runs.
+        make: makes the call on given memory, which is its third argument.
+    """
+    made: list[Callable[..., Any]] = []
+
+    def either(tensors: Any, scalars: Any) -> Any:
+        workspace = held()
+        if workspace is None:
+            return run(tensors, scalars)
+        if not made:
+            made.append(make())
+        with workspace.lent(name, needed, device) as memory:
+            return made[0](tensors, scalars, memory)
+
+    return either
