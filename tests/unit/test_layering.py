@@ -53,6 +53,7 @@ ORDER = (
     ("fusegen",),
     ("specs",),
     ("ops",),
+    ("nn",),
     ("bench",),
     ("verify",),
     ("doctor",),
