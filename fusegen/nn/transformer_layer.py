@@ -41,19 +41,19 @@ _ANYWHERE: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True)
-class _Math:
+class LayerMath:
     """The constants of a layer's math: layers that share them share a kernel."""
 
     heads: int
-    eps: float
-    attn_dropout: float
-    hidden_dropout: float
-    pre_layer_norm: bool
-    causal: bool
-    approximate: Approximate
-    invertible: bool
-    recompute: Recompute
-    compiler: Compiler | None
+    eps: float = 1e-12
+    attn_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    pre_layer_norm: bool = True
+    causal: bool = False
+    approximate: Approximate = "none"
+    invertible: bool = False
+    recompute: Recompute = "auto"
+    compiler: Compiler | None = None
 
 
 class FusedTransformerLayer(nn.Module):
@@ -140,7 +140,7 @@ class FusedTransformerLayer(nn.Module):
         self.stochastic_mode, self.return_tuple, self.workspace = stochastic_mode, return_tuple, workspace
         self.initializer_range = initializer_range
         self.output_range = initializer_range / (math.sqrt(2.0 * num_hidden_layers) if adjust_init_range else 1.0)
-        self._training_math = _Math(
+        self._training_math = LayerMath(
             heads,
             layer_norm_eps,
             attn_dropout_ratio,
@@ -153,7 +153,7 @@ class FusedTransformerLayer(nn.Module):
             compiler,
         )
         self._eval_math = replace(self._training_math, attn_dropout=0.0, hidden_dropout=0.0)
-        for name, shape in _shapes(hidden_size, inner).items():
+        for name, shape in parameter_shapes(hidden_size, inner).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
         self.train(training)
@@ -189,11 +189,10 @@ class FusedTransformerLayer(nn.Module):
         """
         if attention_mask is not None:
             attention_mask = _checked(attention_mask, hidden_states)
-        kernel = _kernel(self._training_math if self.training else self._eval_math)
+        kernel = layer_kernel(self._training_math if self.training else self._eval_math)
         with self.workspace or _ANYWHERE:
             result = kernel(
                 hidden_states,
-                attention_mask,
                 self.attn_qkvw,
                 self.attn_qkvb,
                 self.attn_ow,
@@ -206,6 +205,7 @@ class FusedTransformerLayer(nn.Module):
                 self.output_b,
                 self.norm_w,
                 self.norm_b,
+                attention_mask,
             )
         return (result,) if self.return_tuple else result
 
@@ -222,8 +222,8 @@ class FusedTransformerLayer(nn.Module):
         mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
         parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
         target = "cpu" if like.device.type == "cpu" else None
-        kernel = _kernel(self._training_math if self.training else self._eval_math)
-        return fg.vjp(kernel, x, mask, wrt=("x", *parameters), target=target, **parameters)
+        kernel = layer_kernel(self._training_math if self.training else self._eval_math)
+        return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
 
     def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:
         """The bytes of a workspace for both passes, and for every layer with the same constructor's arguments.
@@ -255,8 +255,8 @@ class FusedTransformerLayer(nn.Module):
             parameter.copy_(found)
 
 
-def _shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    """The parameters, in DeepSpeed's order."""
+def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's parameters, in DeepSpeed's order."""
     return {
         "attn_qkvw": (3 * hidden, hidden),
         "attn_qkvb": (3 * hidden,),
@@ -304,12 +304,11 @@ def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 @lru_cache(maxsize=None)
-def _kernel(how: _Math) -> fg.Kernel[..., Tensor]:
-    """The kernel of layers with some constants."""
+def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
+    """The kernel of the layers with some constants: of hidden states, the parameters in DeepSpeed's order, and a mask."""
 
     def transformer_layer(
         x: Tensor,
-        mask: Tensor | None,
         attn_qkvw: Tensor,
         attn_qkvb: Tensor,
         attn_ow: Tensor,
@@ -322,6 +321,7 @@ def _kernel(how: _Math) -> fg.Kernel[..., Tensor]:
         output_b: Tensor,
         norm_w: Tensor,
         norm_b: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         def normalized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             norm = fg.invertible_layer_norm if how.invertible else F.layer_norm
