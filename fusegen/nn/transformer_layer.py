@@ -209,19 +209,20 @@ class FusedTransformerLayer(nn.Module):
             )
         return (result,) if self.return_tuple else result
 
-    def passes(self, batch: int, sequence: int, *, masked: bool = False) -> fg.Vjp:
+    def passes(self, batch: int, sequence: int, *, masked: bool = False, target: str | None = None) -> fg.Vjp:
         """The two passes of a training step, to look at: ``passes(8, 128).forward.lower().explain()`` shows the launches, the bytes
         that are saved, and the formula of the workspace.
 
         Args:
             batch, sequence: of the hidden states.
             masked: True if there is an attention mask, one for each key of each sequence.
+            target: as of `Kernel.lower`; by default that of the parameters' device.
         """
         like = self.attn_qkvw
         x = torch.empty(batch, sequence, self.hidden_size, dtype=like.dtype, device="meta")
         mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
         parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
-        target = "cpu" if like.device.type == "cpu" else None
+        target = target or ("cpu" if like.device.type == "cpu" else None)
         kernel = layer_kernel(self._training_math if self.training else self._eval_math)
         return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
 

@@ -27,18 +27,18 @@ def layer(**options: Any) -> FusedTransformerLayer:
     return made
 
 
-def plain(x: Tensor, mask: Tensor | None, w: dict[str, Tensor], *, pre: bool, causal: bool, eps: float = 1e-12) -> Tensor:
+def plain(x: Tensor, mask: Tensor | None, w: dict[str, Tensor], *, pre: bool, causal: bool, heads: int = HEADS) -> Tensor:
     """The layer as a textbook has it, without dropout."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         centered = x - x.mean(-1, keepdim=True)
-        return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{name}_w"] + w[f"{name}_b"]
+        return centered / (centered.square().mean(-1, keepdim=True) + 1e-12).sqrt() * w[f"{name}_w"] + w[f"{name}_b"]
 
     def attention(x: Tensor) -> Tensor:
         batch, length, hidden = x.shape
         packed = x @ w["attn_qkvw"].T + w["attn_qkvb"]
-        q, k, v = packed.view(batch, length, 3, HEADS, hidden // HEADS).permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT / math.sqrt(hidden // HEADS)
+        q, k, v = packed.view(batch, length, 3, heads, hidden // heads).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / math.sqrt(hidden // heads)
         scores = scores if mask is None else scores + mask
         if causal:
             scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
