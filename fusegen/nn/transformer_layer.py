@@ -37,6 +37,10 @@ _BERT = {
 _PACKED = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
 """Parameters that hold those of queries, keys and values, one below the other."""
 
+_MOST_CHANNELS = 128  # of a head: all GPUs' flash kernels take them with dropout
+_FURTHER = 8  # channels of a head, of which they take multiples
+_LEAST = -30000.0
+
 _ANYWHERE: AbstractContextManager[Any] = nullcontext()
 
 
@@ -179,7 +183,8 @@ class FusedTransformerLayer(nn.Module):
         Args:
             hidden_states: (batch, sequence, hidden_size) of the parameters' dtype.
             attention_mask: floats that are added to the scores, 0 where a key is seen: (batch or 1, heads or 1, sequence or 1,
-                sequence). It gets no gradient.
+                sequence). It gets no gradient. With dropout of 16-bit weights, a number below -30000/√(channels of a head) counts as
+                that if there is one a key: its weight is 0, unless no key of the row has a greater one.
 
         Returns:
             A tensor like ``hidden_states``; in a tuple with ``return_tuple``.
@@ -334,8 +339,7 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
             q, k, v = (part.unflatten(-1, (how.heads, -1)).transpose(1, 2) for part in parts)
-            bias = None if mask is None else _bias(mask, x, causal=how.causal)
-            found = F.scaled_dot_product_attention(q, k, v, bias, how.attn_dropout, how.causal and bias is None)
+            found = _attention(q, k, v, mask, how)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
 
         def fed_forward(x: Tensor) -> Tensor:
@@ -350,10 +354,34 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
     return fg.kernel(transformer_layer, recompute=how.recompute, compiler=how.compiler)
 
 
-def _bias(mask: Tensor, x: Tensor, *, causal: bool) -> Tensor:
-    """The sum that scores take: the mask in the dtype of the scores, and minus infinity where a later key is hidden."""
-    mask = mask.to(x.dtype)
-    if not causal:
-        return mask
-    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-    return mask.masked_fill(later, -math.inf)
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: LayerMath) -> Tensor:
+    """softmax(q·kᵀ/√d + mask)·v with dropout of the weights, of (batch, head, position, channel)."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, None, how.attn_dropout, how.causal)
+    mask = mask.to(q.dtype)
+    if how.attn_dropout and _is_by_key(mask) and q.dtype.itemsize == 2 and q.shape[-1] <= _MOST_CHANNELS - _FURTHER:
+        return _with_mask_as_channel(q, k, v, mask, how)
+    if how.causal:
+        later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        mask = mask.masked_fill(later, -math.inf)
+    return F.scaled_dot_product_attention(q, k, v, mask, how.attn_dropout)
+
+
+def _is_by_key(mask: Tensor) -> bool:
+    """True if a mask has one number for each key of a sequence."""
+    return mask.shape[1] == 1 and mask.shape[2] == 1
+
+
+def _with_mask_as_channel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: LayerMath) -> Tensor:
+    """Attention whose mask is a further channel of the keys, where queries have 1: torch's kernels take dropout without a mask only.
+
+    The channel holds mask·√d, a finite one -30000 at least: float16 holds no number that is much less, and its weight is 0.
+    """
+    channels = q.shape[-1]
+    by_key = (mask.mT * math.sqrt(channels)).clamp(min=_LEAST).masked_fill(mask.mT == -math.inf, -math.inf)
+    one, none = q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], _FURTHER - 1)
+    q = torch.cat([q, one, none], -1)
+    k = torch.cat([k, by_key.expand(*k.shape[:-1], 1), none], -1)
+    v = torch.cat([v, none, torch.zeros_like(one)], -1)
+    found = F.scaled_dot_product_attention(q, k, v, None, how.attn_dropout, how.causal, scale=channels**-0.5)
+    return found[..., :channels]

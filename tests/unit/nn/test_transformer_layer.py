@@ -87,6 +87,22 @@ def test_results_and_gradients_are_those_of_a_plain_layer(pre: bool, causal: boo
         torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5 * right.abs().max().item())
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_of_keys_beside_dropout_of_16_bits(causal: bool) -> None:
+    made = layer(attn_dropout_ratio=2.0**-16, causal=causal, dtype=torch.bfloat16)  # one weight of 65536, of 900
+    x = torch.randn(2, 11, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    mask = padding(11, 6).bfloat16()
+    mask[0, ..., 2], mask[0, ..., 4] = -1.5, -math.inf
+    torch.manual_seed(2)
+    result = made(x, mask)
+    (gradient,) = torch.autograd.grad(result.float().square().sum(), x)
+    wide, weights = x.detach().double().requires_grad_(), named(made)
+    wanted = plain(wide, mask.double(), weights, pre=True, causal=causal)
+    (right,) = torch.autograd.grad(wanted.square().sum(), wide)
+    for one, other in ((result.double(), wanted), (gradient.double(), right)):
+        assert (one - other).square().mean().sqrt() < 0.02 * other.square().mean().sqrt()
+
+
 def test_hidden_keys_make_no_difference() -> None:
     made = layer(pre_layer_norm=False)
     x = torch.randn(2, 13, HIDDEN)
