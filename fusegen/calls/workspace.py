@@ -63,7 +63,7 @@ def bytes_of(call: Call, sizes: Mapping[str, int]) -> int:
 def peak_of(call: Call, sizes: Mapping[str, int]) -> str:
     """The bytes of the temporaries that a call needs at once, as a formula of its sizes; nothing where they depend on none.
 
-    The step at which they are most is that of the sizes given. The workspace is that, rounded up to multiples of 256 for each value.
+    The step at which they are most is that of the sizes given. The workspace is that, each value rounded up to a multiple of 256.
     """
     slots = slots_of(call, sizes)
     steps = {slot.first for slot in slots}

@@ -1,4 +1,4 @@
-"""A transformer's encoder layer, forward and backward, as one kernel: the interface of DeepSpeed's ``DeepSpeedTransformerLayer``."""
+"""A transformer's encoder layer as one kernel, forward and backward, with the interface of DeepSpeed's layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -63,9 +63,10 @@ class LayerMath:
 class FusedTransformerLayer(nn.Module):
     """An encoder layer: self-attention and a feed-forward block, each with dropout and a residual sum.
 
-    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the feed-forward
-    block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and ``norm_w, norm_b`` that of the
-    feed-forward block. Parameters have DeepSpeed's names and shapes, so its state dicts load; `load_bert` takes those of BERT.
+    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the
+    feed-forward block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and
+    ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``: parameters
+    have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
 
     Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
     ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.
@@ -81,9 +82,9 @@ class FusedTransformerLayer(nn.Module):
         layer_norm_eps: of both norms.
         pre_layer_norm: the place of the norms.
         normalize_invertible: the backward pass rebuilds what a norm has normalized from its result
-            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. It needs weights of norms
-            that are not 0, and adds the rounding of the result to the gradients. A pre-LN layer saves no norm's result and is the
-            same with it.
+            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. It needs weights of
+            norms that are not 0, and adds the rounding of the result to the gradients. A pre-LN layer saves no norm's result and is
+            the same with it.
         gelu_checkpoint: changes nothing. The result of the GELU is never saved, the backward pass computes it again beside its
             derivative.
         adjust_init_range: divides the range of the two weights that end in residual sums by ``sqrt(2 * num_hidden_layers)``.
@@ -99,12 +100,25 @@ class FusedTransformerLayer(nn.Module):
             large. By default torch allocates them.
         device, dtype: of the parameters, and of the hidden states: float32, float16, bfloat16 or float64.
 
-    DeepSpeed's ``batch_size`` is not needed, as a call takes any batch and any sequence; nor are ``local_rank`` (``device``), ``fp16``
-    (``dtype``) and ``seed`` (``torch.manual_seed``).
+    DeepSpeed's ``batch_size`` is not needed, as a call takes any batch and any sequence; nor are ``local_rank`` (``device``),
+    ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
 
     Raises:
         ArgumentError: sizes or shares that no layer can have.
     """
+
+    attn_qkvw: nn.Parameter
+    attn_qkvb: nn.Parameter
+    attn_ow: nn.Parameter
+    attn_ob: nn.Parameter
+    attn_nw: nn.Parameter
+    attn_nb: nn.Parameter
+    inter_w: nn.Parameter
+    inter_b: nn.Parameter
+    output_w: nn.Parameter
+    output_b: nn.Parameter
+    norm_w: nn.Parameter
+    norm_b: nn.Parameter
 
     def __init__(
         self,
@@ -183,8 +197,8 @@ class FusedTransformerLayer(nn.Module):
         Args:
             hidden_states: (batch, sequence, hidden_size) of the parameters' dtype.
             attention_mask: floats that are added to the scores, 0 where a key is seen: (batch or 1, heads or 1, sequence or 1,
-                sequence). It gets no gradient. With dropout of 16-bit weights, a number below -30000/√(channels of a head) counts as
-                that if there is one a key: its weight is 0, unless no key of the row has a greater one.
+                sequence). It gets no gradient. With dropout of 16-bit weights, a finite number below -30000/√(channels of a head)
+                counts as that if there is one a key: its weight is 0, unless no key of the row has a greater one.
 
         Returns:
             A tensor like ``hidden_states``; in a tuple with ``return_tuple``.
@@ -295,7 +309,9 @@ def _checked(mask: Tensor, x: Tensor) -> Tensor:
     """A mask without its history; others than those that are added to scores are refused."""
     if mask.dim() != 4 or not mask.is_floating_point():
         what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
-        mend = "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
+        mend = (
+            "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
+        )
         raise ArgumentError(what, mend=mend)
     if any(extent not in (1, wanted) for extent, wanted in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
         what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
@@ -305,11 +321,13 @@ def _checked(mask: Tensor, x: Tensor) -> Tensor:
 
 def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
-        raise ArgumentError(f"load_bert: there is no {name!r}", mend="give the state dict of a BertLayer, or the prefix of its names")
+        raise ArgumentError(
+            f"load_bert: there is no {name!r}", mend="give the state dict of a BertLayer, or the prefix of its names"
+        )
     return state[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
     """The kernel of the layers with some constants: of hidden states, the parameters in DeepSpeed's order, and a mask."""
 
@@ -338,7 +356,7 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
 
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
-            q, k, v = (part.unflatten(-1, (how.heads, -1)).transpose(1, 2) for part in parts)
+            q, k, v = (part.view(*part.shape[:-1], how.heads, -1).transpose(1, 2) for part in parts)
             found = _attention(q, k, v, mask, how)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
 
@@ -373,7 +391,7 @@ def _is_by_key(mask: Tensor) -> bool:
 
 
 def _with_mask_as_channel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: LayerMath) -> Tensor:
-    """Attention whose mask is a further channel of the keys, where queries have 1: torch's kernels take dropout without a mask only.
+    """Attention whose mask is a further channel of the keys, where queries have 1: torch's kernels take no mask with dropout.
 
     The channel holds mask·√d, a finite one -30000 at least: float16 holds no number that is much less, and its weight is 0.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
@@ -71,7 +72,7 @@ def test_launches_are_those_that_explain_names(pre: bool) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         made(x)
         torch.cuda.synchronize()
-    kernels = [event.name for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
     steps = made.passes(8, 128).forward.lower().program.call.steps
     assert sum(isinstance(step, LibraryCall) for step in steps) == 1  # attention, one kernel
     assert len(kernels) == len(steps) + 1, kernels  # the key of the random bits

@@ -78,7 +78,8 @@ def test_the_innermost_one_is_used_by_its_own_thread() -> None:
 
 def test_threads_take_turns() -> None:
     given = operands()
-    wanted, space, found = two_products(*given), workspace(1 << 20), []
+    wanted, space = two_products(*given), workspace(1 << 20)
+    found: list[Tensor] = []
 
     def call() -> None:
         with space:

@@ -90,9 +90,9 @@ def invertible_layer_norm(
 ) -> torch.Tensor:
     """`torch.nn.functional.layer_norm`, whose backward pass in a kernel reads the result and not the input.
 
-    The normalized input is rebuilt as ``(result - bias) / weight``. Where the result lies in memory anyway, as a result of the kernel
-    or an operand of a matmul, nothing else of the input's size is saved. The gradient has the error of the rounded result, divided by
-    the weight; a weight of 0 gives NaN.
+    The normalized input is rebuilt as ``(result - bias) / weight``. Where the result lies in memory anyway, as a result of the
+    kernel or an operand of a matmul, nothing else of the input's size is saved. The gradient has the error of the rounded result,
+    divided by the weight; a weight of 0 gives NaN.
 
     Args:
         input: (..., *normalized_shape), floats.
