@@ -65,8 +65,8 @@ class FusedTransformerLayer(nn.Module):
 
     With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the
     feed-forward block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and
-    ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``: parameters
-    have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
+    ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``:
+    parameters have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
 
     Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
     ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.

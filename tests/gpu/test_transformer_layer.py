@@ -21,7 +21,7 @@ BOUND = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 2e-5}
 def trained(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
     """The result, and the gradients by the input and the parameters."""
     result = made(x, mask)
-    return (result.detach(), *torch.autograd.grad(result, [x, *made.parameters()], torch.ones_like(result) * 0.1))
+    return (result.detach(), *torch.autograd.grad(result, [x, *made.parameters()], x.detach()))
 
 
 def exact(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None, *, pre: bool) -> tuple[Tensor, ...]:
@@ -31,7 +31,7 @@ def exact(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None, *, pre: b
     named = weights | {"attn_n_w": weights["attn_nw"], "attn_n_b": weights["attn_nb"]}
     with torch.device("cuda"):
         result = plain(wide, None if mask is None else mask.double(), named, pre=pre, causal=False, heads=made.heads)
-    return (result.detach(), *torch.autograd.grad(result, [wide, *weights.values()], torch.ones_like(result) * 0.1))
+    return (result.detach(), *torch.autograd.grad(result, [wide, *weights.values()], wide.detach()))
 
 
 def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor], bound: float) -> None:
@@ -136,7 +136,7 @@ def test_it_is_a_graphed_callable() -> None:
     wanted = trained(made, x)
     graphed = torch.cuda.make_graphed_callables(made, (x.detach().clone().requires_grad_(),))
     result = graphed(x)
-    gradients = torch.autograd.grad(result, [x, *made.parameters()], torch.ones_like(result) * 0.1)
+    gradients = torch.autograd.grad(result, [x, *made.parameters()], x.detach())
     assert_near((result.detach(), *gradients), [each.double() for each in wanted], 1e-2)
 
 
