@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -62,11 +61,11 @@ def bound_call(
         name: of the kernel, for messages.
     """
 
-    def written(base: int | None) -> Callable[..., Any]:
-        return _write(Writer(call, sizes, device, base=base), backend, kernels).function(put_together)
+    def written(memory: Tensor | None) -> Run:
+        return _write(Writer(call, sizes, device, memory=memory), backend, kernels).function(put_together)
 
     run, needed = written(None), bytes_of(call, sizes)
-    return on_workspace(name, run, needed, device, partial(written, 0)) if needed else run
+    return on_workspace(name, run, needed, device, written) if needed else run
 
 
 def _write(writer: Writer, backend: Backend, kernels: Sequence[Any]) -> Writer:
@@ -98,10 +97,9 @@ def _write_loop(writer: Writer, loop: Loop, backend: Backend, kernels: Sequence[
     writer.add(*(f"{writer.tensor(key)}.zero_()" for key in loop.zeros))
     tensors = ", ".join(map(writer.tensor, loop.operands))
     for sizes in loop.blocks(writer.sizes):
-        inner = Writer(loop.body, sizes, writer.device, is_inside=True, base=writer.end_of_workspace)
+        inner = Writer(loop.body, sizes, writer.device, is_inside=True, memory=writer.further_memory)
         body = _write(inner, backend, kernels).function(None)
-        given = writer.parameters.replace("tensors", f"({tensors},)", 1)
-        writer.add(f"{writer.value(body, 'block')}({given})")
+        writer.add(f"{writer.value(body, 'block')}(({tensors},), scalars)")
 
 
 def _write_call(writer: Writer, call: LibraryCall) -> None:
@@ -181,7 +179,7 @@ class CudaBackend(Backend):
         writer.known(raw_stream=raw_stream, current_device=current_device, on_device=torch.cuda.device)
         writer.first(
             f"if current_device() != {self.index}:",
-            f"    with on_device({self.index}): return run({writer.parameters})",
+            f"    with on_device({self.index}): return run(tensors, scalars)",
             f"stream = raw_stream({self.index})",
         )
 

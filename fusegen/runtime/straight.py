@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -57,21 +56,26 @@ class Writer:
         sizes: values of all sizes and strides, by name.
         device: where.
         is_inside: whether another call makes it, so that what it writes to has been seen to.
-        base: where its temporaries begin in memory that the function is given; None where it allocates them.
+        memory: bytes for its temporaries, which the function holds, with its views of them; None where it allocates them.
     """
 
     def __init__(
-        self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False, base: int | None = None
+        self,
+        call: Call,
+        sizes: Mapping[str, int],
+        device: torch.device,
+        *,
+        is_inside: bool = False,
+        memory: Tensor | None = None,
     ) -> None:
-        self.call, self.sizes, self.device, self.base = call, sizes, device, base
+        self.call, self.sizes, self.device, self._memory = call, sizes, device, memory
         self._specs = {spec.key: spec for spec in call.buffers}
         temporaries = slots_of(call, sizes)
-        together = [slot for slot in temporaries if base is not None or slot.size < APART]
-        slots, self._workspace_bytes = packed(together)
+        slots, self._workspace_bytes = packed(slot for slot in temporaries if memory is not None or slot.size < APART)
         self._made = call.made
         self._is_inside = is_inside
         self._written = () if is_inside else call.written
-        self._slots: dict[int, Slot] = {slot.key: replace(slot, offset=slot.offset + (base or 0)) for slot in slots}
+        self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._first_of, self._last_of = spans(call)
         self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
@@ -87,14 +91,9 @@ class Writer:
     # What steps name.
 
     @property
-    def parameters(self) -> str:
-        """Those of the function."""
-        return "tensors, scalars" if self.base is None else "tensors, scalars, workspace"
-
-    @property
-    def end_of_workspace(self) -> int | None:
-        """Where the temporaries of a call that this one makes begin, in memory that is given."""
-        return None if self.base is None else self.base + self._workspace_bytes
+    def further_memory(self) -> Tensor | None:
+        """Memory behind its own temporaries, where it is given, for those of a call that it makes."""
+        return None if self._memory is None else self._memory[self._workspace_bytes :]
 
     def value(self, value: Any, stem: str) -> str:
         """The name of a value that the function holds."""
@@ -111,21 +110,36 @@ class Writer:
         name = self._named(key)
         slot = self._slots.get(key)
         if slot is not None and name not in self._parts:
-            dtype = self._specs[key].dtype.torch
-            place = f"{slot.shape}, {contiguous(slot.shape)}, {slot.offset // dtype.itemsize}"
-            self._parts[name] = f"{self._typed(dtype)}.as_strided({place})"
+            return self._part(key, slot.shape, contiguous(slot.shape), slot.offset // self._specs[key].dtype.itemsize, name)
         return name
 
     def view(self, key: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> str:
         """A view of a buffer, as an expression: as few operations of torch's as it takes, each of which costs microseconds."""
-        dtype, slot = self._specs[key].dtype.torch, self._slots.get(key)
+        slot = self._slots.get(key)
         if slot is not None:
-            return f"{self._typed(dtype)}.as_strided({shape}, {strides}, {slot.offset // dtype.itemsize + offset})"
+            return self._part(key, shape, strides, slot.offset // self._specs[key].dtype.itemsize + offset)
         name, is_own = self._named(key), self._specs[key].role is not Role.INPUT
         if is_own and not offset and shape == self.shape(key) and strides == contiguous(shape):
             return name
         place = f", {name}.storage_offset() + {offset}" if offset else ""
         return f"{name}.as_strided({shape}, {strides}{place})"
+
+    def _part(self, key: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, name: str = "") -> str:
+        """A view of the workspace as an expression; as a name of it where it has one, or where the memory is known now.
+
+        Args:
+            offset: in elements.
+        """
+        dtype = self._specs[key].dtype.torch
+        if self._memory is not None:
+            with torch.inference_mode(mode=False):  # or no call outside of it could write there
+                whole = self._memory[: self._memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+                view = whole.as_strided(shape, strides, whole.storage_offset() + offset)
+            return self.value(view, "part")
+        text = f"{self._typed(dtype)}.as_strided({shape}, {strides}, {offset})"
+        if name:
+            self._parts[name] = text
+        return name or text
 
     def _typed(self, dtype: torch.dtype) -> str:
         """The workspace as elements of a dtype."""
@@ -150,6 +164,8 @@ class Writer:
         if key in self._made or key in self._late:  # which a step allocates
             return f"{self._named(key)}.data_ptr()"
         slot = self._slots.get(key)
+        if slot is not None and self._memory is not None:
+            return str(self._memory.data_ptr() + slot.offset)
         name = "workspace" if slot is not None else self._named(key)
         self._addresses.setdefault(name, f"at_{name}")
         return f"at_{name}" + (f" + {slot.offset}" if slot is not None and slot.offset else "")
@@ -217,7 +233,7 @@ class Writer:
             lines.append(f"return {results[0]}" if results else "return None")
         else:
             lines.append(f"return {self.value(put_together, 'put_together')}([{', '.join(results)}])")
-        text = "\n    ".join([f"def run({self.parameters}):", *self._first, *lines])
+        text = "\n    ".join(["def run(tensors, scalars):", *self._first, *lines])
         exec(compile(text, f"<call on {self.device}>", "exec"), self._scope)
         run: Run = self._scope["run"]
         return run
@@ -235,12 +251,12 @@ class Writer:
 
     def _allocations(self) -> Iterator[str]:
         outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
-        if (self._slots and self.base is None) or self._late or outputs:
+        if (self._slots and self._memory is None) or self._late or outputs:
             is_fresh = self._scope["fresh"] and self.on_current_device
             yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
         for spec in (spec for spec in outputs if spec.key not in self._late):
             yield f"{self._named(spec.key)} = {self._allocation(self.shape(spec.key), spec.dtype.torch)}"
-        if self._slots and self.base is None:
+        if self._slots and self._memory is None:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from fusegen.errors import ArgumentError
+from fusegen.runtime.cuda import queries
 from fusegen.runtime.straight import Run
 from fusegen.units import human_bytes
 
@@ -37,9 +39,12 @@ class Workspace:
     def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
         if type(size) is not int or size <= 0:
             raise ArgumentError(f"fg.Workspace: its size is {size!r}", mend="give the number of bytes")
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        with torch.inference_mode(mode=False):
+            self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None  # of the last call
+        self._raw_stream = -1
 
     @property
     def size(self) -> int:
@@ -56,9 +61,8 @@ class Workspace:
     def __repr__(self) -> str:
         return f"fg.Workspace({self.size}, device={str(self.memory.device)!r})"
 
-    @contextmanager
-    def lent(self, name: str, needed: int, device: torch.device) -> Iterator[torch.Tensor]:
-        """The memory for one call.
+    def check(self, name: str, needed: int, device: torch.device) -> None:
+        """Refuses a call that the memory is not for.
 
         Args:
             name: of the kernel.
@@ -74,10 +78,14 @@ class Workspace:
         if self.memory.device != device:
             what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
             raise ArgumentError(what, mend=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
+
+    def run(self, run: Run, tensors: Any, scalars: Any) -> Any:
+        """Makes a call that uses the memory, when no other thread's does, and behind what the last stream does with it."""
         with self._lock:
-            if device.type == "cuda":
-                self._follow(torch.cuda.current_stream(device))
-            yield self.memory
+            if self._stream_now is not None and (stream := self._stream_now()) != self._raw_stream:
+                self._raw_stream = stream
+                self._follow(torch.cuda.current_stream(self.memory.device))
+            return run(tensors, scalars)
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
         """Lets a stream wait for the one that used the memory last. A capture begins behind all of it, and waits for no stream
@@ -102,7 +110,7 @@ def _stack() -> list[Workspace]:
     return found
 
 
-def on_workspace(name: str, run: Run, needed: int, device: torch.device, make: Callable[[], Callable[..., Any]]) -> Run:
+def on_workspace(name: str, run: Run, needed: int, device: torch.device, make: Callable[[torch.Tensor], Run]) -> Run:
     """A call that takes its temporaries from a workspace where one is held.
 
     Args:
@@ -110,17 +118,18 @@ def on_workspace(name: str, run: Run, needed: int, device: torch.device, make: C
         run: the call on memory that it allocates.
         needed: the bytes of its temporaries.
         device: where it runs.
-        make: makes the call on given memory, which is its third argument.
+        make: makes the call on given memory.
     """
-    made: list[Callable[..., Any]] = []
+    made: WeakKeyDictionary[Workspace, Run] = WeakKeyDictionary()  # which hold the memory
 
     def either(tensors: Any, scalars: Any) -> Any:
         workspace = held()
         if workspace is None:
             return run(tensors, scalars)
-        if not made:
-            made.append(make())
-        with workspace.lent(name, needed, device) as memory:
-            return made[0](tensors, scalars, memory)
+        inside = made.get(workspace)
+        if inside is None:
+            workspace.check(name, needed, device)
+            inside = made[workspace] = make(workspace.memory)
+        return workspace.run(inside, tensors, scalars)
 
     return either

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -92,6 +94,26 @@ def test_threads_take_turns() -> None:
         thread.join()
     assert len(found) == 150
     assert all(torch.equal(each, wanted) for each in found)
+
+
+def test_one_that_inference_mode_used_first_serves_training() -> None:
+    x, first, second = operands()
+    with torch.inference_mode():
+        space = workspace(1 << 20)
+        with space:
+            wanted = two_products(x, first, second)
+    with space:
+        assert torch.equal(two_products(x, first.requires_grad_(), second), wanted)
+
+
+def test_its_memory_ends_with_it() -> None:
+    space = workspace(1 << 20)
+    with space:
+        two_products(*operands())
+    memory = weakref.ref(space.memory)
+    del space
+    gc.collect()
+    assert memory() is None
 
 
 def test_one_that_is_too_small_names_the_bytes() -> None:
