@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -40,8 +39,6 @@ _PACKED = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
 _MOST_CHANNELS = 128  # of a head: all GPUs' flash kernels take them with dropout
 _FURTHER = 8  # channels of a head, of which they take multiples
 _LEAST = -30000.0
-
-_ANYWHERE: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ class FusedTransformerLayer(nn.Module):
         self.stochastic_mode, self.return_tuple, self.workspace = stochastic_mode, return_tuple, workspace
         self.initializer_range = initializer_range
         self.output_range = initializer_range / (math.sqrt(2.0 * num_hidden_layers) if adjust_init_range else 1.0)
-        self._training_math = LayerMath(
+        self._math = LayerMath(
             heads,
             layer_norm_eps,
             attn_dropout_ratio,
@@ -170,11 +167,24 @@ class FusedTransformerLayer(nn.Module):
             recompute,
             compiler,
         )
-        self._eval_math = replace(self._training_math, attn_dropout=0.0, hidden_dropout=0.0)
+        self._find_kernels()
         for name, shape in parameter_shapes(hidden_size, inner).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
         self.train(training)
+
+    def _find_kernels(self) -> None:
+        """Finds those of the math, which layers share."""
+        self._training_kernel = layer_kernel(self._math)
+        self._eval_kernel = layer_kernel(replace(self._math, attn_dropout=0.0, hidden_dropout=0.0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the kernels, which have no place in a file, and which copies share."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_training_kernel", "_eval_kernel")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._find_kernels()
 
     def reset_parameters(self) -> None:
         """Draws the weights anew, as BERT does: normal matrices, norms of 1, biases of 0."""
@@ -188,7 +198,7 @@ class FusedTransformerLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes and the place of the norms."""
-        place = "pre" if self._training_math.pre_layer_norm else "post"
+        place = "pre" if self._math.pre_layer_norm else "post"
         return f"{self.hidden_size}, heads={self.heads}, intermediate_size={self.intermediate_size}, {place}-LN"
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
@@ -208,24 +218,28 @@ class FusedTransformerLayer(nn.Module):
         """
         if attention_mask is not None:
             attention_mask = _checked(attention_mask, hidden_states)
-        kernel = layer_kernel(self._training_math if self.training else self._eval_math)
-        with self.workspace or _ANYWHERE:
-            result = kernel(
-                hidden_states,
-                self.attn_qkvw,
-                self.attn_qkvb,
-                self.attn_ow,
-                self.attn_ob,
-                self.attn_nw,
-                self.attn_nb,
-                self.inter_w,
-                self.inter_b,
-                self.output_w,
-                self.output_b,
-                self.norm_w,
-                self.norm_b,
-                attention_mask,
-            )
+        arguments = (
+            hidden_states,
+            self.attn_qkvw,
+            self.attn_qkvb,
+            self.attn_ow,
+            self.attn_ob,
+            self.attn_nw,
+            self.attn_nb,
+            self.inter_w,
+            self.inter_b,
+            self.output_w,
+            self.output_b,
+            self.norm_w,
+            self.norm_b,
+            attention_mask,
+        )
+        kernel = self._training_kernel if self.training else self._eval_kernel
+        if self.workspace is None or torch.compiler.is_compiling():
+            result = kernel(*arguments)
+        else:
+            with self.workspace:
+                result = kernel(*arguments)
         return (result,) if self.return_tuple else result
 
     def passes(self, batch: int, sequence: int, *, masked: bool = False, target: str | None = None) -> fg.Vjp:
@@ -242,7 +256,7 @@ class FusedTransformerLayer(nn.Module):
         mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
         parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
         target = target or ("cpu" if like.device.type == "cpu" else None)
-        kernel = layer_kernel(self._training_math if self.training else self._eval_math)
+        kernel = self._training_kernel if self.training else self._eval_kernel
         return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
 
     def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:

@@ -51,6 +51,14 @@ class Workspace:
         """Bytes."""
         return self.memory.numel()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Workspace:
+        """Itself: copies of layers share it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Memory of the same size."""
+        return Workspace, (self.size, self.memory.device)
+
     def __enter__(self) -> Workspace:
         _stack().append(self)
         return self

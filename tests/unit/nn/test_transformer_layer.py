@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import fusegen as fg
 from fusegen.nn import FusedTransformerLayer
@@ -205,11 +207,32 @@ def test_weights_of_a_bert_layer_give_its_results() -> None:
 
 
 def test_copies_and_tuples() -> None:
-    made = layer(return_tuple=True)
+    workspace = fg.Workspace(1 << 20, device="cpu")
+    made = layer(return_tuple=True, workspace=workspace)
     x = torch.randn(2, 7, HIDDEN)
     (result,) = made(x)
-    (again,) = copy.deepcopy(made)(x)
-    assert torch.equal(result, again)
+    copied, loaded = copy.deepcopy(made), pickle.loads(pickle.dumps(made))
+    assert copied.workspace is workspace and loaded.workspace.size == workspace.size
+    assert all(torch.equal(result, each(x)[0]) for each in (copied, loaded))
+
+
+def test_it_is_one_operator_of_a_compiled_graph() -> None:
+    made = layer(workspace=fg.Workspace(1 << 20, device="cpu"))
+    x = torch.randn(2, 7, HIDDEN, requires_grad=True)
+    found = torch.compile(made, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, made(x))
+    (gradient,) = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(made(x).square().sum(), x)[0])
+
+
+def test_a_checkpoint_draws_the_same_masks() -> None:
+    made = layer(attn_dropout_ratio=0.25, hidden_dropout_ratio=0.25, dtype=torch.float64)
+    x = torch.randn(2, 6, HIDDEN, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(4)
+    (wanted,) = torch.autograd.grad(made(x).square().sum(), x)
+    torch.manual_seed(4)
+    (found,) = torch.autograd.grad(checkpoint(made, x, use_reentrant=False).square().sum(), x)
+    assert torch.equal(found, wanted)
 
 
 def test_one_workspace_serves_layers_and_both_passes() -> None:
