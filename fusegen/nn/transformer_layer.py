@@ -183,7 +183,7 @@ class FusedTransformerLayer(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name not in ("_training_kernel", "_eval_kernel")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._find_kernels()
 
     def reset_parameters(self) -> None:
@@ -216,6 +216,9 @@ class FusedTransformerLayer(nn.Module):
         Raises:
             ArgumentError: an argument of another shape, a mask that is not added, or a workspace that is too small.
         """
+        if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
+            what = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
+            raise ArgumentError(what, mend=f"give (batch, sequence, {self.hidden_size})")
         if attention_mask is not None:
             attention_mask = _checked(attention_mask, hidden_states)
         arguments = (

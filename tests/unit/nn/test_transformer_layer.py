@@ -262,6 +262,12 @@ def test_what_no_layer_can_have_is_refused(options: dict[str, Any], message: str
         FusedTransformerLayer(**options)
 
 
+@pytest.mark.parametrize("shape", [(7, HIDDEN), (2, 7, HIDDEN - 1)])
+def test_hidden_states_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(fg.FusegenError, match="hidden_states has shape"):
+        layer()(torch.randn(shape))
+
+
 @pytest.mark.parametrize("mask", [torch.ones(2, 7), torch.ones(2, 1, 1, 7, dtype=torch.bool), torch.zeros(2, 1, 1, 8)])
 def test_masks_of_another_kind_are_refused(mask: Tensor) -> None:
     with pytest.raises(fg.FusegenError, match="attention_mask"):
