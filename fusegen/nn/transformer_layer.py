@@ -65,6 +65,9 @@ class FusedTransformerLayer(nn.Module):
     ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``:
     parameters have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
 
+    ``fusegen bench transformer_layer_pre_norm transformer_layer_post_norm --group training`` counts the launches of a step
+    at BERT-large's sizes, and measures its time and peak memory beside eager torch and `torch.compile`; `passes` shows its kernels.
+
     Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
     ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.
 
