@@ -149,3 +149,21 @@ def test_an_invertible_norm_takes_less_memory() -> None:
         return torch.cuda.memory_allocated() - before - result.numel() * 2
 
     assert held(invertible=False) - held(invertible=True) >= 2 << 20
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_hidden_keys_beside_dropout_make_no_difference(causal: bool) -> None:
+    made, x = bert_large(pre_layer_norm=False, causal=causal)
+    mask = torch.zeros(8, 1, 1, 128, device="cuda", dtype=torch.bfloat16)
+    mask[..., 100:] = -10000.0
+    other = x.detach().clone()
+    other[:, 100:] = 3.0
+    found = []
+    for each in (x, other.requires_grad_()):
+        torch.manual_seed(1)
+        result = made(each, mask)[:, :100]
+        found.append((result, torch.autograd.grad(result.float().square().sum(), each)[0]))
+    (first, by_first), (second, by_second) = found
+    assert torch.equal(first, second)
+    assert by_first.isfinite().all() and not by_first[:, 100:].any()
+    assert_near([by_first[:, :100]], [by_second[:, :100].double()], 1e-2)  # attention's backward pass adds in any order
