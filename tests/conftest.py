@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusegen.runtime.passes import forget_programs
 from fusegen.settings import settings
 
 # Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.
@@ -50,6 +51,12 @@ def pytest_collectstart() -> None:
 def _seeded() -> None:
     """A test draws the same numbers alone and among others."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _without_known_programs() -> None:
+    """A test lays out its programs anew: earlier tests may have done so by other rules."""
+    forget_programs()
 
 
 @pytest.fixture

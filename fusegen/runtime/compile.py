@@ -169,13 +169,13 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    alternatives = _alternatives(graph, graph.locations, target, wide)
+    alternatives = alternatives_of(graph, graph.locations, target, wide)
     form = alternatives.of(sizes).at(sizes)
     return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
 
 
 @lru_cache(maxsize=256)
-def _alternatives(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Alternatives:
+def alternatives_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Alternatives:
     """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
 
     Args:

@@ -14,7 +14,7 @@ from fusegen.ir.graph import Graph, Location
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
-from fusegen.runtime.compile import Variant
+from fusegen.runtime.compile import Variant, alternatives_of
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
@@ -137,6 +137,12 @@ def _passes(
         _locations: of the graph, which its equality leaves out, and the passes' texts name.
     """
     return Passes.of(graph, sizes, wrt, target, recompute, compiler)
+
+
+def forget_programs() -> None:
+    """Programs are laid out and emitted anew, though equal graphs had some before."""
+    alternatives_of.cache_clear()
+    _passes.cache_clear()
 
 
 def require_history(variant: Variant) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.runtime.passes import forget_programs
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
 from tests.unit.eager import agree, randn
@@ -96,6 +97,7 @@ def test_every_plan(name: str, request: pytest.FixtureRequest) -> None:
     assert not any(each.error for each in launch.candidates)
     agree(function, inputs)
     taken = request.getfixturevalue("at_aligned_places")
+    forget_programs()
     agree(function, inputs)
     assert taken and taken[-1] in [each.plan for each in launch.candidates]
 

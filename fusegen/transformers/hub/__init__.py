@@ -1,0 +1,6 @@
+"""A folder as ``kernels`` reads it: `layers` has the classes whose forward passes take the place of others'. ``kernels`` imports it
+from its path, under a name of its own."""
+
+from fusegen.transformers import layers
+
+__all__ = ["layers"]
