@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+__all__ = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "find", "kernel", "load", "tune", "vjp"]
 
 # The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fusegen.bundle.load import load
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
+    from fusegen.findings import find
     from fusegen.gradients import Vjp
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
@@ -36,6 +37,7 @@ else:
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
         "dropout": "fusegen.lang.functions.random",
+        "find": "fusegen.findings",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "tune": "fusegen.tuning",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusegen.bench.eager_cost import EagerCost, eager_cost
+from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.lowered import Lowered
 from fusegen.units import human_bytes
 

@@ -1,0 +1,54 @@
+"""`fg.find`: from any of its sources to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from fusegen import target as targets
+from fusegen.errors import ArgumentError
+from fusegen.findings.finding import Findings
+from fusegen.findings.search import searched
+from fusegen.regions.capture import captured
+from fusegen.runtime.backends import target_of
+from fusegen.target import Backend, Target
+
+_GPU = "sm_90a"
+
+
+def find(source: Callable[..., Any], batch: Any = None, *, target: str | None = None) -> Findings:
+    """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
+
+    A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where it asks a tensor
+    for a value, it is run on the batch itself. Gradients are not looked at.
+
+    Args:
+        source: a module or a function; an FX graph module.
+        batch: of a model: a tensor, a tuple of arguments, or a dict of named ones. It may be left out of a graph whose placeholders
+            have ``meta["val"]``.
+        target: ``sm_80`` to ``sm_120``, the GPU that launches, bytes and times are of; by default that of the batch's device, else
+            ``sm_90a``.
+
+    Raises:
+        ArgumentError: the source is none of these, or cannot be run on the batch.
+        TargetError: an unknown target, or the CPU, for which no times are known.
+    """
+    if not callable(source):
+        what = f"fg.find looks at a model with a batch or a graph, and is given a {type(source).__name__}"
+        raise ArgumentError(what, mend="fg.find(model, batch)")
+    graph = captured(source, batch)
+    return searched(graph, _machine(target, batch))
+
+
+def _machine(name: str | None, batch: Any) -> Target:
+    if name is not None:
+        chosen = targets.target(name)
+        if chosen.backend is Backend.CPU:
+            raise ArgumentError("fg.find compares launches of GPUs", mend="leave the target out, or give one of sm_80 … sm_120")
+        return chosen
+    device = next((v.device for v in tree_flatten(batch)[0] if isinstance(v, Tensor)), torch.device("cpu"))
+    return target_of(device) if device.type == "cuda" else targets.target(_GPU)

@@ -1,0 +1,230 @@
+"""A model as an FX graph of torch functions: recorded while it runs on fake tensors.
+
+The functions are those that the model calls, `F.layer_norm` and not what ATen makes of it: fusegen traces these, and a declaration
+is readable in them. Fake tensors take no memory and compute nothing. Only where the model asks one for a value, which
+torch.export refuses, it runs once on the batch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fusegen.errors import ArgumentError
+from fusegen.regions.aten import as_function
+from fusegen.regions.places import Place, calling_line, line_of_trace
+
+VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
+"""Keys of a node's ``meta``: a meta tensor like its value, its `Place`, a number that writes in place raise, True if it is one."""
+
+
+def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
+    """The calls of torch functions of one forward pass, with the keys above in each node's ``meta``.
+
+    Args:
+        source: a module or a function; of a `GraphModule` the batch may be left out where its placeholders have ``meta["val"]``.
+        batch: a tensor, a tuple of arguments, or a dict of named ones.
+
+    Raises:
+        ArgumentError: there is no batch; it does not fit the source.
+    """
+    args, kwargs = _arguments(source, batch)
+    run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            given = tree_map_only(Tensor, lambda value: _like(value, fake), (args, kwargs))
+            return _recorded(source, run, *given)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        return _on_real(source, run, args, kwargs, error)
+
+
+def _on_real(source: Callable[..., Any], run: Callable[..., Any], args: Any, kwargs: Any, error: Exception) -> fx.Graph:
+    """The same of the batch itself."""
+    if any(
+        isinstance(value, Tensor) and (value.is_meta or hasattr(value, "fake_mode")) for value in tree_flatten((args, kwargs))[0]
+    ):
+        what = f"{_name(source)} asks a tensor for a value, and the batch has none: {error}"
+        raise ArgumentError(what, mend="give a batch of real tensors, on the device of the model") from error
+    return _recorded(source, run, args, kwargs)
+
+
+def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
+    recorder = _Recorder(source, (args, kwargs))
+    try:
+        with torch.no_grad(), recorder.following_modules(), recorder:
+            result = run(*args, **kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        raise
+    except Exception as error:
+        what = f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}"
+        raise ArgumentError(what, mend="give the arguments of a call that works: a tensor, a tuple, or a dict of names") from error
+    return recorder.finished(result)
+
+
+def _arguments(source: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if batch is None and isinstance(source, fx.GraphModule):
+        places = [node for node in source.graph.nodes if node.op == "placeholder"]
+        values = [node.meta.get(VALUE, node.meta.get("example_value")) for node in places]
+        if all(value is not None for value in values):
+            return tuple(values), {}
+    if batch is None:
+        mend = "fg.find(model, batch): a tensor, a tuple of arguments, or a dict of named ones"
+        raise ArgumentError(f"nothing is known of the arguments of {_name(source)}", mend=mend)
+    if isinstance(batch, Mapping):  # as tokenizers give it
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+
+
+def _name(source: Any) -> str:
+    return str(getattr(source, "__name__", type(source).__name__))
+
+
+def hinted(size: Any) -> int:
+    """A size as a number: of a symbol, that of the example."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def meta_like(value: Tensor) -> Tensor:
+    """A meta tensor of the shape, strides and dtype of a tensor; symbols are those of the example."""
+    size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
+    return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
+
+
+def _like(value: Tensor, fake: FakeTensorMode) -> Tensor:
+    """A fake tensor of ours like a tensor: with the class and flags of a parameter where it is one."""
+    if isinstance(value, nn.Parameter):
+        return value  # of the model, which is not copied
+    device = "cpu" if value.is_meta else value.device
+    with fake:
+        size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
+        return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
+
+
+class _Recorder(TorchFunctionMode):
+    """Records each call of a torch function.
+
+    Args:
+        source: whose parameters and submodules have names.
+        arguments: of the call, nested.
+    """
+
+    def __init__(self, source: Any, arguments: Any) -> None:
+        super().__init__()
+        self._graph = fx.Graph()
+        self._nodes = WeakIdKeyDictionary()
+        self._modules: list[str] = []
+        self._names: dict[int, str] = {}
+        self._tensors: dict[int, str] = {}
+        self._epoch = 0
+        self.node_place: Place | None = None
+        if isinstance(source, nn.Module):
+            self._names = {id(module): path for path, module in source.named_modules(remove_duplicate=False)}
+            named = (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
+            self._tensors = {id(tensor): path for path, tensor in named}
+        for value in tree_flatten(arguments)[0]:
+            if isinstance(value, Tensor):
+                self._placeholder(value, "input")
+
+    @contextlib.contextmanager
+    def following_modules(self) -> Iterator[None]:
+        """Knows the module that is being called."""
+        before = register_module_forward_pre_hook(lambda module, _: self._enter(module))
+        after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: nn.Module) -> None:
+        self._modules.append(self._names.get(id(module), type(module).__name__))
+
+    def _leave(self) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
+            func, args, named = as_function(func._schema.name.removeprefix("aten::"), args, named) or (func, args, named)
+        given = [value for value in tree_flatten((tuple(args), dict(named)))[0] if isinstance(value, Tensor)]
+        before = [_version(value) for value in given]
+        result = func(*args, **named)
+        results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+        writes = any(_version(value) != version for value, version in zip(given, before, strict=True))
+        if writes or (results and not all(any(value is each for each in given) for value in results)):
+            self._record(func, args, named, result, writes)
+        return result
+
+    def _record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, writes: bool) -> None:
+        place = self.node_place or Place(self._modules[-1] if self._modules else "", *calling_line())
+        self._epoch += writes
+        new_args, new_kwargs = tree_map(self._argument, (tuple(args), dict(kwargs)))
+        node = self._graph.create_node("call_function", function, new_args, new_kwargs)
+        node.meta = {PLACE: place, EPOCH: self._epoch, WRITES: writes}
+        self._epoch += writes
+        if isinstance(result, Tensor):
+            self._note(node, result)
+        elif isinstance(result, (tuple, list)):
+            node.meta[VALUE] = tree_map_only(Tensor, meta_like, tuple(result))
+            for number, value in enumerate(result):
+                if isinstance(value, Tensor):
+                    part = self._graph.create_node("call_function", operator.getitem, (node, number))
+                    part.meta = dict(node.meta) | {WRITES: False, EPOCH: self._epoch}
+                    self._note(part, value)
+
+    def _note(self, node: fx.Node, value: Tensor) -> None:
+        node.meta[VALUE] = meta_like(value)
+        self._nodes[value] = node
+
+    def _argument(self, value: Any) -> Any:
+        """A node in place of a tensor."""
+        if not isinstance(value, Tensor):
+            return value
+        if value not in self._nodes:
+            self._placeholder(value, "tensor")
+        return self._nodes[value]
+
+    def _placeholder(self, value: Tensor, name: str) -> None:
+        path = self._tensors.get(id(value), "")
+        node = self._graph.create_node("placeholder", path or name, name=(path or name).replace(".", "_"))
+        node.meta = {EPOCH: 0, WRITES: False}
+        self._note(node, value)
+
+    def finished(self, result: Any) -> fx.Graph:
+        """The graph, which returns the tensors of a result."""
+        outputs = [self._nodes[v] for v in tree_flatten(result)[0] if isinstance(v, Tensor) and v in self._nodes]
+        self._graph.output(tuple(outputs))
+        return self._graph
+
+
+def _version(value: Tensor) -> int:
+    return 0 if value.is_inference() else value._version
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a graph module's nodes one by one, each at the place that it was traced at."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+        if isinstance(mode, _Recorder):
+            stack = [path for path, _ in n.meta.get("nn_module_stack", {}).values()]
+            mode.node_place = Place(_plain(stack[-1]) if stack else "", *line_of_trace(n.stack_trace or ""))
+        return super().run_node(n)
+
+
+def _plain(path: str) -> str:
+    """A module's path as a person writes it: Dynamo has ``L['self'].h[0]``."""
+    return (
+        path.removeprefix("L['self']").replace("._modules['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
+    )
