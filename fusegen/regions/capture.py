@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -218,13 +219,12 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
         if isinstance(mode, _Recorder):
-            stack = [path for path, _ in n.meta.get("nn_module_stack", {}).values()]
-            mode.node_place = Place(_plain(stack[-1]) if stack else "", *line_of_trace(n.stack_trace or ""))
+            mode.node_place = Place(module_of(n), *line_of_trace(n.stack_trace or ""))
         return super().run_node(n)
 
 
-def _plain(path: str) -> str:
-    """A module's path as a person writes it: Dynamo has ``L['self'].h[0]``."""
-    return (
-        path.removeprefix("L['self']").replace("._modules['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
-    )
+def module_of(node: fx.Node) -> str:
+    """The path of the module in which a node was traced, as a person writes it: Dynamo has ``L['self'].h[0]``."""
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    path = re.sub(r"^L\['\w+'\]", "", stack[-1]) if stack else ""
+    return re.sub(r"\[(\d+)\]", r".\1", re.sub(r"\._modules\['(\w+)'\]", r".\1", path)).strip(".")

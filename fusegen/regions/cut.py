@@ -1,7 +1,7 @@
 """Cuts a graph into regions: sets of nodes that one function can compute at one place.
 
-A region is *convex*: no path leaves it and comes back. Its nodes have one depth, which grows along each edge that ends or begins
-outside of regions: a path that leaves and returns would end deeper than it began. Regions of different depths are joined afterwards
+A region is *convex*: no path leaves it and comes back. Its nodes have one depth, which grows along each edge that leaves
+a region: a path that leaves and returns would end deeper than it began. Regions of different depths are joined afterwards
 where all that one gives is read by the other, and nothing lies between.
 """
 
@@ -107,7 +107,8 @@ class _Cut:
         self._set: dict[fx.Node, list[fx.Node]] = {}
         depths: dict[fx.Node, int] = {}
         for node in graph.nodes:
-            depths[node] = max((depths[each] + (not self._are_alike(each, node)) for each in node.all_input_nodes), default=0)
+            read = node.all_input_nodes
+            depths[node] = max((depths[each] + (each in self._members and not self._are_alike(each, node)) for each in read), default=0)
         for node in members:
             self._set[node] = [node]
             for each in node.all_input_nodes:

@@ -6,7 +6,7 @@ import itertools
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class RegionFunction:
         body: its lines, without ``def``.
         results: the nodes that it returns: one alone, or several as a tuple.
         names: of all its values.
-        numbers: the parameters that are ints, not tensors.
+        numbers: the types of parameters that are no tensors, by their names.
     """
 
     name: str
@@ -40,12 +40,12 @@ class RegionFunction:
     body: tuple[str, ...]
     results: tuple[fx.Node, ...]
     names: dict[fx.Node, str]
-    numbers: frozenset[str] = frozenset()
+    numbers: dict[str, str]
 
     @property
     def text(self) -> str:
         """Its source, without imports."""
-        parameters = ", ".join(f"{name}: {'int' if name in self.numbers else 'Tensor'}" for name in self.parameters.values())
+        parameters = ", ".join(f"{name}: {self.numbers.get(name, 'Tensor')}" for name in self.parameters.values())
         result = "Tensor" if len(self.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(self.results))}]"
         return "\n".join([f"def {self.name}({parameters}) -> {result}:", *(f"    {line}" for line in self.body)])
 
@@ -74,16 +74,36 @@ def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], name: 
     name = names.take(name or _name_of([function_name(node) for node in nodes]))
     inside = set(nodes)
     read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside)
-    parameters = {node: names.take(_name_of_parameter(node)) for node in read}
-    values = dict(parameters)
-    body = []
+    sizes = _sizes(read)
+    parameters = {node: names.take(_name_of_parameter(node)) for node in read if node not in sizes}
+    values, body = dict(parameters), []
+    for node, (tensor, dim) in sizes.items():
+        values[node] = names.take("size")
+        body.append(f"{values[node]} = {parameters[tensor]}.shape[{dim}]")
     for node in nodes:
         text = expression(node, values)
         values[node] = names.take("part" if function_name(node) == "getitem" else function_name(node))
         body.append(f"{values[node]} = {text}")
     returned = ", ".join(values[node] for node in results)
-    numbers = frozenset(name for node, name in parameters.items() if not is_tensor(node))
+    numbers = {name: type_name(node) for node, name in parameters.items() if not is_tensor(node)}
     return RegionFunction(name, parameters, (*_joined(body, returned),), tuple(results), values, numbers)
+
+
+def type_name(node: fx.Node) -> str:
+    """The type of a number."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return "float" if isinstance(value, (float, torch.SymFloat)) else "int"
+
+
+def _sizes(read: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Symbolic sizes among the nodes that a region reads, each with a tensor among them that has it, and its dim there."""
+    values = {node: node.meta.get("val", node.meta.get("example_value")) for node in read}
+    dims = {
+        str(size): (node, dim)
+        for node, value in values.items() if isinstance(value, Tensor)
+        for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
+    }  # fmt: skip
+    return {node: dims[str(v)] for node, v in values.items() if isinstance(v, torch.SymInt) and str(v) in dims}
 
 
 def is_tensor(node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
@@ -20,7 +21,7 @@ from fusegen.target import Target
 class Kind(Enum):
     """A node to fusegen.
 
-    FREE: a view, or the tensor itself. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another step
+    FREE: a view, the tensor itself, a size. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another step
     that torch's library may compute. OPAQUE: nothing that fusegen traces.
     """
 
@@ -51,6 +52,8 @@ class Kinds:
 
     def kind(self, node: fx.Node) -> tuple[Kind, str]:
         """The kind of a node, and why it is opaque."""
+        if _is_size(node):
+            return Kind.FREE, ""
         if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
             return Kind.OPAQUE, f"{node.op} gives no tensor"
         if node.meta.get(WRITES):
@@ -94,7 +97,15 @@ def example_of(node: fx.Node) -> Any:
     value = value_of(node)
     if isinstance(value, Tensor):
         return meta_like(value)
-    return int(value.node.hint) if isinstance(value, torch.SymInt) else value
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+
+
+def _is_size(node: fx.Node) -> bool:
+    """True if a node is a tensor's size, or arithmetic on such."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel") and not isinstance(value_of(node), Tensor)
+    is_number = isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat)) and node.op == "call_function"
+    return is_number and getattr(operator, getattr(node.target, "__name__", ""), None) is node.target
 
 
 def is_part(node: fx.Node) -> bool:
