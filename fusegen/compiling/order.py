@@ -13,7 +13,10 @@ from fusegen.regions.capture import EPOCH, WRITES
 from fusegen.regions.expressions import function_name
 from fusegen.regions.kinds import value_of
 
-_IN_PLACE = frozenset(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])) | {"setitem", "delitem"}
+_IN_PLACE = frozenset(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])) | {
+    "setitem",
+    "delitem",
+}
 
 
 def note_writes(graph: fx.Graph) -> None:

@@ -13,7 +13,7 @@ from fusegen.errors import FusegenError
 from fusegen.regions.cut import Region
 from fusegen.regions.function import RegionFunction, region_function
 from fusegen.regions.kinds import example_of
-from fusegen.schedule.peaks import LAUNCH_SECONDS, PEAKS
+from fusegen.schedule.peaks import LAUNCH_SECONDS
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,13 @@ class Cost:
     launches: int
     moved: int
 
-    def seconds_saved(self, target: str) -> float:
-        """Expected: bytes over the bandwidth of the target's GPU, and a kernel's start for each launch."""
-        return (self.eager.moved - self.moved) / PEAKS[target].bandwidth + (self.eager.launches - self.launches) * LAUNCH_SECONDS
+    def seconds_saved(self, bandwidth: float) -> float:
+        """Expected: bytes over a GPU's bandwidth, in bytes a second, and a kernel's start for each launch."""
+        return (self.eager.moved - self.moved) / bandwidth + (self.eager.launches - self.launches) * LAUNCH_SECONDS
+
+    def seconds_after(self, bandwidth: float) -> float:
+        """Expected, of fusegen's launches."""
+        return self.moved / bandwidth + self.launches * LAUNCH_SECONDS
 
 
 class Costs:

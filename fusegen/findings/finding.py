@@ -70,22 +70,28 @@ class Finding:
         """Expected time that is saved by all occurrences."""
         return self.count * self.seconds_saved
 
-    def __str__(self) -> str:
+    def facts(self) -> list[str]:
+        """Where it is, and what it costs before and after."""
         again = f", {human_bytes(self.read_again)} read again" if self.read_again else ""
         measured = f", {_microseconds(self.seconds_before)} measured" if self.seconds_before is not None else ""
         eager = f"{_launches(self.launches_before)} ({', '.join(self.operations)})"
         more = f" and {self.count - 1} more" if self.count > 1 else ""
-        lines = [
-            f"{self.name}: {self.pattern.value}, ×{self.count}, at {self.places[0]}{more}",
-            f"  {self.places[0].text}" if self.places[0].text else "",
-            f"  torch: {eager}, {human_bytes(self.bytes_before)}{again}{measured}",
-            f"  fusegen: {_launches(self.launches_after)}, {human_bytes(self.bytes_after)}",
-            f"  saves {_microseconds(self.seconds_saved)} each, expected",
-            f"  note: {self.note}" if self.note else "",
-            *("  " + line if line else "" for line in ["", *self.declaration.splitlines(), "", self.call]),
-            *(f"  # {name}: {origin}" for name, origin in self.arguments),
+        return [
+            f"at {self.places[0]}{more}{f': {self.places[0].text}' if self.places[0].text else ''}",
+            f"torch: {eager}, {human_bytes(self.bytes_before)}{again}{measured}",
+            f"fusegen: {_launches(self.launches_after)}, {human_bytes(self.bytes_after)}",
+            f"saves {_microseconds(self.seconds_saved)} each, expected",
+            *([f"note: {self.note}"] if self.note else []),
         ]
-        return "\n".join(line for number, line in enumerate(lines) if line or number > 5)
+
+    def usage(self) -> str:
+        """The line that calls the kernel, and comments on its arguments."""
+        return "\n".join([self.call, *(f"# {name}: {origin}" for name, origin in self.arguments)])
+
+    def __str__(self) -> str:
+        title = f"{self.name} ×{self.count}: {self.pattern.value}"
+        lines = [*self.facts(), "", *self.declaration.splitlines(), "", *self.usage().splitlines()]
+        return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Findings(Sequence[Finding]):
         launches_before: int = 0,
         refused: Sequence[tuple[str, str, int]] = (),
     ) -> None:
-        worth = [finding for finding in found if finding.seconds_saved > 0]
+        worth = [finding for finding in found if finding.seconds_saved > 0 and _saves(finding)]
         self._found = sorted(worth, key=lambda finding: -finding.seconds_saved_in_all)
         self.target, self.observations, self.launches_before, self.refused = (
             target,
@@ -209,6 +215,13 @@ class Findings(Sequence[Finding]):
         """Everything as one JSON document."""
         return json.dumps(self.to_dict(), indent=1)
 
+
+def _saves(finding: Finding) -> bool:
+    """True if a finding has fewer launches, or moves clearly fewer bytes."""
+    return finding.launches_after < finding.launches_before or finding.bytes_after < _FEWER * finding.bytes_before
+
+
+_FEWER = 0.95
 
 COLUMNS = ("kernel", "times", "launches", "bytes each", "saves", "first place")
 RIGHT = ("times", "launches", "saves")

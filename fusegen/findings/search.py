@@ -7,42 +7,71 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
-from fusegen.eager_cost import eager_cost
+from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.findings.cost import Cost, Costs, facts_of, key_of
 from fusegen.findings.finding import Finding, Findings, Pattern
+from fusegen.findings.observe import observed
+from fusegen.findings.replay import LAUNCHES, SECONDS, replayed
+from fusegen.findings.trace import Trace
 from fusegen.regions.capture import EPOCH, PLACE
 from fusegen.regions.cut import Region, is_convex, region_of, regions_of
 from fusegen.regions.expressions import Unwritable, function_name
 from fusegen.regions.function import IMPORTS, RegionFunction, region_function
 from fusegen.regions.kinds import Kind, Kinds, example_of, is_part
 from fusegen.regions.places import Place
+from fusegen.schedule.peaks import PEAKS
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])
 
 
-def searched(graph: fx.Graph, machine: Target, note: str = "") -> Findings:
+def searched(graph: fx.Graph, machine: Target) -> Findings:
     """The findings of a graph.
 
     Args:
         graph: as `regions.capture` makes it.
         machine: launches, bytes and times are of it.
-        note: of each finding.
     """
-    search = _Search(graph, machine)
-    found = [_finding(costs, search.costs.target, note) for costs in search.best()]
-    return Findings(found, machine.name, (), search.launches(), search.refused())
+    search = Search(graph, machine, PEAKS[machine.name].bandwidth)
+    return Findings(search.findings(), machine.name, (), search.launches(), search.refused())
 
 
-class _Search:
-    """One search."""
+def searched_trace(trace: Trace, machine: Target, bandwidth: float) -> Findings:
+    """The findings of a trace.
 
-    def __init__(self, graph: fx.Graph, machine: Target) -> None:
-        self._graph = graph
+    Args:
+        trace: the trace.
+        machine: launches, bytes and times after fusion are of it.
+        bandwidth: of its GPU, bytes a second.
+    """
+    search = Search(replayed(trace.operators), machine, bandwidth)
+    observations = list(observed(trace, search.moved(), bandwidth))
+    return Findings(search.findings(_OF_TRACE), machine.name, observations, search.launches(), search.refused())
+
+
+_OF_TRACE = "a trace does not say which tensor an operation reads: the latest of its shape is taken. Compare with the source"
+
+
+class Search:
+    """One search.
+
+    Args:
+        graph: as `regions.capture` makes it.
+        machine: what fusegen plans for.
+        bandwidth: of its GPU, bytes a second.
+    """
+
+    def __init__(self, graph: fx.Graph, machine: Target, bandwidth: float) -> None:
+        self._graph, self._bandwidth = graph, bandwidth
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._sorter = Kinds(machine)
         self._kinds = self._sorter.of(graph.nodes)
-        self.costs = Costs(machine.name)
+        self._costs = Costs(machine.name)
+        self._eager: dict[object, EagerCost | None] = {}
+
+    def findings(self, note: str = "") -> list[Finding]:
+        """What is worth fusing, each with a note."""
+        return [_finding(costs, self._bandwidth, note) for costs in self.best()]
 
     def best(self) -> list[list[Cost]]:
         """Regions that save something, none of which overlap, with equal ones together."""
@@ -65,8 +94,8 @@ class _Search:
                 function = region_function(region.nodes, region.results)
             except Unwritable:
                 continue
-            known = self.costs.of(region)
-            if known is not None and (saved := known.seconds_saved(self.costs.target)) > most * 1.001:
+            known = self._costs.of(region)
+            if known is not None and (saved := known.seconds_saved(self._bandwidth)) > most * 1.001:
                 best, most = Cost(region, function, known.eager, known.launches, known.moved), saved
         return best
 
@@ -105,23 +134,30 @@ class _Search:
                 yield from self._views_between(each, inside, back=back)
 
     def launches(self) -> int:
-        """Launches of torch eager in the whole graph, as far as they can be counted."""
-        known = dict[object, int]()
-        return sum(self._launches(node, known) for node in self._graph.nodes if node.op in ("call_function", "call_method"))
+        """Launches of torch eager in the whole graph: those that a trace has, else as far as they can be counted."""
+        calls = [node for node in self._graph.nodes if node.op in ("call_function", "call_method")]
+        if measured := sum(node.meta.get(LAUNCHES, 0) for node in calls):
+            return int(measured)
+        costs = [self._cost_of(node) for node in calls if not is_part(node)]
+        return sum(1 if cost is None else cost.launches for cost in costs)
 
-    def _launches(self, node: fx.Node, known: dict[object, int]) -> int:
-        if is_part(node):
-            return 0
+    def moved(self) -> list[tuple[fx.Node, int]]:
+        """Light operations, with the bytes that torch eager moves for each."""
+        light = [node for node, kind in self._kinds.items() if kind is Kind.LIGHT and not is_part(node)]
+        costs = [(node, self._cost_of(node)) for node in light]
+        return [(node, cost.moved) for node, cost in costs if cost is not None]
+
+    def _cost_of(self, node: fx.Node) -> EagerCost | None:
+        """The cost of one operation in torch eager."""
         try:
             function = region_function([node], [node])
         except Unwritable:
-            return 1
+            return None
         key = key_of(function)
-        if key not in known:
+        if key not in self._eager:
             values = {name: example_of(each) for each, name in function.parameters.items()}
-            cost = eager_cost(function.function(), values)
-            known[key] = 1 if cost is None else cost.launches
-        return known[key]
+            self._eager[key] = eager_cost(function.function(), values)
+        return self._eager[key]
 
     def refused(self) -> list[tuple[str, str, int]]:
         """Operations that read tensors and cannot be traced."""
@@ -130,23 +166,24 @@ class _Search:
         return [(name, reason, count) for (name, reason), count in Counter(reasons).items()]
 
 
-def _finding(costs: Sequence[Cost], machine: str, note: str) -> Finding:
+def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
     """The finding of equal regions."""
     first = costs[0]
     function = first.function
     names = list(function.parameters.values())
+    measured = _measured([cost.region for cost in costs])
     return Finding(
         pattern=_pattern(first),
         name=function.name,
         operations=first.eager.operations,
         places=tuple(_place(cost.region) for cost in costs),
-        launches_before=first.eager.launches,
+        launches_before=_measured_launches(first.region) or first.eager.launches,
         launches_after=first.launches,
         bytes_before=first.eager.moved,
         bytes_after=first.moved,
         read_again=_read_again(first.region),
-        seconds_before=None,
-        seconds_saved=first.seconds_saved(machine),
+        seconds_before=measured,
+        seconds_saved=_seconds_saved(first, measured, bandwidth),
         declaration=declaration(function),
         call=f"{_results(function)} = {function.name}({', '.join(names)})",
         arguments=tuple((name, _origin(node)) for node, name in function.parameters.items()),
@@ -187,6 +224,8 @@ def _place(region: Region) -> Place:
 def _origin(node: fx.Node) -> str:
     value, facts = node.meta.get(PLACE), facts_of([node])[0]
     shape = f"{'×'.join(map(str, facts[0]))} {str(facts[2]).removeprefix('torch.')}" if isinstance(facts, tuple) else str(facts)
+    if node.op == "placeholder" and not isinstance(facts, tuple):
+        return "a number"
     return f"{shape}, {node.target}" if node.op == "placeholder" else f"{shape}, the {function_name(node)} at {value}"
 
 
@@ -196,3 +235,20 @@ def _read_again(region: Region) -> int:
     readers = Counter(each for node in region.nodes for each in node.all_input_nodes if each not in inside)
     sizes = {node: example_of(node) for node in readers}
     return sum((count - 1) * v.numel() * v.element_size() for node, count in readers.items() if hasattr(v := sizes[node], "numel"))
+
+
+def _measured(regions: Sequence[Region]) -> float | None:
+    """The mean time of equal regions in a trace; None where nothing was measured."""
+    times = [node.meta[SECONDS] for region in regions for node in region.nodes if SECONDS in node.meta]
+    return sum(times) / len(regions) if times else None
+
+
+def _measured_launches(region: Region) -> int:
+    return sum(node.meta.get(LAUNCHES, 0) for node in region.nodes)
+
+
+def _seconds_saved(cost: Cost, measured: float | None, bandwidth: float) -> float:
+    """Expected; of a chain that ran on a GPU the measured time less that of fusegen's launches."""
+    if measured is None or _pattern(cost) is not Pattern.CHAIN or not _measured_launches(cost.region):
+        return cost.seconds_saved(bandwidth)
+    return measured - cost.seconds_after(bandwidth)

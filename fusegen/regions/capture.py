@@ -43,7 +43,8 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
     run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            given = tree_map_only(Tensor, lambda value: _like(value, fake), (args, kwargs))
+            device = _device_of(source)
+            given = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
             return _recorded(source, run, *given)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         return _on_real(source, run, args, kwargs, error)
@@ -60,7 +61,7 @@ def _on_real(source: Callable[..., Any], run: Callable[..., Any], args: Any, kwa
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
-    recorder = _Recorder(source, (args, kwargs))
+    recorder = Recorder(source, (args, kwargs))
     try:
         with torch.no_grad(), recorder.following_modules(), recorder:
             result = run(*args, **kwargs)
@@ -101,27 +102,37 @@ def meta_like(value: Tensor) -> Tensor:
     return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
 
 
-def _like(value: Tensor, fake: FakeTensorMode) -> Tensor:
-    """A fake tensor of ours like a tensor: with the class and flags of a parameter where it is one."""
+def _device_of(source: Any) -> torch.device:
+    """The device of a model's first parameter."""
+    parameters = source.parameters() if isinstance(source, nn.Module) else ()
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def _like(value: Tensor, fake: FakeTensorMode, model: torch.device) -> Tensor:
+    """A fake tensor like a tensor of the batch: a meta tensor becomes one of the model's device."""
     if isinstance(value, nn.Parameter):
         return value  # of the model, which is not copied
-    device = "cpu" if value.is_meta else value.device
+    device = model if value.is_meta else value.device
     with fake:
         size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
         return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
 
 
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Records each call of a torch function.
 
     Args:
         source: whose parameters and submodules have names.
         arguments: of the call, nested.
+
+    Attributes:
+        graph: as far as it is recorded.
+        node_place: where the next calls are, if not where Python's stack says.
     """
 
     def __init__(self, source: Any, arguments: Any) -> None:
         super().__init__()
-        self._graph = fx.Graph()
+        self.graph = fx.Graph()
         self._nodes = WeakIdKeyDictionary()
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -134,7 +145,7 @@ class _Recorder(TorchFunctionMode):
             self._tensors = {id(tensor): path for path, tensor in named}
         for value in tree_flatten(arguments)[0]:
             if isinstance(value, Tensor):
-                self._placeholder(value, "input")
+                self.placeholder(value, "input")
 
     @contextlib.contextmanager
     def following_modules(self) -> Iterator[None]:
@@ -171,7 +182,7 @@ class _Recorder(TorchFunctionMode):
         place = self.node_place or Place(self._modules[-1] if self._modules else "", *calling_line())
         self._epoch += writes
         new_args, new_kwargs = tree_map(self._argument, (tuple(args), dict(kwargs)))
-        node = self._graph.create_node("call_function", function, new_args, new_kwargs)
+        node = self.graph.create_node("call_function", function, new_args, new_kwargs)
         node.meta = {PLACE: place, EPOCH: self._epoch, WRITES: writes}
         self._epoch += writes
         if isinstance(result, Tensor):
@@ -180,7 +191,7 @@ class _Recorder(TorchFunctionMode):
             node.meta[VALUE] = tree_map_only(Tensor, meta_like, tuple(result))
             for number, value in enumerate(result):
                 if isinstance(value, Tensor):
-                    part = self._graph.create_node("call_function", operator.getitem, (node, number))
+                    part = self.graph.create_node("call_function", operator.getitem, (node, number))
                     part.meta = dict(node.meta) | {WRITES: False, EPOCH: self._epoch}
                     self._note(part, value)
 
@@ -193,20 +204,22 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:
-            self._placeholder(value, "tensor")
+            self.placeholder(value, "tensor")
         return self._nodes[value]
 
-    def _placeholder(self, value: Tensor, name: str) -> None:
+    def placeholder(self, value: Tensor, name: str) -> fx.Node:
+        """A node for a tensor that no recorded call made."""
         path = self._tensors.get(id(value), "")
-        node = self._graph.create_node("placeholder", path or name, name=(path or name).replace(".", "_"))
+        node = self.graph.create_node("placeholder", path or name, name=(path or name).replace(".", "_"))
         node.meta = {EPOCH: 0, WRITES: False}
         self._note(node, value)
+        return node
 
     def finished(self, result: Any) -> fx.Graph:
         """The graph, which returns the tensors of a result."""
         outputs = [self._nodes[v] for v in tree_flatten(result)[0] if isinstance(v, Tensor) and v in self._nodes]
-        self._graph.output(tuple(outputs))
-        return self._graph
+        self.graph.output(tuple(outputs))
+        return self.graph
 
 
 def _version(value: Tensor) -> int:
@@ -218,7 +231,7 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-        if isinstance(mode, _Recorder):
+        if isinstance(mode, Recorder):
             mode.node_place = Place(module_of(n), *line_of_trace(n.stack_trace or ""))
         return super().run_node(n)
 

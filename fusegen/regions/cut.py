@@ -21,7 +21,7 @@ class Region:
 
     Attributes:
         nodes: them.
-        results: those that others read. Views among them are left out: whoever reads one makes it again of what it is a view of.
+        results: those that others read, or nobody. Views among them are left out: whoever reads one makes it again of what it is a view of.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -49,7 +49,7 @@ def regions_of(
 def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, Kind]) -> Region:
     """The region of some nodes in order."""
     inside = set(nodes)
-    read = {node for node in nodes if any(user not in inside for user in node.users)}
+    read = {node for node in nodes if not node.users or any(user not in inside for user in node.users)}
     results = dict.fromkeys(base for node in nodes if node in read for base in _bases(node, inside, kinds))
     return Region(tuple(nodes), tuple(node for node in nodes if node in results))
 
@@ -108,7 +108,9 @@ class _Cut:
         depths: dict[fx.Node, int] = {}
         for node in graph.nodes:
             read = node.all_input_nodes
-            depths[node] = max((depths[each] + (each in self._members and not self._are_alike(each, node)) for each in read), default=0)
+            depths[node] = max(
+                (depths[each] + (each in self._members and not self._are_alike(each, node)) for each in read), default=0
+            )
         for node in members:
             self._set[node] = [node]
             for each in node.all_input_nodes:
