@@ -26,9 +26,7 @@ _UNNAMED = "argument"  # an argument of a batch without a name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    help_text = (
-        "FILE.py:NAME or pkg.mod:NAME of a model, a function, or what makes a model; or a profiler's trace, .json or .json.gz"
-    )
+    help_text = "FILE.py:NAME of a model, a function, or what makes a model; or a profiler's trace, .json or .json.gz"
     parser.add_argument("source", metavar="SOURCE", help=help_text)
     batch = "arguments of the model, as in 8x1024:i64 or input_ids=8x1024:i64 (default: what the file calls batch)"
     parser.add_argument("--batch", metavar="[NAME=]SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -13,10 +14,8 @@ from fusegen.regions.capture import EPOCH, WRITES
 from fusegen.regions.expressions import function_name
 from fusegen.regions.kinds import value_of
 
-_IN_PLACE = frozenset(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])) | {
-    "setitem",
-    "delitem",
-}
+_IN_PLACE = {"setitem", "delitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
+"""Operators of Python that write: ``iadd`` and the like."""
 
 
 def note_writes(graph: fx.Graph) -> None:
@@ -55,8 +54,6 @@ def _names_a_write(name: str) -> bool:
 
 def _is_in_place(node: fx.Node) -> bool:
     """True if a function is asked to write to its argument: ``F.relu(x, inplace=True)``, also by position."""
-    import inspect
-
     if node.kwargs.get("inplace"):
         return True
     if not inspect.isfunction(node.target):

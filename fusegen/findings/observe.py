@@ -37,9 +37,8 @@ def _gaps(kernels: Sequence[DeviceKernel]) -> Iterator[Observation]:
         end = max(end, kernel.start + kernel.seconds)
     span = end - kernels[0].start
     share = idle / span if span else 0.0
-    detail = (
-        f"the GPU is idle for {idle * 1e3:.2f} of {span * 1e3:.2f} ms ({share:.0%}), in {gaps} gaps between {len(kernels)} kernels"
-    )
+    detail = f"the GPU is idle for {idle * 1e3:.2f} of {span * 1e3:.2f} ms ({share:.0%}), in {gaps} gaps"
+    detail += f" between {len(kernels)} kernels"
     if share > _HOST_BOUND:
         yield Observation("bound by the host", f"{detail}; fewer launches, or a CUDA graph, shorten that time")
     else:
@@ -53,7 +52,6 @@ def _memory_bound(trace: Trace, moved: Sequence[tuple[fx.Node, int]], bandwidth:
     busy = sum(kernel.seconds for kernel in trace.kernels)
     if near and busy:
         count = sum(rate >= _NEAR_PEAK for _, rate in rates)
-        detail = f"{near * 1e3:.2f} of {busy * 1e3:.2f} ms of kernels ({near / busy:.0%}) is in {count} elementwise operations and reductions"
-        yield Observation(
-            "bound by memory", f"{detail} at {_NEAR_PEAK:.0%} of the peak bandwidth or more: only less traffic makes them faster"
-        )
+        detail = f"{near * 1e3:.2f} of {busy * 1e3:.2f} ms of kernels ({near / busy:.0%}) is in {count} elementwise operations and"
+        detail += f" reductions at {_NEAR_PEAK:.0%} of the peak bandwidth or more: only less traffic makes them faster"
+        yield Observation("bound by memory", detail)

@@ -1,7 +1,7 @@
 """A trace as a graph: its operators are called again on fake tensors of the shapes that it has.
 
-A trace does not say which tensor an operator reads. Taken is the latest result of the same shape, strides and dtype, one that nothing
-has read yet if there is such, else a tensor of its own. What an operator that cannot be called again may have made is not looked for.
+A trace does not say which tensor an operator reads. Taken is the latest result of the same shape, strides and dtype, one that
+nothing has read yet if there is such, else a tensor of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SECONDS, LAUNCHES = "seconds", "launches"
 
 _RECENT = 64  # results that a later operator may read
 _DTYPES = {
-    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16, "long int": torch.int64,
-    "int": torch.int32, "short int": torch.int16, "signed char": torch.int8, "unsigned char": torch.uint8, "bool": torch.bool,
+    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16, "bool": torch.bool,
+    "long int": torch.int64, "int": torch.int32, "short int": torch.int16, "signed char": torch.int8, "unsigned char": torch.uint8,
 }  # fmt: skip
 """By the names that the profiler has for them, which are those of C++."""
 
@@ -83,10 +83,9 @@ def _split(name: str, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         schema = getattr(packet, overload)._schema.arguments
         if len(args) <= len(schema) and all(_fits(arg, each) for arg, each in zip(args, schema, strict=False)):
             positional = [arg for arg, each in zip(args, schema, strict=False) if not each.kwarg_only]
-            named = {
-                each.name: arg for arg, each in zip(args, schema, strict=False) if each.kwarg_only and arg != each.default_value
-            }
-            return positional, {key: value for key, value in named.items() if value is not None}
+            named = {each.name: arg for arg, each in zip(args, schema, strict=False) if each.kwarg_only and arg is not None}
+            defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+            return positional, {name: arg for name, arg in named.items() if arg != defaults.get(name)}
     raise LookupError(name)
 
 
@@ -154,8 +153,8 @@ class _Recent:
         """A number, as the operators of ATen take it; its value is not in the trace."""
         with torch._C.DisableTorchFunction():
             value = torch.empty((), dtype=dtype)
-        self._recorder.placeholder(value, "number").meta[VALUE] = 1.5 if dtype.is_floating_point else 2
-        return value
+            self._recorder.placeholder(value, "number").meta[VALUE] = 1.5 if dtype.is_floating_point else 2
+            return value
 
 
 def _is_like(value: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Any) -> bool:

@@ -89,7 +89,11 @@ def trace_of(source: Any) -> Trace:
         return _parsed(_read(Path(source)), str(source))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        source.export_chrome_trace(str(path))
+        try:
+            source.export_chrome_trace(str(path))
+        except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports a profile once, after its end
+            mend = "give a profile that has ended, or the path of the file that it was exported to"
+            raise ArgumentError(f"the profile cannot be exported: {error}", mend=mend) from error
         return _parsed(_read(path), "the profile")
 
 

@@ -21,7 +21,7 @@ class Region:
 
     Attributes:
         nodes: them.
-        results: those that others read, or nobody. Views among them are left out: whoever reads one makes it again of what it is a view of.
+        results: those that others read, or nobody. Views are left out: whoever reads one makes it again.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -107,10 +107,9 @@ class _Cut:
         self._set: dict[fx.Node, list[fx.Node]] = {}
         depths: dict[fx.Node, int] = {}
         for node in graph.nodes:
-            read = node.all_input_nodes
-            depths[node] = max(
-                (depths[each] + (each in self._members and not self._are_alike(each, node)) for each in read), default=0
-            )
+            leaves = [each in self._members and not self._are_alike(each, node) for each in node.all_input_nodes]
+            steps = zip(node.all_input_nodes, leaves, strict=True)
+            depths[node] = max((depths[each] + leaving for each, leaving in steps), default=0)
         for node in members:
             self._set[node] = [node]
             for each in node.all_input_nodes:

@@ -21,8 +21,8 @@ from fusegen.target import Target
 class Kind(Enum):
     """A node to fusegen.
 
-    FREE: a view, the tensor itself, a size. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another step
-    that torch's library may compute. OPAQUE: nothing that fusegen traces.
+    FREE: a view, the tensor itself, a size. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another
+    step that torch's library may compute. OPAQUE: nothing that fusegen traces.
     """
 
     FREE = "free"
