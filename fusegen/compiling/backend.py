@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fusegen.compiling.fuse import fused
-from fusegen.errors import ArgumentError, FusegenError
+from fusegen.errors import ArgumentError
 from fusegen.runtime.backends import target_of
 
 _LOG = logging.getLogger("fusegen.compiling")
@@ -33,8 +33,8 @@ def fusegen(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[s
     if device is not None:
         try:
             found = fused(module, target_of(device), device)
-        except FusegenError as error:  # of a GPU that is too old, say
-            _LOG.warning("nothing is fused: %s", error.what)
+        except Exception as error:  # of a GPU that is too old, say, or a defect of ours: the graph is right without us
+            _LOG.warning("nothing is fused: %s: %s", type(error).__name__, error)
     if fallback == "eager":
         return found.forward
     from torch._functorch import config as functorch_config

@@ -14,7 +14,6 @@ from fusegen.compiling.order import note_writes
 from fusegen.errors import FusegenError
 from fusegen.regions.capture import EPOCH, module_of
 from fusegen.regions.cut import Region, regions_of
-from fusegen.regions.expressions import Unwritable
 from fusegen.regions.function import RegionFunction, region_function
 from fusegen.regions.kinds import Kind, Kinds, example_of
 from fusegen.runtime.dispatch import Dispatcher
@@ -31,12 +30,16 @@ class FusedRegion(nn.Module):
 
     Args:
         function: of the region.
+
+    Attributes:
+        name: of the function.
+        kernel: that computes it.
     """
 
     def __init__(self, function: RegionFunction) -> None:
         super().__init__()
         self.name = function.name
-        self._function, self._kernel = _kernel(function)
+        self._function, self.kernel = _kernel(function)
         self._is_refused = False
 
     def forward(self, *values: Any) -> Any:
@@ -44,7 +47,7 @@ class FusedRegion(nn.Module):
         if self._is_refused:
             return self._function(*values)
         try:
-            return self._kernel(*values)
+            return self.kernel(*values)
         except FusegenError as error:
             self._is_refused = True
             _LOG.warning("%s runs as torch runs it: %s", self.name, error.what)
@@ -115,10 +118,10 @@ def layer_of(path: str) -> str:
 def _traced(region: Region, machine: Target, device: torch.device) -> RegionFunction | None:
     """The function of a region; None where fusegen does not trace it."""
     try:
-        function = region_function(region.nodes, region.results)
+        function = region_function(region.nodes, region.results, "x")
         values = [example_of(node) for node in function.parameters]
         Dispatcher(function.function(), function.name).variants.traced(values, machine, device)
-    except (Unwritable, FusegenError) as error:
+    except Exception as error:  # of torch itself, too: then it runs as it is
         _LOG.warning("a region of %d operations is left to torch: %s", len(region.nodes), getattr(error, "what", error))
         return None
     return function
@@ -135,6 +138,7 @@ class _Rebuilt:
         self._graph = fx.Graph()
         self._new: dict[fx.Node, fx.Node] = {}
         self._region = {node: (region, function) for region, function in chosen for node in region.nodes}
+        self._last = {region.nodes[-1]: region for region, _ in chosen}
         self._fused: dict[str, nn.Module] = {}
 
     def module(self) -> fx.GraphModule:
@@ -142,9 +146,18 @@ class _Rebuilt:
         for node in self._old.graph.nodes:
             if node not in self._region:
                 self._emit(node)
+            elif node in self._last:  # at the latest here: what follows may change modes, or write
+                for read in self._read_outside(self._last[node]):
+                    self._emit(read)
         found = fx.GraphModule({**dict(self._old.named_modules()), **_attributes(self._old), **self._fused}, self._graph)
         found.meta = dict(self._old.meta)
         return found
+
+    def _read_outside(self, region: Region) -> list[fx.Node]:
+        """The nodes of a region that others read, views among them."""
+        inside = set(region.nodes)
+        views = [node for node in region.nodes if any(user not in inside for user in node.users)]
+        return list(dict.fromkeys([*region.results, *views]))
 
     def _emit(self, node: fx.Node) -> None:
         """Emits a node, after all that it reads."""

@@ -24,8 +24,9 @@ SECONDS, LAUNCHES = "seconds", "launches"
 
 _RECENT = 64  # results that a later operator may read
 _DTYPES = {
-    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16, "bool": torch.bool,
+    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
     "long int": torch.int64, "int": torch.int32, "short int": torch.int16, "signed char": torch.int8, "unsigned char": torch.uint8,
+    "bool": torch.bool,
 }  # fmt: skip
 """By the names that the profiler has for them, which are those of C++."""
 

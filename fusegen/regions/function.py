@@ -59,23 +59,24 @@ class RegionFunction:
         return found
 
 
-def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], name: str = "") -> RegionFunction:
+def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], parameter: str = "") -> RegionFunction:
     """The function of a region.
 
     Args:
         nodes: what it computes, in order.
         results: the nodes among them that others read.
-        name: of it; by default made of the names of the functions.
+        parameter: the name of all parameters, which get numbers; by default they are named for what they are. Functions of equal
+            regions have equal texts then.
 
     Raises:
         Unwritable: something in it has no text.
     """
     names = _Names()
-    name = names.take(name or _name_of([function_name(node) for node in nodes]))
+    name = names.take(_name_of([function_name(node) for node in nodes]))
     inside = set(nodes)
     read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside)
     sizes = _sizes(read)
-    parameters = {node: names.take(_name_of_parameter(node)) for node in read if node not in sizes}
+    parameters = {node: names.take(parameter or _name_of_parameter(node)) for node in read if node not in sizes}
     values, body = dict(parameters), []
     for node, (tensor, dim) in sizes.items():
         values[node] = names.take("size")
