@@ -93,8 +93,13 @@ def value_of(node: fx.Node) -> Any:
 
 
 def example_of(node: fx.Node) -> Any:
-    """A value to trace with: a meta tensor, or a number."""
-    value = value_of(node)
+    """A value to trace with: a meta tensor, a number, or a tuple of such."""
+    return _example(value_of(node))
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_example, value))
     if isinstance(value, Tensor):
         return meta_like(value)
     return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
@@ -123,6 +128,9 @@ def _gives_tensors(value: Any) -> bool:
 
 
 def _facts(value: Any) -> Any:
+    """A value, as far as a trace depends on it."""
+    if isinstance(value, tuple):
+        return tuple(map(_facts, value))
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
