@@ -55,10 +55,9 @@ class Costs:
 
     def of(self, region: Region) -> Cost | None:
         """The cost of a region; None where fusegen does not compute it whole, or eager cannot be counted."""
-        function = region_function(region.nodes, region.results)
-        key = key_of(function)
+        key = key_of(region)
         if key not in self._known:
-            self._known[key] = self._lowered(region, function)
+            self._known[key] = self._lowered(region, region_function(region.nodes, region.results))
         return self._known[key]
 
     def _lowered(self, region: Region, function: RegionFunction) -> Cost | None:
@@ -76,8 +75,13 @@ class Costs:
         )
 
 
-def key_of(function: RegionFunction) -> tuple[object, ...]:
-    """The same for equal functions of tensors of equal shapes, strides and dtypes."""
+def key_of(region: Region) -> tuple[object, ...]:
+    """The same for regions that compute the same of tensors of equal shapes, strides and dtypes.
+
+    Raises:
+        Unwritable: something in it has no text.
+    """
+    function = region_function(region.nodes, region.results, "x")
     return (function.text, *facts_of(list(function.parameters)))
 
 

@@ -19,20 +19,20 @@ from fusegen.regions.expressions import Unwritable, function_name
 from fusegen.regions.function import IMPORTS, RegionFunction, region_function
 from fusegen.regions.kinds import Kind, Kinds, example_of, is_part
 from fusegen.regions.places import Place
-from fusegen.schedule.peaks import PEAKS
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])
 
 
-def searched(graph: fx.Graph, machine: Target) -> Findings:
+def searched(graph: fx.Graph, machine: Target, bandwidth: float) -> Findings:
     """The findings of a graph.
 
     Args:
         graph: as `regions.capture` makes it.
         machine: launches, bytes and times are of it.
+        bandwidth: of its GPU, bytes a second.
     """
-    search = Search(graph, machine, PEAKS[machine.name].bandwidth)
+    search = Search(graph, machine, bandwidth)
     return Findings(search.findings(), machine.name, (), search.launches(), search.refused())
 
 
@@ -83,7 +83,7 @@ class Search:
             cost = self._best_of(candidates)
             if cost is not None:
                 taken.update(cost.region.nodes)
-                found.setdefault(key_of(cost.function), []).append(cost)
+                found.setdefault(key_of(cost.region), []).append(cost)
         return list(found.values())
 
     def _best_of(self, candidates: Iterable[Region]) -> Cost | None:
@@ -150,11 +150,11 @@ class Search:
     def _cost_of(self, node: fx.Node) -> EagerCost | None:
         """The cost of one operation in torch eager."""
         try:
-            function = region_function([node], [node])
+            key = key_of(Region((node,), (node,)))
         except Unwritable:
             return None
-        key = key_of(function)
         if key not in self._eager:
+            function = region_function([node], [node])
             values = {name: example_of(each) for each, name in function.parameters.items()}
             self._eager[key] = eager_cost(function.function(), values)
         return self._eager[key]

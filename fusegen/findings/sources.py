@@ -49,8 +49,18 @@ def find(source: Callable[..., Any] | profile | str | Path, batch: Any = None, *
     if not callable(source):
         what = f"fg.find looks at a model with a batch, a graph or a profile, and is given a {type(source).__name__}"
         raise ArgumentError(what, mend='fg.find(model, batch) or fg.find("trace.json")')
-    graph = captured(source, batch)
-    return searched(graph, _machine(target, batch))
+    graph, machine = captured(source, batch), _machine(target, batch)
+    return searched(graph, machine, _bandwidth(_gpu_of(batch) if target is None else "", machine))
+
+
+def _gpu_of(batch: Any) -> str:
+    """The name of the GPU that a batch is on; nothing where it is on none."""
+    device = _device_of(batch)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def _device_of(batch: Any) -> torch.device:
+    return next((v.device for v in tree_flatten(batch)[0] if isinstance(v, Tensor)), torch.device("cpu"))
 
 
 _BANDWIDTHS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12, "H200": 4.8e12, "A100": 2.039e12}
@@ -68,5 +78,5 @@ def _machine(name: str | None, batch: Any) -> Target:
         if chosen.backend is Backend.CPU:
             raise ArgumentError("fg.find compares launches of GPUs", mend="leave the target out, or give one of sm_80 … sm_120")
         return chosen
-    device = next((v.device for v in tree_flatten(batch)[0] if isinstance(v, Tensor)), torch.device("cpu"))
+    device = _device_of(batch)
     return target_of(device) if device.type == "cuda" else targets.target(_GPU)

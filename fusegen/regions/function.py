@@ -19,6 +19,7 @@ from fusegen.regions.expressions import expression, function_name
 IMPORTS = ("import torch", "import torch.nn.functional as F", "from torch import Tensor")
 _RESERVED = {"torch", "F", "Tensor", "fg"}
 _MOST_NAMED = 3  # functions in a region's name
+_LONGEST = 120  # characters of a line
 _files = itertools.count()
 
 
@@ -47,7 +48,9 @@ class RegionFunction:
         """Its source, without imports."""
         parameters = ", ".join(f"{name}: {self.numbers.get(name, 'Tensor')}" for name in self.parameters.values())
         result = "Tensor" if len(self.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(self.results))}]"
-        return "\n".join([f"def {self.name}({parameters}) -> {result}:", *(f"    {line}" for line in self.body)])
+        head = f"def {self.name}({parameters}) -> {result}:"
+        head = head if len(head) <= _LONGEST else f"def {self.name}(\n    {parameters}\n) -> {result}:"
+        return "\n".join([head, *(f"    {line}" for line in self.body)])
 
     def function(self) -> Callable[..., Any]:
         """It, as Python runs it."""

@@ -8,7 +8,7 @@ import torch
 import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "find", "kernel", "load", "tune", "vjp"]
 
 
 def public(value: object) -> set[str]:
@@ -48,4 +48,4 @@ def test_errors_have_their_parts() -> None:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "tune", "verify", "doctor", "cache"]
+    assert list(COMMANDS) == ["list", "show", "explain", "find", "build", "demo", "bench", "tune", "verify", "doctor", "cache"]
