@@ -24,16 +24,18 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x + self.out(self.attention(self.norm_1(x), mask))
-        hidden = self.up(self.norm_2(x))
+        hidden: Tensor = self.up(self.norm_2(x))
         hidden = 0.5 * hidden * (1 + torch.tanh(0.7978845608 * (hidden + 0.044715 * hidden**3)))
-        return x + self.down(hidden)
+        result: Tensor = x + self.down(hidden)
+        return result
 
     def attention(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q @ k.transpose(-1, -2)) * (width // HEADS) ** -0.5
         weights = F.softmax(scores.masked_fill(mask, float("-inf")), dim=-1)
-        return (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        result: Tensor = (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        return result
 
 
 class Gpt(nn.Module):

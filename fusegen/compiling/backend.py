@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -42,8 +42,7 @@ def fusegen(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[s
 
     # A graph from autograd's cache is not traced again, and knows no operator that another process made.
     with functorch_config.patch(enable_autograd_cache=False):
-        compiled: Callable[..., Any] = compile_fx(found, list(inputs))
-    return compiled
+        return cast(Callable[..., Any], compile_fx(found, list(inputs)))
 
 
 def _fallback(options: Mapping[str, Any]) -> str:

@@ -36,14 +36,14 @@ def _may_write(node: fx.Node) -> bool:
         return True
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
-    if getattr(operator, getattr(target, "__name__", ""), None) is target:
-        return target.__name__ in _IN_PLACE
+    if getattr(operator, name_of(target), None) is target:
+        return name_of(target) in _IN_PLACE
     if resolve_name(target) is None:
         return not isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) and not _is_factory(node)
-    return _names_a_write(function_name_of(target)) or _is_in_place(node)
+    return _names_a_write(name_of(target)) or _is_in_place(node)
 
 
-def function_name_of(target: Any) -> str:
+def name_of(target: Any) -> str:
     """The name of a function with its underscores."""
     return str(getattr(target, "__name__", ""))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.findings.trace import Operator, literal
 from fusegen.regions.aten import as_function
@@ -30,6 +31,12 @@ _DTYPES = {
 }  # fmt: skip
 """By the names that the profiler has for them, which are those of C++."""
 
+_BY_NUMBER = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 11: torch.bool,
+    5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16,
+}  # fmt: skip
+"""Dtypes by their numbers in C++, c10::ScalarType."""
+
 _NUMBERS = ("double", "long int")
 """Dtypes of a Python number that is a tensor to ATen."""
 
@@ -41,15 +48,14 @@ def replayed(operators: Sequence[Operator]) -> fx.Graph:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
         for operator in operators:
             recorder.node_place = operator.place
-            before = len(recorder.graph.nodes)
+            before = len(recorder.calls)
             try:
                 result = _called(operator, recent)
             except Exception:  # a custom operator, or arguments that the trace does not have
                 recent.forget(operator)
                 continue
             recent.results.extend(value for value in tree_flatten(result)[0] if isinstance(value, Tensor))
-            made = [node for node in list(recorder.graph.nodes)[before:] if node.op == "call_function"]
-            _note(made, operator)
+            _note(recorder.calls[before:], operator)
         return recorder.finished(())
 
 
@@ -83,22 +89,37 @@ def _split(name: str, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema.arguments
         if len(args) <= len(schema) and all(_fits(arg, each) for arg, each in zip(args, schema, strict=False)):
-            positional = [arg for arg, each in zip(args, schema, strict=False) if not each.kwarg_only]
-            named = {each.name: arg for arg, each in zip(args, schema, strict=False) if each.kwarg_only and arg is not None}
+            values = [(_of_type(arg, each), each) for arg, each in zip(args, schema, strict=False)]
+            positional = [arg for arg, each in values if not each.kwarg_only]
+            named = {each.name: arg for arg, each in values if each.kwarg_only and arg is not None}
             defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
             return positional, {name: arg for name, arg in named.items() if arg != defaults.get(name)}
     raise LookupError(name)
 
 
+def _of_type(value: Any, argument: Any) -> Any:
+    """A value as the schema has it: a trace has dtypes as numbers, and so layouts, which are left out."""
+    kind = str(argument.real_type)
+    if "ScalarType" in kind and isinstance(value, int):
+        return _BY_NUMBER[value]
+    return None if any(word in kind for word in ("Layout", "Device", "MemoryFormat")) else value
+
+
 def _fits(value: Any, argument: Any) -> bool:
     """True if a value may be an argument of a schema."""
-    kind = str(argument.type)
+    kind = str(argument.real_type)
     if value is None:
         return kind.startswith("Optional") or argument.has_default_value()
     if isinstance(value, Tensor):
         return "Tensor" in kind and "List" not in kind
     if isinstance(value, (list, tuple)):
-        return "List" in kind
+        return "List" in kind or "[]" in kind
+    if "Device" in kind:
+        return isinstance(value, str)
+    if isinstance(value, bool) or "bool" in kind:
+        return isinstance(value, bool) and "bool" in kind
+    if "ScalarType" in kind:
+        return isinstance(value, int) and value in _BY_NUMBER
     return not ("Tensor" in kind or "List" in kind)
 
 
@@ -129,7 +150,7 @@ class _Recent:
         self._recorder = recorder
         self.results: deque[Tensor] = deque(maxlen=_RECENT)
         self.taken: list[Tensor] = []
-        self._read: set[int] = set()
+        self._read = WeakIdKeyDictionary()
 
     def forget(self, operator: Operator) -> None:
         """Forgets what the unknown result of an operator may be taken for: of one that reads no tensor, results of its shape."""
@@ -143,10 +164,10 @@ class _Recent:
         with torch._C.DisableTorchFunction():
             alike = [value for value in reversed(self.results) if _is_like(value, dtype, shape, strides)]
             free = [value for value in alike if not any(value is each for each in self.taken)]
-            fresh = [value for value in free if id(value) not in self._read] or free
+            fresh = [value for value in free if value not in self._read] or free
             if fresh:
                 self.taken.append(fresh[0])
-                self._read.add(id(fresh[0]))
+                self._read[fresh[0]] = True
                 return fresh[0]
             return torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
 

@@ -116,9 +116,10 @@ def _parsed(document: Any, name: str) -> Trace:
     if not any(any(operator.shapes) for operator in operators):
         raise ArgumentError(f"{name} has no operators with the shapes of their arguments", mend=_HINT)
     kernels = _kernels(timed, ids)
-    device = next(iter(document.get("deviceProperties") or ()), {}) if isinstance(document, dict) else {}
-    major, minor = device.get("computeMajor"), device.get("computeMinor")
-    return Trace(tuple(operators), tuple(kernels), str(device.get("name", "")), None if major is None else (int(major), int(minor)))
+    devices = document.get("deviceProperties") if isinstance(document, dict) else None
+    device: dict[str, Any] = devices[0] if devices else {}
+    capability = (int(device["computeMajor"]), int(device["computeMinor"])) if "computeMajor" in device else None
+    return Trace(tuple(operators), tuple(kernels), str(device.get("name", "")), capability)
 
 
 def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[Operator], dict[int, Operator]]:
@@ -135,13 +136,18 @@ def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[Operator], dic
             if not str(event["name"]).startswith("aten::"):
                 continue
             ends[thread] = event["ts"] + event.get("dur", 0)
-            columns = (args.get(key, ()) for key in ("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
-            name, place = event["name"].removeprefix("aten::"), places.at(thread, event["ts"])
-            found.append(Operator(name, event["ts"] * 1e-6, event.get("dur", 0) * 1e-6, *columns, place))
+            found.append(_operator(event, args, places.at(thread, event["ts"])))
             by_thread[thread] = found[-1]
         if "External id" in args and thread in by_thread:
             by_id[args["External id"]] = by_thread[thread]
     return found, by_id
+
+
+def _operator(event: Mapping[str, Any], args: Mapping[str, Any], place: Place) -> Operator:
+    """The call that an event is."""
+    shapes, strides, types, values = (args.get(key, ()) for key in ("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
+    name, start, seconds = str(event["name"]).removeprefix("aten::"), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6
+    return Operator(name, start, seconds, shapes, strides, types, values, place)
 
 
 def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, Operator]) -> list[DeviceKernel]:

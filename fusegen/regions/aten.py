@@ -47,8 +47,9 @@ def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
 
 
 def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    dtype = kwargs.get("dtype")
-    return (Tensor.clone, tuple(args), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})
+    """A conversion to a dtype; one to a device alone is a copy."""
+    dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
+    return (Tensor.clone, (args[0],), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})
 
 
 def _embedding(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
@@ -71,4 +72,5 @@ _RULES: Mapping[str, _Rule] = {
     "slice": _slice,
     "split": _method("split"),
     "split_with_sizes": _method("split"),
+    "to": _to,
 }

@@ -127,12 +127,14 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         graph: as far as it is recorded.
+        calls: its calls, in order.
         node_place: where the next calls are, if not where Python's stack says.
     """
 
     def __init__(self, source: Any, arguments: Any) -> None:
         super().__init__()
         self.graph = fx.Graph()
+        self.calls: list[fx.Node] = []
         self._nodes = WeakIdKeyDictionary()
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -184,6 +186,7 @@ class Recorder(TorchFunctionMode):
         new_args, new_kwargs = tree_map(self._argument, (tuple(args), dict(kwargs)))
         node = self.graph.create_node("call_function", function, new_args, new_kwargs)
         node.meta = {PLACE: place, EPOCH: self._epoch, WRITES: writes}
+        self.calls.append(node)
         self._epoch += writes
         if isinstance(result, Tensor):
             self._note(node, result)

@@ -161,7 +161,7 @@ def test_sources_that_cannot_be_looked_at_are_refused() -> None:
     wrong = [
         (lambda: fg.find(Mlp()), "nothing is known of the arguments of Mlp"),
         (lambda: fg.find(Mlp(), torch.randn(3)), "Mlp cannot be run on this batch"),
-        (lambda: fg.find(3), "looks at a model"),  # type: ignore[arg-type]
+        (lambda: fg.find(3), "looks at a model"),
         (lambda: fg.find(Mlp(), batch(), target="cpu"), "compares launches of GPUs"),
     ]
     for call, text in wrong:

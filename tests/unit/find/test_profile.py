@@ -65,6 +65,14 @@ def test_a_declaration_of_a_trace_runs() -> None:
     torch.testing.assert_close(names[finding.name](x, scale), chain(x, scale), rtol=1e-4, atol=1e-4)
 
 
+def test_conversions_of_a_trace_are_part_of_a_chain() -> None:
+    x, scale = torch.randn(64, 128, dtype=torch.bfloat16), torch.randn(128)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        (torch.tanh(x.to(torch.float32) * scale)).to(torch.bfloat16)
+    (finding,) = fg.find(found)
+    assert finding.operations == ("_to_copy", "mul", "tanh", "_to_copy")
+
+
 def test_a_file_is_read_as_its_profile_is(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiled().export_chrome_trace(str(path))
