@@ -17,12 +17,15 @@ _LOG = logging.getLogger("fusegen.compiling")
 _FALLBACKS = ("inductor", "eager")
 
 
-def fusegen(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def fusegen(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
     """Compiles a graph of Dynamo's: its regions become kernels, which derive their own gradients, and the rest goes to a fallback.
 
     Args:
         module, inputs: as Dynamo gives them.
         options: of torch.compile: ``{"fallback": "inductor"}``, the default, or ``"eager"``.
+        mode: of torch.compile, as Inductor takes it.
 
     Raises:
         ArgumentError: an option that does not exist.
@@ -38,11 +41,13 @@ def fusegen(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[s
     if fallback == "eager":
         return found.forward
     from torch._functorch import config as functorch_config
+    from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
+    patches = list_mode_options(mode) if mode else None
     # A graph from autograd's cache is not traced again, and knows no operator that another process made.
     with functorch_config.patch(enable_autograd_cache=False):
-        return cast(Callable[..., Any], compile_fx(found, list(inputs)))
+        return cast(Callable[..., Any], compile_fx(found, list(inputs), config_patches=patches))
 
 
 def _fallback(options: Mapping[str, Any]) -> str:

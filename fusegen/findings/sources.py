@@ -27,8 +27,8 @@ _GPU = "sm_90a"
 def find(source: Callable[..., Any] | profile | str | Path, batch: Any = None, *, target: str | None = None) -> Findings:
     """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
 
-    A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where it asks a tensor
-    for a value, it is run on the batch itself. Gradients are not looked at.
+    A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where that
+    fails, because the model asks a tensor for a value say, it is run on the batch itself. Gradients are not looked at.
 
     Args:
         source: a module or a function; an FX graph module; a `torch.profiler.profile` with ``record_shapes=True``, or the path of

@@ -1,8 +1,8 @@
 """A model as an FX graph of torch functions: recorded while it runs on fake tensors.
 
 The functions are those that the model calls, `F.layer_norm` and not what ATen makes of it: fusegen traces these, and a declaration
-is readable in them. Fake tensors take no memory and compute nothing. Only where the model asks one for a value, which
-torch.export refuses, it runs once on the batch itself.
+is readable in them. Fake tensors take no memory and compute nothing. Only where the model
+asks one for a value, which torch.export refuses, or has an operator that knows no fake tensors, it runs once on the batch itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
@@ -46,30 +46,29 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
             device = _device_of(source)
             given = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
             return _recorded(source, run, *given)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        return _on_real(source, run, args, kwargs, error)
+    except Exception as error:  # it asks for a value, or an operator of it knows real tensors alone, or the batch is wrong
+        if any(isinstance(value, Tensor) and _is_shape_alone(value) for value in tree_flatten((args, kwargs))[0]):
+            mend = "give a batch of real tensors, on the device of the model, with which a call works"
+            raise _refused(source, error, mend) from error
+    try:
+        return _recorded(source, run, args, kwargs)
+    except Exception as error:
+        mend = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
+        raise _refused(source, error, mend) from error
 
 
-def _on_real(source: Callable[..., Any], run: Callable[..., Any], args: Any, kwargs: Any, error: Exception) -> fx.Graph:
-    """The same of the batch itself."""
-    if any(
-        isinstance(value, Tensor) and (value.is_meta or hasattr(value, "fake_mode")) for value in tree_flatten((args, kwargs))[0]
-    ):
-        what = f"{_name(source)} asks a tensor for a value, and the batch has none: {error}"
-        raise ArgumentError(what, mend="give a batch of real tensors, on the device of the model") from error
-    return _recorded(source, run, args, kwargs)
+def _is_shape_alone(value: Tensor) -> bool:
+    return value.is_meta or isinstance(value, FakeTensor)
+
+
+def _refused(source: Any, error: Exception, mend: str) -> ArgumentError:
+    return ArgumentError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", mend=mend)
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
     recorder = Recorder(source, (args, kwargs))
-    try:
-        with torch.no_grad(), recorder.following_modules(), recorder:
-            result = run(*args, **kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException):
-        raise
-    except Exception as error:
-        what = f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}"
-        raise ArgumentError(what, mend="give the arguments of a call that works: a tensor, a tuple, or a dict of names") from error
+    with torch.no_grad(), recorder.following_modules(), recorder:
+        result = run(*args, **kwargs)
     return recorder.finished(result)
 
 

@@ -54,10 +54,10 @@ class Kinds:
         """The kind of a node, and why it is opaque."""
         if _is_size(node):
             return Kind.FREE, ""
-        if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
-            return Kind.OPAQUE, f"{node.op} gives no tensor"
         if node.meta.get(WRITES):
             return Kind.OPAQUE, "it writes in place"
+        if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
+            return Kind.OPAQUE, "it does not give tensors alone"
         if is_part(node):
             return self.kind(node.all_input_nodes[0])
         found, reason = self._traced(node)
