@@ -22,6 +22,7 @@ class Pattern(Enum):
     CHAIN = "chain of small kernels"
     EPILOGUE = "work around a matmul"
     ATTENTION = "attention"
+    SHARED = "reads of one tensor"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Finding:
         return self.count * self.seconds_saved
 
     def facts(self) -> list[str]:
-        """Where it is, and what it costs before and after."""
+        """Its place, and its cost before and after."""
         again = f", {human_bytes(self.read_again)} read again" if self.read_again else ""
         measured = f", {_microseconds(self.seconds_before)} measured" if self.seconds_before is not None else ""
         eager = f"{_launches(self.launches_before)} ({', '.join(self.operations)})"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from torch import fx
+from torch import Tensor, fx
 
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.findings.cost import Cost, Costs, facts_of, key_of
@@ -70,12 +71,12 @@ class Search:
         self._eager: dict[object, EagerCost | None] = {}
 
     def findings(self, note: str = "") -> list[Finding]:
-        """What is worth fusing, each with a note."""
+        """The findings, each with a note."""
         return [_finding(costs, self._bandwidth, note) for costs in self.best()]
 
     def best(self) -> list[list[Cost]]:
         """Regions that save something, none of which overlap, with equal ones together."""
-        light = regions_of(self._graph, self._kinds, (Kind.LIGHT, Kind.FREE), lambda node: node.meta.get(EPOCH))
+        light = self._joined(regions_of(self._graph, self._kinds, (Kind.LIGHT, Kind.FREE), lambda node: node.meta.get(EPOCH)))
         taken: set[fx.Node] = set()
         found: dict[object, list[Cost]] = {}
         for region in light:
@@ -85,6 +86,40 @@ class Search:
                 taken.update(cost.region.nodes)
                 found.setdefault(key_of(cost.region), []).append(cost)
         return list(found.values())
+
+    def _joined(self, regions: Sequence[Region]) -> list[Region]:
+        """The regions; those that read one large tensor, of which none waits for the other, as one where that moves fewer bytes."""
+        found = {node: region for region in regions for node in region.nodes}
+        for node in self._graph.nodes:
+            reading = [found[user] for user in node.users if user in found]
+            readers = list({id(region): region for region in reading if node not in region.nodes}.values())
+            for one, other in itertools.pairwise(readers):
+                both = self._both(node, found[one.nodes[0]], found[other.nodes[0]])
+                found |= {each: both for each in both.nodes} if both else {}
+        return list({id(region): region for region in found.values()}.values())
+
+    def _both(self, read: fx.Node, one: Region, other: Region) -> Region | None:
+        """Two regions that read a tensor as one, if it is large and is read once then."""
+        nodes = {*one.nodes, *other.nodes}
+        if one is other or not all(self._is_large(read, region) for region in (one, other)) or not self._is_one(nodes):
+            return None
+        both = region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
+        try:
+            costs = [self._costs.of(region) for region in (both, one, other)]
+        except Unwritable:
+            return None
+        if any(cost is None for cost in costs):
+            return None
+        whole, first, second = (cost for cost in costs if cost is not None)
+        return both if whole.launches < first.launches + second.launches and whole.moved < first.moved + second.moved else None
+
+    def _is_one(self, nodes: set[fx.Node]) -> bool:
+        """True if some nodes may be computed at one place: no path leaves them and comes back, and nothing is written between them."""
+        return len({node.meta.get(EPOCH) for node in nodes}) == 1 and is_convex(nodes, self._order)
+
+    def _is_large(self, node: fx.Node, region: Region) -> bool:
+        """True if a tensor has at least half of the bytes of the largest value of a region."""
+        return 2 * _size(node) >= max(map(_size, region.nodes))
 
     def _best_of(self, candidates: Iterable[Region]) -> Cost | None:
         """The one that saves most, the smallest of equal ones."""
@@ -107,7 +142,7 @@ class Search:
         after = self._heavy(each for node in region.nodes for each in self._through_views(node, back=False) if each not in inside)
         for heavy in (before, [*before, *after]) if before else ():
             nodes = {*region.nodes, *self._with_views(heavy, inside)}
-            if heavy and is_convex(nodes, self._order):
+            if heavy and self._is_one(nodes):
                 yield region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
 
     def _heavy(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -208,10 +243,30 @@ def _pattern(cost: Cost) -> Pattern:
     products = [name for name in (function_name(n) for n in cost.region.nodes) if name in _PRODUCTS]
     if "softmax" in names and len(products) > 1:
         return Pattern.ATTENTION
+    if not products and not _is_connected(cost.region.nodes):
+        return Pattern.SHARED
     return Pattern.EPILOGUE if products else Pattern.CHAIN
 
 
 _PRODUCTS = ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm", "einsum")
+
+
+def _is_connected(nodes: Sequence[fx.Node]) -> bool:
+    """True if values go from each node to some other, so that none is beside the rest."""
+    inside, reached = set(nodes), {nodes[0]}
+    stack = [nodes[0]]
+    while stack:
+        node = stack.pop()
+        beside = {each for each in (*node.all_input_nodes, *node.users) if each in inside} - reached
+        reached |= beside
+        stack += beside
+    return len(reached) == len(inside)
+
+
+def _size(node: fx.Node) -> int:
+    """Bytes of a node's value; 0 of what is no tensor."""
+    value = example_of(node)
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
 def _place(region: Region) -> Place:
@@ -233,8 +288,7 @@ def _read_again(region: Region) -> int:
     """Bytes of inputs that several operations of a region read, beyond the first time."""
     inside = set(region.nodes)
     readers = Counter(each for node in region.nodes for each in node.all_input_nodes if each not in inside)
-    sizes = {node: example_of(node) for node in readers}
-    return sum((count - 1) * v.numel() * v.element_size() for node, count in readers.items() if hasattr(v := sizes[node], "numel"))
+    return sum((count - 1) * _size(node) for node, count in readers.items())
 
 
 def _measured(regions: Sequence[Region]) -> float | None:

@@ -29,6 +29,10 @@ VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
 """Keys of a node's ``meta``: a meta tensor like its value, its `Place`, a number that writes in place raise, True if it is one."""
 
 
+_ASKS = ("__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist")
+"""Functions that give the host a value: what comes later may depend on it, and is never computed with what came before."""
+
+
 def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
     """The calls of torch functions of one forward pass, with the keys above in each node's ``meta``.
 
@@ -173,6 +177,7 @@ class Recorder(TorchFunctionMode):
         given = [value for value in tree_flatten((tuple(args), dict(named)))[0] if isinstance(value, Tensor)]
         before = [_version(value) for value in given]
         result = func(*args, **named)
+        self._epoch += getattr(func, "__name__", "") in _ASKS
         results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
         writes = any(_version(value) != version for value, version in zip(given, before, strict=True))
         if writes or (results and not all(any(value is each for each in given) for value in results)):

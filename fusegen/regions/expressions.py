@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -118,7 +119,7 @@ def _method(name: str, args: Sequence[str], named: Sequence[str]) -> str:
 
 
 def _index(value: Any, names: Mapping[fx.Node, str]) -> str:
-    """What stands between brackets."""
+    """The text between brackets."""
     if isinstance(value, tuple) and value:
         return ", ".join(_index(each, names) for each in value) + ("," if len(value) == 1 else "")
     if isinstance(value, slice):
@@ -135,10 +136,12 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
     if isinstance(value, slice):
         return f"slice({', '.join(_text(each, names) for each in (value.start, value.stop, value.step))})"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return f'float("{value}")'
-    if value is None or value is Ellipsis or isinstance(value, (bool, int, float, str)):
-        return "..." if value is Ellipsis else repr(value)
+    if isinstance(value, float):
+        return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
+    if value is Ellipsis:
+        return "..."
+    if type(value) in (bool, int, str, type(None)):
+        return repr(value)
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
     raise Unwritable(f"an argument of the type {type(value).__name__}")

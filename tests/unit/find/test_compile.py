@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
 import fusegen as fg
@@ -179,3 +180,34 @@ def test_torch_finds_the_backend_by_its_name() -> None:
     ((name, value),) = groups["torch_dynamo_backends"].items()
     assert name == "fusegen"
     assert EntryPoint(name, value, "torch_dynamo_backends").load() is backend
+
+
+def several(x: Tensor) -> tuple[Tensor, ...]:
+    values, places = torch.max(x * 2 + 1, dim=-1)
+    left, right = (x + 1).chunk(2, dim=-1)
+    return values * 2 + 1, places, F.silu(left) * right
+
+
+def detached(x: Tensor) -> tuple[Tensor, ...]:
+    fixed = (x * 2 + 1).detach()
+    return fixed * x + 1, fixed
+
+
+def viewed(x: Tensor) -> tuple[Tensor, ...]:
+    y = (torch.exp(x) * 2).view(-1)
+    return y, y.view(x.shape) + 1
+
+
+def checkpointed(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.utils.checkpoint.checkpoint(lambda x: F.silu(x) * 2 + x, torch.tanh(x) + 1, use_reentrant=False)
+    return (torch.exp(-y * y) + y,)
+
+
+@pytest.mark.parametrize("function", [several, detached, viewed, checkpointed])
+def test_results_are_eagers(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    x = torch.randn(4, 16, requires_grad=True)
+    got, want = compiled(function)(x), function(x)
+    torch.testing.assert_close(got, want)
+    assert [each.requires_grad for each in got] == [each.requires_grad for each in want]
+    assert [each.stride() for each in got] == [each.stride() for each in want]
+    torch.testing.assert_close(*(torch.autograd.grad(each[0].sum(), x) for each in (got, want)))

@@ -84,6 +84,15 @@ def test_work_behind_a_matmul_becomes_its_epilogue() -> None:
     assert finding.operations[0] == "addmm" and finding.launches_after == 1
 
 
+def test_operations_that_read_one_tensor_are_found_together() -> None:
+    x = torch.randn(512, 1024)
+    (finding,) = fg.find(lambda x: (x.amax(dim=-1), x.square().sum(dim=-1)), x)
+    assert finding.pattern is Pattern.SHARED
+    assert (finding.launches_before, finding.launches_after) == (3, 1)
+    assert finding.read_again == x.numel() * 4
+    assert finding.bytes_after == x.numel() * 4 + 2 * 512 * 4
+
+
 def test_attention_of_matmuls_and_softmax_is_one_kernel() -> None:
     mask = torch.ones(256, 256, dtype=torch.bool).triu(1)
     found = fg.find(Attention().bfloat16(), (torch.randn(2, 256, WIDTH, dtype=torch.bfloat16), mask))
@@ -167,3 +176,15 @@ def test_sources_that_cannot_be_looked_at_are_refused() -> None:
     for call, text in wrong:
         with case(text), pytest.raises(fg.FusegenError, match=text):
             call()
+
+
+def test_a_matmul_before_a_write_is_not_moved_behind_it() -> None:
+    weight = torch.randn(64, 64)
+
+    def writing(x: Tensor) -> Tensor:
+        hidden = x @ weight
+        x.add_(1)
+        return F.silu(hidden) * 2 + 1
+
+    (finding,) = fg.find(writing, torch.randn(64, 64))
+    assert finding.operations == ("silu", "mul", "add")
