@@ -114,7 +114,7 @@ class Search:
         return both if whole.launches < first.launches + second.launches and whole.moved < first.moved + second.moved else None
 
     def _is_one(self, nodes: set[fx.Node]) -> bool:
-        """True if some nodes may be computed at one place: no path leaves them and comes back, and nothing is written between them."""
+        """True if nodes may be computed at one place: no path leaves them and comes back, and nothing is written between them."""
         return len({node.meta.get(EPOCH) for node in nodes}) == 1 and is_convex(nodes, self._order)
 
     def _is_large(self, node: fx.Node, region: Region) -> bool:

@@ -129,8 +129,9 @@ def _joined(body: Sequence[str], returned: str) -> Iterator[str]:
 def _name_of(functions: Sequence[str]) -> str:
     """The functions that say something, each once; of many the first two and the last."""
     found = list(dict.fromkeys(name for name in functions if name not in _PLAIN)) or list(functions)
-    if len(found) > _MOST_NAMED:
-        found = [name for name in found if name not in _ARITHMETIC] or found
+    telling = [name for name in found if name not in _ARITHMETIC]
+    if len(found) > _MOST_NAMED and telling:
+        found = telling if len(telling) > 1 else list(dict.fromkeys([found[0], *telling, found[-1]]))
     return "_".join(found if len(found) <= _MOST_NAMED else [*found[: _MOST_NAMED - 1], "to", found[-1]])
 
 
