@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fusegen.api import Kernel
 from fusegen.compiling.order import note_writes
-from fusegen.errors import FusegenError
+from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.ir.symbolic import literal
 from fusegen.regions.capture import EPOCH, module_of
 from fusegen.regions.cut import Region, regions_of
 from fusegen.regions.function import RegionFunction, region_function
-from fusegen.regions.kinds import Kind, Kinds, example_of
+from fusegen.regions.kinds import Kind, Kinds, example_of, value_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.target import Target
 
@@ -119,12 +120,31 @@ def _traced(region: Region, machine: Target, device: torch.device) -> RegionFunc
     """The function of a region; None where fusegen does not trace it."""
     try:
         function = region_function(region.nodes, region.results, "x")
-        values = [example_of(node) for node in function.parameters]
-        Dispatcher(function.function(), function.name).variants.traced(values, machine, device)
+        _require_traced(function, machine, device)
     except Exception as error:  # of torch itself, too: then it runs as it is
         _LOG.warning("a region of %d operations is left to torch: %s", len(region.nodes), getattr(error, "what", error))
         return None
     return function
+
+
+def _require_traced(function: RegionFunction, machine: Target, device: torch.device) -> None:
+    """Traces a function, with sizes that change as symbols.
+
+    Raises:
+        UnsupportedError: one of these must be known: then each size would be another kernel.
+    """
+    variants = Dispatcher(function.function(), function.name).variants
+    changing = [
+        (name, dim, dim == value.dim() - 1)
+        for name, value in ((name, value_of(node)) for node, name in function.parameters.items()) if isinstance(value, Tensor)
+        for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
+    ]  # fmt: skip
+    variants.history.run_time.update((name, dim) for name, dim, is_last in changing if is_last)
+    request = variants.traced([example_of(node) for node in function.parameters], machine, device)[0]
+    extents = {(spec.name, dim): extent for spec in request.specs for dim, extent in enumerate(spec.shape)}
+    for name, dim, _ in changing:
+        if literal(extents[name, dim]) is not None:
+            raise UnsupportedError(f"dim {dim} of {name!r} must be known, and changes")
 
 
 class _Rebuilt:

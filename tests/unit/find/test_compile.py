@@ -19,7 +19,7 @@ import fusegen as fg
 from fusegen.compiling.backend import fusegen as backend
 from fusegen.compiling.fuse import FusedRegion, fused
 from fusegen.target import target
-from tests.unit.find.models import WIDTH, Layers
+from tests.unit.find.models import WIDTH, Attention, Layers
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,6 +76,15 @@ def test_sizes_may_change() -> None:
     for rows in (8, 5, 13):
         x = torch.randn(rows, 32)
         torch.testing.assert_close(function(x, scale), chain(x, scale))
+
+
+def test_a_length_that_changes_leaves_the_matmuls_to_torch() -> None:
+    model, seen = Attention(), Seen()
+    function = torch.compile(model, backend=seen, dynamic=True)
+    for length in (8, 12):
+        x, mask = torch.randn(2, length, WIDTH), torch.ones(length, length, dtype=torch.bool).triu(1)
+        torch.testing.assert_close(function(x, mask), model(x, mask))
+    assert [region.name for region in seen.regions] == ["mul_masked_fill_softmax"]
 
 
 def test_equal_layers_share_a_kernel() -> None:
