@@ -24,6 +24,7 @@ __all__ = [
     "Workspace",
     "__version__",
     "dropout",
+    "find",
     "invertible_layer_norm",
     "kernel",
     "load",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fusegen.bundle.load import load
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
+    from fusegen.findings import find
     from fusegen.gradients import Vjp
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
@@ -56,6 +58,7 @@ else:
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
         "dropout": "fusegen.lang.functions.random",
+        "find": "fusegen.findings",
         "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",

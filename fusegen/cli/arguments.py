@@ -143,7 +143,7 @@ def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     shapes: dict[str, Tensor] = {}
     for text in texts:
-        name, tensor = _shape(text, dtype)
+        name, tensor = tensor_of(text, dtype)
         _refuse_twice(name, shapes)
         shapes[name] = tensor
     return shapes
@@ -154,7 +154,16 @@ def _refuse_twice(name: str, known: Mapping[str, object]) -> None:
         raise ArgumentError(f"{name!r} is given twice", mend="give it once")
 
 
-def _shape(text: str, default: DType) -> tuple[str, Tensor]:
+def tensor_of(text: str, default: DType) -> tuple[str, Tensor]:
+    """The name and the meta tensor of ``NAME=SIZES[:DTYPE]``.
+
+    Args:
+        text: as on the command line.
+        default: dtype, where the text has none.
+
+    Raises:
+        ArgumentError: it cannot be read, or no tensor is like that.
+    """
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", mend="--shape x=16384x4096:bf16")

@@ -73,11 +73,16 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
     place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
     modules = {} if imported is None else imported
     if place not in modules:
-        modules[place] = _module(place)
+        modules[place] = module_at(place)
     return _in_module(modules[place], place, attribute)
 
 
-def _module(place: str) -> ModuleType:
+def module_at(place: str) -> ModuleType:
+    """The module of a file or of a name.
+
+    Raises:
+        ArgumentError: it cannot be imported.
+    """
     if not place.endswith(_SUFFIX):
         return _import(place, lambda: _by_name(place))
     path = Path(place)
@@ -128,10 +133,10 @@ def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
     kernels = [name for name, value in vars(module).items() if _declared(value) is not None]
     if not attribute and len(kernels) == 1:
         attribute = kernels[0]
-    value = _at(module, attribute) if attribute else None
+    value = value_at(module, attribute) if attribute else None
     declared = _declared(value)
     holder, _, name = attribute.rpartition(".")
-    if declared is not None and holder and inspect.isclass(_at(module, holder)):
+    if declared is not None and holder and inspect.isclass(value_at(module, holder)):
         raise ArgumentError(f"{attribute} in {place} is a kernel of a class", mend=f"name one of an object: {place}:OBJECT.{name}")
     if declared is not None:
         return Found(name, _fresh(declared))
@@ -141,7 +146,7 @@ def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
     raise _not_found(place, attribute, kernels)
 
 
-def _at(module: ModuleType, path: str) -> object:
+def value_at(module: ModuleType, path: str) -> object:
     """The object under a dotted name; None where there is none."""
     found: object = module
     for name in path.split("."):

@@ -76,6 +76,7 @@ COMMANDS = {
     "list": Command("fusegen.cli.list", "the prebuilt fusions"),
     "show": Command("fusegen.cli.show", "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
     "explain": Command("fusegen.cli.explain", "which kernels run, what each moves, and what is saved over torch eager"),
+    "find": Command("fusegen.cli.find", "chains worth fusing, in a model of yours or in a profiler's trace"),
     "build": Command("fusegen.cli.build", "compile kernels into a folder, from which fg.load calls them without a compiler"),
     "demo": Command("fusegen.cli.demo", "two fusions of GPT-2's sizes: what is generated, and what it gains on this machine"),
     "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),

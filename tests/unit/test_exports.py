@@ -17,6 +17,7 @@ NAMES = [
     "Workspace",
     "__version__",
     "dropout",
+    "find",
     "invertible_layer_norm",
     "kernel",
     "load",
@@ -64,4 +65,4 @@ def test_errors_have_their_parts() -> None:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["list", "show", "explain", "build", "demo", "bench", "tune", "verify", "doctor", "cache"]
+    assert list(COMMANDS) == ["list", "show", "explain", "find", "build", "demo", "bench", "tune", "verify", "doctor", "cache"]

@@ -31,7 +31,7 @@ PACKAGE = "fusegen"
 # A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
-    ("errors", "units"),
+    ("errors", "units", "eager_cost"),
     ("dtypes", "settings", "target"),
     ("source", "state"),
     ("calls",),
@@ -50,6 +50,8 @@ ORDER = (
     ("api",),
     ("modules", "patching", "tuning"),
     ("declare",),
+    ("regions",),
+    ("compiling", "findings"),
     ("fusegen",),
     ("specs",),
     ("ops",),

@@ -1,0 +1,105 @@
+"""``fusegen find``: chains worth fusing in a model of the user's, or in a profile."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusegen.cli.arguments import tensor_of
+from fusegen.cli.document import print_document
+from fusegen.cli.load import is_place, module_at, value_at
+from fusegen.cli.terminal import Terminal
+from fusegen.dtypes import DType, from_torch
+from fusegen.errors import ArgumentError, SpecNotFoundError
+from fusegen.findings import Findings, find
+from fusegen.findings.finding import COLUMNS, RIGHT
+
+_PROFILES = (".json", ".gz")
+_UNNAMED = "argument"  # an argument of a batch without a name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    help_text = "FILE.py:NAME of a model, a function, or what makes a model; or a profiler's trace, .json or .json.gz"
+    parser.add_argument("source", metavar="SOURCE", help=help_text)
+    batch = "arguments of the model, as in 8x1024:i64 or input_ids=8x1024:i64 (default: what the file calls batch)"
+    parser.add_argument("--batch", metavar="[NAME=]SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=batch)
+    parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120 (default: that of the trace, else sm_90a)")
+
+
+def run(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Prints the findings."""
+    terminal.progress(f"looking at {options.source}")
+    found = _found(options)
+    if options.json:
+        print_document(terminal, "find", source=options.source, **found.to_dict())
+        return 0
+    if found:
+        terminal.table(COLUMNS, found.rows(), RIGHT)
+    else:
+        terminal.line("nothing that is worth fusing was found")
+    for line in found.summary():
+        terminal.line(line)
+    for finding in found:
+        terminal.title(f"{finding.name} ×{finding.count}: {finding.pattern.value}")
+        for line in finding.facts():
+            terminal.line(line)
+        terminal.line()
+        terminal.code(f"{finding.declaration}\n{finding.usage()}", "python")
+    return 0
+
+
+def _found(options: argparse.Namespace) -> Findings:
+    source = str(options.source)
+    if source.endswith(_PROFILES) and not is_place(source):
+        if options.batch:
+            raise ArgumentError("--batch is for a model: a trace has its shapes", mend="leave it out")
+        return find(Path(source), target=options.target)
+    if not is_place(source):
+        raise ArgumentError(f"{source} is neither a model nor a trace", mend="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
+    place, _, attribute = source.rpartition(":")
+    module = module_at(place if attribute else source)
+    model = _model(module, place, attribute)
+    return find(model, _batch(options.batch, module, model), target=options.target)
+
+
+def _model(module: ModuleType, place: str, attribute: str) -> Any:
+    """The model of a name: made, where the name is that of a class or of a function without parameters."""
+    value: Any = value_at(module, attribute)
+    if not callable(value):
+        what = f"no model {attribute!r} in {place}" if value is None else f"{attribute} in {place} is a {type(value).__name__}"
+        raise SpecNotFoundError(what, mend="name a module, a function, or what makes a module: FILE.py:NAME")
+    if isinstance(value, nn.Module) or not (inspect.isclass(value) or not inspect.signature(value).parameters):
+        return value
+    try:
+        return value()
+    except Exception as error:
+        what = f"{attribute} of {place} cannot be made: {type(error).__name__}: {error}"
+        raise ArgumentError(what, mend="name a model, or a function without parameters that gives one") from error
+
+
+def _batch(texts: Sequence[str], module: ModuleType, model: Any) -> Any:
+    """The batch of the options, or the file's ``batch``, which may be a function that gives it."""
+    if not texts:
+        value: Any = value_at(module, "batch")
+        if value is None:
+            mend = "--batch 8x1024:i64, or a variable or function named batch in the file"
+            raise ArgumentError("nothing is known of the arguments of the model", mend=mend)
+        return value() if inspect.isfunction(value) else value
+    dtype = next((from_torch(p.dtype) for p in _parameters(model) if p.is_floating_point()), DType.FLOAT32)
+    named = [tensor_of(text if "=" in text else f"{_UNNAMED}={text}", dtype) for text in texts]
+    if any(name == _UNNAMED for name, _ in named):
+        if not all(name == _UNNAMED for name, _ in named):
+            raise ArgumentError("some arguments of the batch have names, and some have none", mend="name all of them, or none")
+        return tuple(tensor for _, tensor in named)
+    return dict(named)
+
+
+def _parameters(model: Any) -> Iterable[Tensor]:
+    return model.parameters() if isinstance(model, nn.Module) else ()

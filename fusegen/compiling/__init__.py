@@ -1,0 +1,1 @@
+"""The backend ``fusegen`` of torch.compile."""
