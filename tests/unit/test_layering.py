@@ -43,7 +43,7 @@ ORDER = (
     ("jit",),
     ("extension",),
     ("runtime",),
-    ("eager_cost", "explain", "timing"),
+    ("explain", "timing"),
     ("bundle", "inspect", "operators"),
     ("lowered",),
     ("gradients",),

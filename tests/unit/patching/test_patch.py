@@ -118,7 +118,7 @@ def test_chosen_modules_and_those_that_are_left_out() -> None:
 )
 def test_a_choice_of_nothing_is_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        fg.patch(Model(), **arguments)  # type: ignore[arg-type]
+        fg.patch(Model(), **arguments)
 
 
 def test_a_patched_model_is_not_patched_again() -> None:
@@ -133,7 +133,7 @@ def test_hooks_inside_of_a_layer_are_called() -> None:
     model, x, seen = Model(), torch.randn(5, WIDTH), []
     fg.patch(model)
     model(x)
-    handle = model.layers[0].mlp.register_forward_hook(lambda _module, _args, result: seen.append(result))  # type: ignore[union-attr]
+    handle = model.layers[0].mlp.register_forward_hook(lambda _module, _args, result: seen.append(result))
     expected = model(x)
     assert len(seen) == 1 and type(seen[0]) is Tensor
     handle.remove()
@@ -186,9 +186,9 @@ def test_another_tools_wrapper_is_kept() -> None:
 
     def counting(x: Tensor) -> Tensor:
         calls.append(x.shape)
-        return own(x)  # type: ignore[operator, no-any-return]
+        return own(x)
 
-    model.layers[0].forward = counting  # type: ignore[assignment]
+    model.layers[0].forward = counting
     expected = model(x)
     report = fg.patch(model)
     torch.testing.assert_close(model(x), expected)
