@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
-    from fusegen.patching import patch, unpatch
+    from fusegen.patching.replacement import patch, unpatch
     from fusegen.runtime.parameters import Static
     from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune

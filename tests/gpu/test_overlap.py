@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
+from fusegen.runtime.passes import forget_programs
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROUNDS = 4  # of other inputs
@@ -63,10 +64,12 @@ def one_after_the_other(function: Callable[..., Any], inputs: Sequence[Sequence[
     """Results of the same kernels without overlap."""
     with patch.context() as patched:
         patched.setattr("fusegen.schedule.lower.driver.overlapping", lambda steps, _: tuple(steps))
+        forget_programs()
         kernel = fg.kernel(function)
         results = [kernel(*each) for each in inputs]
         assert not any(launch.overlaps for launch in kernel.lower(*inputs[0]).program.launches)
     torch.cuda.synchronize()
+    forget_programs()
     return results
 
 

@@ -24,21 +24,27 @@ def trained(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None = None) 
     return (result.detach(), *torch.autograd.grad(result, [x, *made.parameters()], x.detach()))
 
 
-def exact(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None, *, pre: bool) -> tuple[Tensor, ...]:
-    """The same in float64, by a plain layer."""
-    wide = x.detach().double().requires_grad_()
-    weights = {name: p.detach().double().requires_grad_() for name, p in made.named_parameters()}
+def by_torch(made: FusedTransformerLayer, x: Tensor, mask: Tensor | None, dtype: torch.dtype, *, pre: bool) -> tuple[Tensor, ...]:
+    """The same by a plain layer, in some dtype."""
+    own = x.detach().to(dtype).requires_grad_()
+    weights = {name: p.detach().to(dtype).requires_grad_() for name, p in made.named_parameters()}
     named = weights | {"attn_n_w": weights["attn_nw"], "attn_n_b": weights["attn_nb"]}
     with torch.device("cuda"):
-        result = plain(wide, None if mask is None else mask.double(), named, pre=pre, causal=False, heads=made.heads)
-    return (result.detach(), *torch.autograd.grad(result, [wide, *weights.values()], wide.detach()))
+        result = plain(own, None if mask is None else mask.to(dtype), named, pre=pre, causal=False, heads=made.heads)
+    return (result.detach(), *torch.autograd.grad(result, [own, *weights.values()], own.detach()))
 
 
-def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor], bound: float) -> None:
-    """The error of each tensor, root mean square, is a share of its own size at most."""
-    for one, other in zip(found, wanted, strict=True):
-        error = (one.double() - other).square().mean().sqrt() / other.square().mean().sqrt()
-        assert error < bound, f"{error:.1e} of {tuple(other.shape)}"
+def error_of(found: Tensor, wanted: Tensor) -> float:
+    """Root mean square, as a share of the size of what is right."""
+    return float((found.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+
+
+def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor], bound: float, eager: Sequence[Tensor] = ()) -> None:
+    """The error of each tensor is within a bound, or within one and a half times eager's: some gradients nearly cancel."""
+    theirs = [error_of(*pair) for pair in zip(eager, wanted, strict=True)] if eager else [0.0] * len(wanted)
+    for one, right, least in zip(found, wanted, theirs, strict=True):
+        error = error_of(one, right)
+        assert error < max(bound, 1.5 * least), f"{error:.1e} of {tuple(right.shape)}, eager {least:.1e}"
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -53,7 +59,8 @@ def test_values_at_sizes_of_deepspeeds_tests(
     made = FusedTransformerLayer(hidden, heads, pre_layer_norm=pre, num_hidden_layers=3, device="cuda", dtype=dtype)
     x = torch.randn(batch, length, hidden, device="cuda", dtype=dtype, requires_grad=True)
     mask = torch.randn(batch, 1, 1, length, device="cuda", dtype=dtype)
-    assert_near(trained(made, x, mask), exact(made, x, mask, pre=pre), BOUND[dtype])
+    eager, exact = (by_torch(made, x, mask, each, pre=pre) for each in (dtype, torch.float64))
+    assert_near(trained(made, x, mask), exact, BOUND[dtype], eager)
 
 
 def bert_large(**options: object) -> tuple[FusedTransformerLayer, Tensor]:
