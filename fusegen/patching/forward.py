@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from fusegen.patching.caches import (
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared
 
 _CAPTURING = "transformers.utils.output_capturing"
+_HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
 
 
 class FusedForward(FusedCall):
@@ -54,12 +56,14 @@ class FusedForward(FusedCall):
     def remove(self) -> None:
         """Puts back what was there; behind a wrapper that another tool has put there since, this object does nothing any more."""
         self._is_removed = True
-        for name in ("forward", "_old_forward"):
-            if vars(self.module).get(name) is self:
-                if self._given is None:
-                    delattr(self.module, name)
-                else:
-                    setattr(self.module, name, self._given)
+        held = vars(self.module)
+        if held.get(_HOOKED) is self:  # accelerate's wrapper calls it by this name
+            setattr(self.module, _HOOKED, self._given or MethodType(type(self.module).forward, self.module))
+        if held.get("forward") is self:
+            if self._given is None:
+                del self.module.forward
+            else:
+                self.module.forward = self._given
 
     _is_removed = False
 
@@ -104,17 +108,21 @@ class FusedForward(FusedCall):
         if known != between:
             raise UnsupportedError("the layer calls its attention with other settings than before")
 
-    def is_watched(self) -> bool:
-        """True if a submodule has hooks, or the module's activations are checkpointed."""
+    def watcher(self) -> str:
+        """The hooks of submodules, or that the module's activations are checkpointed."""
         module = self.module
-        if self._is_removed or (module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled()):
-            return True
+        if self._is_removed:
+            return "it was put back"
+        if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
+            return "its activations are checkpointed"
         for each in self._inner:
             if each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks:
-                return True
+                return "a module inside of it has hooks"
             if each._forward_hooks and not _is_idle(each._forward_hooks):
-                return True
-        return False
+                return "a module inside of it has hooks"
+            if (hook := each.__dict__.get("_hf_hook")) is not None and not _only_aligns(hook):
+                return f"a module inside of it has a hook of accelerate, {type(hook).__name__}"
+        return ""
 
     def mode(self) -> Kind:
         """The module's mode."""
@@ -168,7 +176,12 @@ def _fill(cache: Any, index: int, results: tuple[Any, tuple[Tensor, Tensor] | No
 
 def _attribute(module: nn.Module) -> str:
     """The name that a module's own forward pass has in it: accelerate's hooks call it by another."""
-    return "_old_forward" if hasattr(module, "_hf_hook") and "_old_forward" in vars(module) else "forward"
+    return _HOOKED if hasattr(module, "_hf_hook") and _HOOKED in vars(module) else "forward"
+
+
+def _only_aligns(hook: Any) -> bool:
+    """True if a hook of accelerate does nothing but move arguments to a module's device: not so where it brings weights too."""
+    return type(hook).__name__ == "AlignDevicesHook" and not hook.offload
 
 
 def _is_idle(hooks: Mapping[int, Callable[..., Any]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -83,9 +84,11 @@ class FusedCall:
     Attributes:
         module: the module that holds it.
         kinds: for each kind of call that was met, the facts of its kernel, or why there is none.
+        watched_by: the last reason for which a call ran as it is, though it might be a kernel.
     """
 
     module: nn.Module
+    watched_by: str = ""
 
     def __init__(self) -> None:
         self.kinds: dict[Kind, Fused | str] = {}
@@ -93,7 +96,10 @@ class FusedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function."""
-        if is_tracing() or is_compiling() or self.is_watched():
+        if is_tracing() or is_compiling():
+            return self.original(*args, **kwargs)
+        if watcher := self.watcher():
+            self.watched_by = watcher
             return self.original(*args, **kwargs)
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
         if kind is not None and isinstance(self.kinds.get(kind), str):
@@ -129,9 +135,9 @@ class FusedCall:
         """
         raise NotImplementedError
 
-    def is_watched(self) -> bool:
-        """True if something looks into the function, and must find it as it is."""
-        return False
+    def watcher(self) -> str:
+        """The reason why the function must run as it is now: something looks into it. Empty if nothing does."""
+        return ""
 
     def mode(self) -> Kind:
         """What tells kinds of calls apart beside their arguments."""
@@ -167,4 +173,8 @@ def _is_of_trace(error: Exception) -> bool:
 
 
 def _words(error: Exception) -> str:
-    return error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}"
+    """An error on one line, with the name of its file alone: a report cuts long ones."""
+    if not isinstance(error, FusegenError):
+        return f"{type(error).__name__}: {error}"
+    file, _, line = (error.where or "").partition(":")
+    return " · ".join(filter(None, (error.what, line and f"at: {Path(file).name}:{line}", error.mend)))

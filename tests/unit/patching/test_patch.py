@@ -141,6 +141,28 @@ def test_hooks_inside_of_a_layer_are_called() -> None:
     assert len(seen) == 1
 
 
+def test_hooks_of_a_module_that_took_anothers_place_are_called() -> None:
+    model, x, seen = Model(), torch.randn(5, WIDTH), []
+    fg.patch(model)
+    model(x)
+    model.layers[0].mlp.up = nn.Linear(WIDTH, 2 * WIDTH)
+    expected = model(x)
+    model.layers[0].mlp.up.register_forward_hook(lambda _module, _args, result: seen.append(type(result)))
+    torch.testing.assert_close(model(x), expected)
+    assert seen == [Tensor]
+
+
+def test_the_report_names_hooks_that_look_into_a_module() -> None:
+    model, x = Model(), torch.randn(5, WIDTH)
+    report = fg.patch(model)
+    for layer in model.layers:
+        layer.mlp.down.register_forward_hook(lambda _module, _args, _result: None)
+    model(x)
+    reasons = {row.path: row.reason for row in report.rows if not row.fused}
+    hooked = "as it is: a module inside of it has hooks"
+    assert reasons == {"layers.{0-1}": hooked, "layers.{0-1}.mlp": hooked}
+
+
 def test_files_and_copies_are_patched_models_of_their_own(tmp_path: Path) -> None:
     model, x = Model(), torch.randn(5, WIDTH)
     fg.patch(model)
