@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,10 @@ from fusegen.patching.fused_call import FusedCall, Kind, Prepared
 
 _CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
+
+
+Families: TypeAlias = tuple[tuple[nn.Module, tuple[nn.Module | None, ...]], ...]
+"""A module and those inside of it, each with its submodules."""
 
 
 class FusedForward(FusedCall):
@@ -115,7 +119,7 @@ class FusedForward(FusedCall):
             return "it was put back"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"
-        for each in self._inner:
+        for each in self._inside():
             if each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks:
                 return "a module inside of it has hooks"
             if each._forward_hooks and not _is_idle(each._forward_hooks):
@@ -149,9 +153,15 @@ class FusedForward(FusedCall):
     def _between(self) -> dict[Kind, Between]:
         return {}
 
+    def _inside(self) -> Iterator[nn.Module]:
+        """The modules inside of the module: found once, and again when one of them is replaced, as adapters do."""
+        if any(tuple(each._modules.values()) != children for each, children in self._families):
+            self._families = _families(self.module)
+        return (each for each, _ in self._families[1:])
+
     @cached_property
-    def _inner(self) -> tuple[nn.Module, ...]:
-        return tuple(each for each in self.module.modules() if each is not self.module)
+    def _families(self) -> Families:
+        return _families(self.module)
 
     @cached_property
     def _mask_position(self) -> int | None:
@@ -172,6 +182,10 @@ def _fill(cache: Any, index: int, results: tuple[Any, tuple[Tensor, Tensor] | No
     if pair is not None:
         cache.update(*pair, index)
     return result
+
+
+def _families(module: nn.Module) -> Families:
+    return tuple((each, tuple(each._modules.values())) for each in module.modules())
 
 
 def _attribute(module: nn.Module) -> str:
