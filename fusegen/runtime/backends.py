@@ -31,6 +31,10 @@ _EMULATED = targets.target("sm_90a")
 """What the emulator plays: Hopper, with its tensor cores and its copy engine."""
 
 
+_HOST = HostBackend()
+_MOST_BOUND = 64  # exact sizes of one program
+
+
 def target_of(device: torch.device) -> Target:
     """The target of a device; where CUDA is emulated, that of the CPU is the machine that the emulator plays.
 
@@ -59,7 +63,17 @@ class Machine:
     compiler: Compiler = "nvrtc"
 
     def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
-        """The program of a graph for exact sizes."""
+        """The program of a graph for exact sizes: the same for all functions that are traced to it."""
+        key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
+        known = compiled.program.bound
+        if key not in known:
+            if len(known) >= _MOST_BOUND:
+                known.clear()
+            known[key] = self._bound(compiled, sizes, device)
+        run: Run = known[key]
+        return run
+
+    def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
         if self.compiler == "extension":
             return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
         call = compiled.program.call
@@ -83,7 +97,7 @@ def _machine_of(device: torch.device) -> Machine:
         return _gpu(target, devices.index_of(device))
     if settings().emulate:
         return emulated_machine(target)
-    return Machine(target, HostBackend(), lambda sources, _: host_kernels(sources))
+    return Machine(target, _HOST, lambda sources, _: host_kernels(sources))
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from fusegen.ir.reductions import REDUCTIONS
 
@@ -90,6 +91,7 @@ def identifier(name: str) -> str:
     return f"{safe}_" if safe in _TAKEN or _MADE.fullmatch(safe) else safe
 
 
+@lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """A name in ASCII letters, digits and single underscores, not starting with a digit."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()

@@ -300,6 +300,11 @@ class Program:
             found += [(f"{number}." if len(parts) == 1 else f"{number}.{place}", part) for place, part in enumerate(parts, 1)]
         return tuple(found)
 
+    @cached_property
+    def bound(self) -> dict[object, object]:
+        """Calls that were bound to exact sizes, by what they depend on (`runtime.backends`)."""
+        return {}
+
     @property
     def step_count(self) -> int:
         """The number of steps, where parts of one launch are one."""
