@@ -128,6 +128,10 @@ def _double_negation(x: Value) -> Value | None:
     return x.arg(0).arg(0) if x.arg(0).node.op is Op.NEG else None
 
 
+def _absolute_of_negation(x: Value) -> Value | None:
+    return x.arg(0).arg(0).apply(Op.ABS) if x.arg(0).node.op is Op.NEG and x.dtype.is_float else None
+
+
 def _reciprocal_sqrt(x: Value) -> Value | None:
     if x.arg(0).is_constant(1.0) and x.arg(1).node.op is Op.SQRT:
         return x.arg(1).arg(0).apply(Op.RSQRT)
@@ -229,6 +233,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gather-powers-of-two", Op.MUL, _gather_powers_of_two),
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),
     Rule("double-negation", Op.NEG, _double_negation),
+    Rule("absolute-of-negation", Op.ABS, _absolute_of_negation),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
     Rule("first-few", Op.TOPK, first_few),
     Rule("reduced-few", Family.REDUCTION, reduced_few),

@@ -14,7 +14,8 @@ from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.math import Fast
 
 _APPROXIMATED = frozenset(
-    {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
+    {Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.TANH, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF}
+    | {op for op, m in REDUCTIONS.items() if m.approximable}
 )
 """Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
