@@ -66,8 +66,8 @@ _BOOL = {
 }
 
 # Relative errors of a few 2^-22 (2^-18 of those that must not cancel), far below half a unit of a 16-bit result whatever they are
-# composed with; what lies below 2^-126 may become zero. The logarithm is not here, since its absolute error shows near 1, nor is the
-# hardware's hyperbolic tangent, whose error is a quarter of half a unit of bfloat16 and more than that of what cancels.
+# composed with; what lies below 2^-126 may become zero. The logarithm is not here, since its absolute error shows near 1, nor the
+# hardware's hyperbolic tangent, whose error is a quarter of half a unit of bfloat16, and more where something cancels.
 # `fusegen.emit.cuda.fast_math` has what a user may ask for.
 _SMALL = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)
 _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh_by_exp")}
