@@ -106,7 +106,8 @@ def _is_held(graph: Graph, node: Node) -> bool:
     if node.op is not Op.NORMALIZER:
         return False
     shape, dims = graph.nodes[node.args[0]].shape, node.attr("dims")
-    count = literal(product(shape[d] for d in dims)) if isinstance(dims, tuple) else None
+    assert isinstance(dims, tuple)
+    count = literal(product(shape[d] for d in dims))
     return count is not None and count <= _LONGEST_HELD and dims == tuple(range(len(shape) - len(dims), len(shape)))
 
 
