@@ -19,6 +19,7 @@ from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.moments import with_moments
 from fusegen.passes.partials import reduced_by_tiles
+from fusegen.passes.peaks import with_capped_peaks, with_peaks
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
@@ -188,7 +189,7 @@ class Forms:
         if by_library not in self._fused:
             graph = leave_to_library(self.graph, by_library)
             graph = reduced_by_tiles(graph, self._target)
-            graph = with_moments(graph, self._target)
+            graph = with_capped_peaks(with_peaks(with_moments(graph, self._target), self._target))
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
         return self._fused[by_library]

@@ -67,7 +67,9 @@ def _points(context: Context) -> Points:
 def _points_over(context: Context, space: Space) -> Points:
     """The points of a group, of which a thread computes some together."""
     axes = space.axes
-    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted)
+    evaluator = Evaluator(
+        context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
+    )
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output, index in product(context.group.outputs, space.points):

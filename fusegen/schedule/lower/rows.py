@@ -66,7 +66,9 @@ def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
+    evaluator = Evaluator(
+        graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted, context.inverted
+    )
     is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # where another kernel has it too
     states = states_of(graph, [p for p, known in is_order.items() if not known])
