@@ -13,7 +13,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.few import is_per_segment, places_of_row
-from fusegen.passes.fuse.groups import Domain
+from fusegen.passes.fuse.groups import Domain, GroupKind
 from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
@@ -23,12 +23,14 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
+from fusegen.schedule.lower.reuse import reused_soon
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import element_type, lifted, states_of
 from fusegen.schedule.terms import Leaf, Read, Term, Terms
+from fusegen.target import Backend
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -176,7 +178,9 @@ def _merged(
     }
     segment = domain.segment if segments or any(root.kind == "segment_write" for root in roots) else 0
     own_axis = [axes.symbols[domain.columns[-1]]] if segment else []  # which therefore stays one
-    row_axes, column_axes, moves = rows_and_columns(domain, axes, [*expressions, *own_axis])
+    row_axes, column_axes, moves = rows_and_columns(
+        domain, axes, [*expressions, *own_axis], _row_order(context, domain, axes, leaves)
+    )
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     leaves = leaves.moved(moves)
@@ -203,13 +207,25 @@ def _merged(
     )
 
 
-def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
+def _row_order(context: Context, domain: Domain, axes: Axes, leaves: Leaves) -> Axes:
+    """The axes that number rows, in the order in which a GPU's cache serves best."""
+    rows, columns = _sub_axes(axes, domain.rows, "row"), _sub_axes(axes, domain.columns, "column")
+    if context.target.backend is not Backend.CUDA or context.group.kind is GroupKind.COLUMN:
+        return rows
+    itemsize = min((context.dtype(read.buffer).itemsize for read in leaves.reads.values()), default=1)
+    return reused_soon(rows, columns, [read.offset for read in leaves.reads.values()], itemsize)
+
+
+def rows_and_columns(
+    domain: Domain, axes: Axes, expressions: Sequence[Index], rows: Axes | None = None
+) -> tuple[Axes, Axes, dict[object, Index]]:
     """The merged axes that number rows, those along which a row runs, and what became of the domain's axes.
 
     Args:
         expressions: everything that depends on them.
+        rows: the axes that number rows, in another order than the domain's.
     """
-    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
+    row_axes, row_moves = merge_axes(rows or _sub_axes(axes, domain.rows, "row"), expressions, "row")
     column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
     return row_axes, column_axes, {**row_moves, **column_moves}
 
