@@ -122,7 +122,7 @@ def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: i
     found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
     found |= {access.name: access for access in body.kept}
     reads = [access for access in found.values() if access.buffer in itemsizes]  # others are drawn
-    of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
+    of_row = [itemsizes[access.buffer] * len(access.variables) for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
     itemsize, shared = max(of_row, default=0), len(reads) - len(of_row)

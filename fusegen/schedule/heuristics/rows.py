@@ -110,6 +110,7 @@ class RowFeatures:
         orders: whether rows are put in order.
         segment: columns of a segment, the last axis's extent, whose threads must be neighbours in a warp; 0 where nothing goes by
             segments.
+        in_turn: bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
         sendable: whether blocks may send each other their parts of what is reduced along the row.
     """
 
@@ -128,6 +129,7 @@ class RowFeatures:
     deferred: int = 0
     orders: bool = False
     segment: int = 0
+    in_turn: int = 0
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -309,7 +311,7 @@ def _fits(elements: int, held: float) -> bool:
 
 
 def _widest(features: RowFeatures) -> int:
-    return max(1, min(_MOST_LANES, _VECTOR_BYTES // min(features.itemsizes, default=4)))
+    return max(1, min(_MOST_LANES, _VECTOR_BYTES // max(features.in_turn, min(features.itemsizes, default=4))))
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:

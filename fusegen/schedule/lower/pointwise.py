@@ -20,7 +20,7 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.hoisting import Hoisting, hoisting_of
-from fusegen.schedule.lower.interleaved import interleaved
+from fusegen.schedule.lower.interleaved import bytes_in_turn, interleaved
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.points import Points
 from fusegen.schedule.lower.reuse import reused_soon
@@ -112,14 +112,10 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
 
 def _in_turn(context: Context, points: Points) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
-    axis = points.axes.symbols[-1]
     if context.target.backend is not Backend.CUDA:
         return 0
     reads = [Read(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
-    kinds = (reads, [Read(buffer, offset) for buffer, offset in points.stores])
-    accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
-    joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
-    return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)
+    return bytes_in_turn(context, (reads, [Read(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1])
 
 
 def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:

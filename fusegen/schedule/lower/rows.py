@@ -20,6 +20,7 @@ from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
 from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.interleaved import bytes_in_turn
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
@@ -254,6 +255,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
         segment=math.segment,
+        in_turn=_in_turn(context, math),
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
@@ -273,6 +275,14 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))
     return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
+
+
+def _in_turn(context: Context, math: RowMath) -> int:
+    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
+    if context.target.backend is not Backend.CUDA or context.group.kind is GroupKind.COLUMN:
+        return 0
+    writes = [Read(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
+    return bytes_in_turn(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])
 
 
 def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
