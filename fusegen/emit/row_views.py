@@ -193,6 +193,11 @@ def row_accesses(body: RowBody) -> list[Access]:
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
+def placed_accesses(body: RowBody) -> list[Access]:
+    """What a row kernel writes, element by element."""
+    return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
+
+
 def staged_accesses(body: RowBody) -> tuple[Access, ...]:
     """Of these, what is copied to shared memory while an earlier row is computed."""
     return body.phases[0].reads if body.plan.persistence is Persistence.STAGED else ()

@@ -100,7 +100,7 @@ class RowKernelBuilder:
         self.context, self.math, self.plan, self.phases = context, math, plan, phases
         self.workspace, self.totals = workspace, totals
         self.lane_axis = math.column_axes.symbols[-1]
-        self.fragments = Fragments(context, math.terms, math.leaves, self._read)
+        self.fragments = Fragments(context, math.terms, math.leaves, self._read, [store.offset for store in math.stores])
         self.reads = self._joined_reads()
         self.reductions = {node: self._reduction(node) for node in math.states}
         self.fragments.values |= self._values()
@@ -143,7 +143,7 @@ class RowKernelBuilder:
         return self._shifted(access, Pattern.VECTOR if read.drawn else Pattern.WINDOW) if along else access
 
     def _joined_reads(self) -> dict[int, Access]:
-        """The access of each term that is read; terms whose elements alternate, and which the same phases use, have one together."""
+        """The access of each term that is read; terms whose elements alternate, and which the same phases use, share one."""
         found = dict(self.fragments.reads)
         uses: dict[tuple[object, ...], list[int]] = {}
         for term in found:

@@ -18,6 +18,7 @@ from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
+from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.interleaved import bytes_in_turn
@@ -94,7 +95,7 @@ def _evaluate(context: Context) -> RowMath:
                 Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
                 for k, s in enumerate(found)
             ]
-            stores += found
+            stores += [Store(s.buffer, evaluator.place(s.offset, s.gathers)) for s in found]
     needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
     leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
@@ -256,6 +257,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         sendable=_is_sendable(math),
         segment=math.segment,
         in_turn=_in_turn(context, math),
+        indexed=any(sympy.sympify(read.offset).has(Loaded, Checked) for read in _fragments_of_row(math)),
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
