@@ -1,4 +1,4 @@
-"""Rows whose elements alternate between variables, as those of interleaved gates do: one vector of all, taken apart in registers."""
+"""Rows whose elements alternate between variables, as those of interleaved gates do: one vector, taken apart in registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a kernel stores where an index says, as normalized keys in a cache; positions whose rows a batch reads one after the other."""
+"""Rows that a kernel stores where an index says, as normalized keys in a cache; positions before the batch that shares them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _points(context: Context) -> Points:
 
 def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
     """The axes in the order in which a GPU's cache serves best. Lanes go on along the last one."""
-    if context.target.backend is not Backend.CUDA or divisor(axes.extents[-1], context.multiples) % _LANES:
+    if context.target.backend is not Backend.CUDA or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
         return axes  # rows that groups of lanes do not divide are best one behind the other
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsize = min((context.dtype(buffer).itemsize for buffer, _ in points.stores), default=1)
