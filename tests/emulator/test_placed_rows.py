@@ -23,8 +23,8 @@ def keys_into(cache: Tensor, x: Tensor, weight: Tensor, slots: Tensor) -> None:
     cache[slots] = F.rms_norm(x, x.shape[-1:], weight)[0].transpose(0, 1)
 
 
-def embedded(ids: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    return F.embedding(ids, table) + positions[: ids.shape[-1]]
+def placed(x: Tensor, positions: Tensor) -> Tensor:
+    return x + positions
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -68,12 +68,18 @@ def test_a_slot_out_of_range_is_refused() -> None:
 
 def test_positions_go_before_the_batch() -> None:
     """The order of the points is not that of the result."""
-    ids, table, positions = torch.randint(0, 9, (3, 5)), randn(9, 520), randn(6, 520)
-    kernel = agree(embedded, (ids, table, positions), (ids[:1], table, positions))
-    assert "/ static_cast<Index>(ids_dim0)" in kernel.lower(ids, table, positions, target="sm_90a").asm["cuda"]
+    x, positions = randn(3, 5, 1400), randn(5, 1400)
+    kernel = agree(placed, (x, positions), (x[:1, :2].clone(), positions[:2]))
+    assert "/ static_cast<Index>(x_dim0)" in kernel.lower(x, positions, target="sm_90a").asm["cuda"]
 
 
 def test_rows_of_a_mask_go_before_batch_and_heads() -> None:
-    kernel = agree(masked, (randn(2, 3, 5, 264), randn(5, 264)), (randn(1, 3, 4, 264), randn(4, 264)))
-    text = kernel.lower(randn(2, 3, 5, 264), randn(5, 264), target="sm_90a").asm["cuda"]
-    assert "/ static_cast<Index>(scores_dim0 * scores_dim1)" in text
+    scores, mask = randn(2, 3, 5, 1400), randn(5, 1400)
+    kernel = agree(masked, (scores, mask), (scores[:1, :, :4].clone(), mask[:4]))
+    assert "/ static_cast<Index>(scores_dim0 * scores_dim1)" in kernel.lower(scores, mask, target="sm_90a").asm["cuda"]
+
+
+def test_what_a_cache_holds_leaves_the_order_alone() -> None:
+    scores, mask = randn(2, 3, 5, 264), randn(5, 264)
+    text = fg.kernel(masked).lower(scores, mask, target="sm_90a").asm["cuda"]
+    assert "/ static_cast<Index>(scores_dim0 * scores_dim1)" not in text

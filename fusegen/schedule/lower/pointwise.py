@@ -72,9 +72,9 @@ def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
     if context.target.backend is not Backend.CUDA or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
         return axes  # rows that groups of lanes do not divide are best one behind the other
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
-    itemsize = min((context.dtype(buffer).itemsize for buffer, _ in points.stores), default=1)
+    itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
     outer = Axes(axes.symbols[:-1], axes.extents[:-1])
-    outer = reused_soon(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsize)
+    outer = reused_soon(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
     return Axes((*outer.symbols, *lanes.symbols), (*outer.extents, *lanes.extents))
 
 

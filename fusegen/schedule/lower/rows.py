@@ -179,9 +179,10 @@ def _merged(
         part: node for node, parts in states.items() if domain.is_segment(reduced_dims(context.graph, node)) for part in parts
     }
     segment = domain.segment if segments or any(root.kind == "segment_write" for root in roots) else 0
+    written = [stores[r.key].buffer for r in roots if r.kind == "write"]
     own_axis = [axes.symbols[domain.columns[-1]]] if segment else []  # which therefore stays one
     row_axes, column_axes, moves = rows_and_columns(
-        domain, axes, [*expressions, *own_axis], _row_order(context, domain, axes, leaves)
+        domain, axes, [*expressions, *own_axis], _row_order(context, axes, leaves, written)
     )
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
@@ -209,13 +210,19 @@ def _merged(
     )
 
 
-def _row_order(context: Context, domain: Domain, axes: Axes, leaves: Leaves) -> Axes:
-    """The axes that number rows, in the order in which a GPU's cache serves best."""
+def _row_order(context: Context, axes: Axes, leaves: Leaves, written: Sequence[int]) -> Axes:
+    """The axes that number rows, in the order in which a GPU's cache serves best.
+
+    Args:
+        written: buffers that get an element at each point.
+    """
+    domain = context.group.domain
     rows, columns = _sub_axes(axes, domain.rows, "row"), _sub_axes(axes, domain.columns, "column")
     if context.target.backend is not Backend.CUDA or context.group.kind is GroupKind.COLUMN:
         return rows
-    itemsize = min((context.dtype(read.buffer).itemsize for read in leaves.reads.values()), default=1)
-    return reused_soon(rows, columns, [read.offset for read in leaves.reads.values()], itemsize)
+    itemsizes = [context.dtype(read.buffer).itemsize for read in leaves.reads.values()]
+    itemsizes += [context.dtype(buffer).itemsize for buffer in written]
+    return reused_soon(rows, columns, [read.offset for read in leaves.reads.values()], itemsizes)
 
 
 def rows_and_columns(
