@@ -236,10 +236,17 @@ def _back_and_forth(x: Value) -> Value | None:
     return below.arg(0) if below.node.op is Op.RESHAPE and below.arg(0).node.shape == x.node.shape else None
 
 
+def _whole_slice(x: Value) -> Value | None:
+    """A slice of all elements of a dim, in their order."""
+    is_whole = x.node.shape == x.arg(0).node.shape and x.node.attr("step") == 1
+    return x.arg(0) if is_whole else None
+
+
 RULES: tuple[Rule, ...] = (
     Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
     Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
+    Rule("whole-slice", Op.SLICE, _whole_slice),
     Rule("softmax-beside-a-sink", Op.SLICE, softmax_beside_a_sink),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),

@@ -125,6 +125,11 @@ class Launch:
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
 
 
+def is_of_one_block(launch: Launch) -> bool:
+    """True if a launch has one block whatever the sizes are."""
+    return launch.grid == formula_of(1)
+
+
 def whole_launch(parts: Sequence[Launch]) -> Launch:
     """The launch of several parts: their blocks behind each other, their parameters once. The first parameters are the numbers of
     blocks of all parts but the last."""
