@@ -98,6 +98,10 @@ def rms_norm(
     casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32. With statistics: the result, and
     1/√(mean(x²) + ε) in float32. Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
     """
+    if tuple(normalized_shape) != (input.shape[-1],) and (return_statistics or zero_centered_gamma or casting_mode != "none"):
+        raise ArgumentError(
+            f"normalized_shape={tuple(normalized_shape)} of rows of {input.shape[-1]}", mend="give the last dim alone"
+        )
     if return_statistics:
         return _with_statistics(input, weight, eps, zero_centered_gamma, casting_mode)
     if casting_mode == "none" and not zero_centered_gamma:

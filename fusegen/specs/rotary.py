@@ -30,10 +30,16 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
         x: (batch, heads, positions, channels).
         cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved. Wider ones,
             as float32, leave the result in the dtype of x.
+
+    Raises:
+        ArgumentError: cos and sin are not of as many pairs of channels.
     """
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     count = cos.shape[-1] * (2 if interleaved else 1)
+    if cos.shape[-1] != sin.shape[-1] or count % 2 or count > x.shape[-1]:
+        what = f"cos and sin of {cos.shape[-1]} and {sin.shape[-1]} numbers a position for {x.shape[-1]} channels"
+        raise ArgumentError(what, mend="give both r numbers, r even and at most the channels; r/2 where pairs are interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
@@ -174,9 +180,12 @@ def _cos_sin(
     """What `rotated` takes, of the settings of `rotary_position_ids`.
 
     Raises:
-        ArgumentError: an odd number of channels, an unknown scaling, sections that are not those of all pairs and axes.
+        ArgumentError: an odd number of channels, an unknown scaling, a factor that is not positive, sections that are not
+            those of all pairs and axes.
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
+    if scaling is not None and factor <= 0:
+        raise ArgumentError(f"factor={factor}", mend="give a positive number")
     if channels % 2 or not 0 < channels <= q.shape[-1]:
         raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", mend=f"give an even number from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels

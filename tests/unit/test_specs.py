@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -159,6 +160,38 @@ def test_position_ids_rotate_some_channels(interleaved: bool) -> None:
     turned, _ = ops.rotary_position_ids(q, q, positions, interleaved=interleaved, rotary_dim=8)
     wanted, _ = ops.rotary_position_ids(q[..., :8], q[..., :8], positions, interleaved=interleaved)
     torch.testing.assert_close(turned, torch.cat((wanted, q[..., 8:]), -1))
+
+
+def refused() -> dict[str, Callable[[], object]]:
+    """Settings without a meaning, by what the error says of them."""
+    x, logits, column, q, positions = randn(3, 7), randn(5, 16), torch.ones(5, 1), randn(1, 2, 3, 8), torch.arange(3)[None]
+    router, ids = partial(ops.moe_router, logits, scoring="sigmoid"), partial(ops.rotary_position_ids, q, q, positions)
+    return {
+        "k=17 of 16 experts": lambda: ops.moe_router(logits, 17),
+        "groups=3 of 16 experts": lambda: router(2, groups=3),
+        "groups=16 of 16 experts": lambda: router(2, groups=16),
+        "chosen_groups=5 of 4 groups": lambda: router(2, groups=4, chosen_groups=5),
+        "of 4 experts for k=9": lambda: router(9, groups=4, chosen_groups=2),
+        "a bias or groups beside softmax": lambda: ops.moe_router(logits, 2, chosen_groups=2),
+        "penalties without counts": lambda: ops.sample(logits, repetition=column),
+        "top_k is 5": lambda: ops.sample(logits, top_k=5),
+        "top_p is a tensor of shape \\(5,\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
+        "seeds of torch.float32": lambda: ops.sample(logits, column, seeds=column),
+        "cos and sin of 7 and 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
+        "cos and sin of 8 and 1 numbers": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
+        "rotary_dim=5 of 8 channels": lambda: ids(rotary_dim=5),
+        "factor=0.0": lambda: ids(scaling="yarn", factor=0.0),
+        "mrope_section=\\(1, 1, 1\\) for 4 pairs": lambda: ops.rotary_position_ids(q, q, positions[None], mrope_section=(1, 1, 1)),
+        "a packed gate of 7 features": lambda: ops.swiglu(x),
+        "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
+        "normalized_shape=\\(3, 7\\) of rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
+    }
+
+
+@pytest.mark.parametrize("message", refused())
+def test_settings_without_a_meaning_are_refused(message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        refused()[message]()
 
 
 def half_turned(x: Tensor) -> Tensor:
