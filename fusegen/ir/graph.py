@@ -174,8 +174,8 @@ class Graph:
         return tuple(result)
 
     @cached_property
-    def known_views(self) -> dict[int, object]:
-        """The strided views that `ir.strided` has found, by node: fusion asks for them again and again."""
+    def known_views(self) -> dict[object, object]:
+        """The strided views that `ir.strided` has found, by node, and what repeats: fusion asks for them again and again."""
         return {}
 
     @cached_property
