@@ -70,6 +70,13 @@ def strided_view(graph: Graph, position: int) -> StridedView:
 def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
     """The node, of which each index of a dim repeats the one before ``count - 1`` times, as a strided view without the repetitions;
     None where it does not."""
+    known = position, dim, count
+    if known not in graph.known_views:
+        graph.known_views[known] = _without_repetitions(graph, position, dim, count)
+    return cast("StridedView | None", graph.known_views[known])
+
+
+def _without_repetitions(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
     shape = graph.nodes[position].shape
     kept = exact_quotient(shape[dim], count)
     if kept is None:

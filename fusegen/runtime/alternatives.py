@@ -47,7 +47,7 @@ def _with_orders(graph: Graph, target: Target) -> Graph:
     """The graph in which kernels put short rows in order, as GPUs can."""
     if target.backend is not Backend.CUDA or all(node.op is not Op.TOPK for node in graph.nodes):
         return graph
-    return replace(apply(Pass("put-rows-in-order", put_in_order), graph), derived=graph.derived)
+    return apply(Pass("put-rows-in-order", put_in_order), graph)
 
 
 class Alternatives:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-import sympy
-
 from fusegen.ir.formula import ceil_div
-from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol
+from fusegen.ir.symbolic import Axes, Index, axis_symbol
 from fusegen.ir.symbolic import product as volume
 from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Access, divisor, merge_axes
@@ -139,9 +137,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
     reads = joined([each for t, each in fragments.reads.items() if t not in once])
     body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted)
-    chunks = FloorDiv(axes.extents[0] + sympy.Integer(plan.repeats - 1), sympy.Integer(plan.repeats))
-    points_of_threads = volume(axes.extents) if hoisting is None else volume((chunks, *axes.extents[1:]))
-    grid = ceil_div(points_of_threads, plan.threads * plan.lanes * (plan.unroll if hoisting is None else 1))
+    grid = ceil_div(volume(body.threads.extents), plan.threads * plan.lanes * (plan.unroll if hoisting is None else 1))
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 
 import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Domain, GroupKind
-from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
+from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
@@ -30,7 +31,7 @@ from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shar
 from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.reductions import element_type, lifted, states_of
+from fusegen.schedule.reductions import combined, element_type, lifted, states_of
 from fusegen.schedule.terms import Leaf, Read, Term, Terms
 from fusegen.target import Backend
 
@@ -82,7 +83,8 @@ def _evaluate(context: Context) -> RowMath:
         statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
         roots.append(Root("order", node, statistics[node]))
     for node, parts in states.items():
-        reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
+        points = [_reduced(context, evaluator, node, p) for p in space.points]
+        reduced = reduce(partial(combined, evaluator.terms, graph.nodes[node].op), points)
         statistics |= dict.fromkeys(parts, reduced)
         if not context.group.domain.is_segment(reduced_dims(graph, node)):  # what is has its place where it is used
             roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
@@ -101,15 +103,6 @@ def _evaluate(context: Context) -> RowMath:
     needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
     leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
-
-
-def _combined(terms: Terms, op: Op, states: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The state of all points that a thread computes together."""
-    found = states[0]
-    for state in states[1:]:
-        (one,), (other,) = found, state
-        found = (terms.put(Term(COMBINED[op], (one, other), terms.items[one].dtype)),)
-    return found
 
 
 def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position) -> tuple[int, ...]:
