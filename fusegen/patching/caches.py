@@ -279,8 +279,12 @@ def before_attention(function: Function, place: Place, found: Callable[[Between]
                 function(module, *given, **named)
             except _Reached:
                 pass
+            except Exception as error:
+                if handed.update_call is None or handing.calls:
+                    raise
+                raise _own_attention() from error
             else:
-                raise UnsupportedError("the layer does not compute attention by a function that transformers knows by name")
+                raise _own_attention()
         if handed.update_call is None:
             raise UnsupportedError("the layer does not update its cache before its attention")
         between, results = _between(handed.update_call, handing.calls[0], args, kwargs)
@@ -288,6 +292,11 @@ def before_attention(function: Function, place: Place, found: Callable[[Between]
         return results
 
     return call
+
+
+def _own_attention() -> UnsupportedError:
+    what = "the layer does not compute attention by a function that transformers knows by name"
+    return UnsupportedError(what, mend='model.set_attn_implementation("sdpa")')
 
 
 def behind_attention(function: Function, place: Place) -> Function:

@@ -175,7 +175,7 @@ def _is_idle(hooks: Mapping[int, Callable[..., Any]]) -> bool:
     """True if all hooks are those by which transformers captures outputs, and it captures none now."""
     if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
         return False
-    return sys.modules[_CAPTURING]._active_collector.get() is None
+    return not sys.modules[_CAPTURING]._active_collector.get()
 
 
 def _snake_case(name: str) -> str:

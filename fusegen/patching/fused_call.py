@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.api import Kernel
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import FusegenError, IndexRangeError
+from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
 
 Kind: TypeAlias = tuple[object, ...]
@@ -101,8 +103,10 @@ class FusedCall:
             result = call.run()
         except IndexRangeError:
             raise
-        except Exception as error:  # anything may happen in a function that is traced: the function itself must say what is wrong
-            refusal = _words(error)
+        except Exception as error:
+            if not (isinstance(error, FusegenError) or _is_of_trace(error)):
+                raise
+            refusal = _words(error)  # should the function itself be wrong, it says so itself
         else:
             if kind is not None and kind not in self.kinds:
                 self._learn(kind, call)
@@ -155,6 +159,11 @@ class FusedCall:
             self.kinds[kind] = Fused.of(call)
         except FusegenError:  # a call under a transform of torch, which ran as torch runs it
             return
+
+
+def _is_of_trace(error: Exception) -> bool:
+    """True if an error was raised while the function ran on traced values, where anything may happen."""
+    return any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def _words(error: Exception) -> str:

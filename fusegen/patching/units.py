@@ -75,7 +75,7 @@ def _has_layers(module: nn.Module) -> bool:
 
 
 def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:
-    return (chosen,) if isinstance(chosen, (str, type)) else tuple(chosen)
+    return tuple(chosen) if isinstance(chosen, Sequence) and not isinstance(chosen, str) else (chosen,)
 
 
 def _is_chosen(names: Sequence[str | type[nn.Module]], path: str, module: nn.Module) -> bool:

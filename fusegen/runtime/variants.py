@@ -225,7 +225,7 @@ class Variants:
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
         numbers = {n: v for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
-        literals = {d for spec in specs for d in spec.shape if isinstance(d, int)}
+        literals = {d for spec in specs for d in spec.shape if isinstance(d, int)} - {*dict(sizes.hints).values()}
         numbers = {n: v for n, v in numbers.items() if n not in self.history.tied or v not in literals}
         symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
         scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}

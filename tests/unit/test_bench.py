@@ -16,11 +16,11 @@ from fusegen.bench import latency
 from fusegen.bench.accuracy import errors
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
-from fusegen.eager_cost import eager_cost
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
 from fusegen.bench.run import run_case
 from fusegen.bench.table import group_tables
+from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError
 from fusegen.specs import SPECS, meta
 from tests.naming import case as named

@@ -8,7 +8,21 @@ import torch
 import fusegen as fg
 from fusegen.cli.main import COMMANDS
 
-NAMES = ["FusegenError", "Kernel", "Lowered", "Static", "Vjp", "__version__", "dropout", "kernel", "load", "tune", "vjp"]
+NAMES = [
+    "FusegenError",
+    "Kernel",
+    "Lowered",
+    "Static",
+    "Vjp",
+    "__version__",
+    "dropout",
+    "kernel",
+    "load",
+    "patch",
+    "tune",
+    "unpatch",
+    "vjp",
+]
 
 
 def public(value: object) -> set[str]:

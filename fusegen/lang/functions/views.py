@@ -237,20 +237,21 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
 def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
     """A dim in equal parts; the last one may be shorter, and there may be fewer, as in torch."""
     size = input._node.shape[normalize_dim(dim, input.ndim)]
-    if dim_of(chunks) < 1:
+    count = dim_of(chunks)
+    if count < 1:
         raise ShapeError(f"chunk into {chunks} parts", mend="give a positive number")
     if same(size, 0):
         return (input,) * chunks
-    if same(dim_of(chunks), 1):
+    if same(count, 1):
         return (sliced(input, normalize_dim(dim, input.ndim), 0, size),)
-    part = exact_quotient(size, chunks)
+    part = exact_quotient(size, count)
     if part is None:
         input._tracer.require_literal(size)
         whole = literal(size)
         if whole is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
             raise ShapeError(text, mend="give the parts: split(sizes, dim)")
-        part = -(-whole // dim_of(chunks))
+        part = -(-whole // count)
     return _in_parts(input, dim, _equal_parts(input._tracer, size, part))
 
 

@@ -1,0 +1,196 @@
+"""Models of one's own, patched: results, what is chosen, what is left as it is, and the way back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen.errors import ArgumentError
+from fusegen.patching import Report
+
+WIDTH = 16
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Branching(Layer):
+    """A layer that no kernel can be, around an MLP that can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x)) if x.sum() > -1e9 else x
+
+
+class Model(nn.Module):
+    def __init__(self, layer: Callable[[], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer() for _ in range(2)])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def _is_fused(model: nn.Module, report: Report) -> dict[str, bool]:
+    return {row.path: row.fused for row in report.rows}
+
+
+def test_layers_are_kernels_with_the_same_results_and_gradients() -> None:
+    model, x = Model(), torch.randn(5, WIDTH, requires_grad=True)
+    expected = model(x)
+    wanted = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
+    report = fg.patch(model)
+    found = model(x)
+    got = torch.autograd.grad(found.square().sum(), [x, *model.parameters()])
+    torch.testing.assert_close((found, got), (expected, wanted))
+    (row,) = report.rows
+    assert (row.path, row.kind, row.count, row.fused) == ("layers.{0-1}", "Layer", 2, True)
+    assert row.before == 2 * 5  # norm, two matmuls with their biases, gelu, sum
+    assert "Layer ×2" in str(report) and f"{row.before} before, {row.after} now" in str(report)
+
+
+def test_undo_leaves_a_model_as_it_was() -> None:
+    model = Model()
+    before = [dict(vars(module)) for module in model.modules()]
+    report = fg.patch(model)
+    model(torch.randn(5, WIDTH))
+    report.undo()
+    assert [dict(vars(module)) for module in model.modules()] == before
+    assert str(report) == "Model: nothing is replaced"
+
+
+def test_what_cannot_be_traced_runs_as_it_is_with_its_parts_fused() -> None:
+    model, x = Model(Branching), torch.randn(5, WIDTH)
+    expected = model(x)
+    report = fg.patch(model)
+    torch.testing.assert_close(model(x), expected)
+    assert _is_fused(model, report) == {"layers.{0-1}": False, "layers.{0-1}.mlp": True, "layers.{0-1}.norm": True}
+    assert "as it is" in str(report) and "test_patch.py" in str(report)
+
+
+def test_an_error_of_the_model_is_its_own() -> None:
+    model = Model()
+    report = fg.patch(model)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        model(torch.randn(5, WIDTH + 1))
+    model(torch.randn(5, WIDTH))
+    assert _is_fused(model, report) == {"layers.{0-1}": True}
+
+
+def test_chosen_modules_and_those_that_are_left_out() -> None:
+    model, x = Model(), torch.randn(5, WIDTH)
+    only = fg.patch(model, only=["*.0.mlp", nn.LayerNorm])
+    model(x)
+    assert set(_is_fused(model, only)) == {"layers.0.mlp", "layers.{0-1}.norm"}
+    only.undo()
+    but = fg.patch(model, exclude="layers.1.mlp")
+    model(x)
+    assert set(_is_fused(model, but)) == {"layers.0", "layers.1.norm"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"only": "Mpl"}, "no module of the model is 'Mpl'"), ({"exclude": 3}, "neither a module's class nor its name")],
+)
+def test_a_choice_of_nothing_is_refused(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        fg.patch(Model(), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_patched_model_is_not_patched_again() -> None:
+    model = Model()
+    fg.patch(model, only="*.mlp")
+    with pytest.raises(ArgumentError, match="patched already"):
+        fg.patch(model)
+    fg.patch(model, only="*.norm")
+
+
+def test_hooks_inside_of_a_layer_are_called() -> None:
+    model, x, seen = Model(), torch.randn(5, WIDTH), []
+    fg.patch(model)
+    model(x)
+    handle = model.layers[0].mlp.register_forward_hook(lambda _module, _args, result: seen.append(result))  # type: ignore[union-attr]
+    expected = model(x)
+    assert len(seen) == 1 and type(seen[0]) is Tensor
+    handle.remove()
+    torch.testing.assert_close(model(x), expected)
+    assert len(seen) == 1
+
+
+def test_files_and_copies_are_patched_models_of_their_own(tmp_path: Path) -> None:
+    model, x = Model(), torch.randn(5, WIDTH)
+    fg.patch(model)
+    expected = model(x)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (torch.load(tmp_path / "model.pt", weights_only=False), copy.deepcopy(model)):
+        torch.testing.assert_close(other(x), expected)
+        with torch.no_grad():
+            other.layers[0].mlp.down.bias.add_(1)
+        assert not torch.allclose(other(x), expected)
+        fg.unpatch(other)
+        assert all("forward" not in vars(module) for module in other.modules())
+    torch.testing.assert_close(model(x), expected)
+    assert list(model.state_dict()) == list(Model().state_dict())
+
+
+def test_torch_compile_sees_the_models_own_code() -> None:
+    model, x = Model(), torch.randn(5, WIDTH)
+    expected = model(x)
+    fg.patch(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+
+
+def test_mode_and_gradients_are_those_of_each_call() -> None:
+    class Dropping(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(super().forward(x), 0.5, self.training)
+
+    model, x = Model(Dropping), torch.ones(64, WIDTH)
+    fg.patch(model)
+    with torch.no_grad():
+        assert not torch.equal(model(x), model(x))
+        model.eval()
+        torch.testing.assert_close(model(x), model(x))
+        assert not model(x).requires_grad
+    assert model(x).requires_grad
+
+
+def test_another_tools_wrapper_is_kept() -> None:
+    model, x, calls = Model(), torch.randn(5, WIDTH), []
+    own = model.layers[0].forward
+
+    def counting(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        return own(x)  # type: ignore[operator, no-any-return]
+
+    model.layers[0].forward = counting  # type: ignore[assignment]
+    expected = model(x)
+    report = fg.patch(model)
+    torch.testing.assert_close(model(x), expected)
+    report.undo()
+    assert vars(model.layers[0])["forward"] is counting
