@@ -18,11 +18,11 @@ from fusegen.ir.graph import Location
 
 _OURS = Path(__file__).parents[1]  # as frames name it: through a link where the environment is one
 _NOT_THE_USERS = (f"{_OURS}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_SPECS = f"{_OURS / 'specs'}{os.sep}"
+_DECLARATIONS = tuple(f"{_OURS / room}{os.sep}" for room in ("specs", "nn", "parallel"))
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is neither fusegen's compiler nor torch; prebuilt specs count as user code."""
+    """The innermost frame that is neither fusegen's compiler nor torch; prebuilt specs and modules count as user code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_user(frame.f_code.co_filename):
         frame = frame.f_back
@@ -30,7 +30,7 @@ def user_frame() -> FrameType | None:
 
 
 def _is_user(filename: str) -> bool:
-    return filename.startswith(_SPECS) or not filename.startswith(_NOT_THE_USERS)
+    return filename.startswith(_DECLARATIONS) or not filename.startswith(_NOT_THE_USERS)
 
 
 def is_shown_to_user() -> bool:
@@ -39,7 +39,7 @@ def is_shown_to_user() -> bool:
     while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    return file.startswith(_SPECS) or not file.startswith(_NOT_THE_USERS[0])
+    return file.startswith(_DECLARATIONS) or not file.startswith(_NOT_THE_USERS[0])
 
 
 def location() -> Location | None:

@@ -80,6 +80,10 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
         elif static and isinstance(value, nn.Module):
             scope |= {f"m{place}": weakref.ref(value)}
             conditions.append(f"m{place}() is {name}")
+        elif type(value) is tuple and all(type(each) is int for each in value):  # a shape
+            scope |= {f"c{place}": value, "int": int}
+            same_values = f"type({name}) is tuple and {name} == c{place} and all([type(each) is int for each in {name}])"
+            conditions.append(f"({name} is c{place} or {same_values})")
         else:
             return None
     given = [value for value in values if isinstance(value, Tensor)]

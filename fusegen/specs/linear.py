@@ -238,17 +238,20 @@ def layer_norm_mlp(
     normalization: str = "LayerNorm",
     eps: float = 1e-5,
     residual: Tensor | None = None,
-) -> Tensor:
-    """act(norm(x)·fc1ᵀ + b₁)·fc2ᵀ + b₂ + residual
+    zero_centered_gamma: bool = False,
+    return_norm: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """act(norm(x)·fc1ᵀ + b₁)·fc2ᵀ + b₂ + residual, and norm(x) on request
 
     x: (…, inputs); norm_weight, norm_bias: (inputs); fc1_weight: (hidden, inputs), of twice as many rows, gate first, where the
-    activation is gated ("swiglu", "geglu", "reglu", "glu"); fc2_weight: (inputs, hidden); normalization: "LayerNorm" or "RMSNorm".
-    TransformerEngine's ``LayerNormMLP``.
+    activation is gated ("swiglu", "geglu", "reglu", "glu"); fc2_weight: (inputs, hidden); normalization: "LayerNorm" or "RMSNorm";
+    zero_centered_gamma: the norm's factor is 1 + norm_weight. TransformerEngine's ``LayerNormMLP``.
     """
     if normalization not in ("LayerNorm", "RMSNorm"):
         raise ArgumentError(f"no normalization is called {normalization!r}", mend="give 'LayerNorm' or 'RMSNorm'")
+    gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
-    normalized = rms_normalized(x, norm_weight, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), norm_weight, norm_bias, eps)
+    normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
     h = F.linear(normalized, fc1_weight, fc1_bias)
     if activation in GATES:
         gate, up = h.chunk(2, -1)
@@ -256,7 +259,8 @@ def layer_norm_mlp(
     else:
         h = activate(h, activation)
     y = F.linear(h, fc2_weight, fc2_bias)
-    return y if residual is None else y + residual
+    y = y if residual is None else y + residual
+    return (y, normalized) if return_norm else y
 
 
 GATED = {"x": X, "gate_weight": tensor("hidden inputs"), "up_weight": tensor("hidden inputs")}

@@ -269,7 +269,7 @@ def add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     zero_centered_gamma: bool = False,
     casting_mode: str = "none",
     post_norm: bool = False,

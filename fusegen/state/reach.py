@@ -365,5 +365,5 @@ def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether a value is of the tracer's own: it is no state of the user's."""
-    return type(value).__module__.partition(".")[0] in ("fusegen", "sympy")
+    """True if a value is of the tracer's own, and no state of the user's; modules of `fusegen.nn` are state, as torch's are."""
+    return type(value).__module__.partition(".")[0] in ("fusegen", "sympy") and not is_a(value, torch.nn.Module)

@@ -53,6 +53,8 @@ ORDER = (
     ("fusegen",),
     ("specs",),
     ("ops",),
+    ("nn",),
+    ("parallel",),
     ("bench",),
     ("verify",),
     ("doctor",),

@@ -41,6 +41,11 @@ MORE: dict[str, Any] = VALUES | {
     "yes as a number": Color.RED,
     "other words": "none",
     "no": False,
+    "a shape": (1, 5),
+    "another shape": (1, 6),
+    "one with a bool": (True, 5),
+    "one of a list's values": [1, 5],
+    "one as torch gives it": torch.Size((1, 5)),
 }
 
 

@@ -1,0 +1,42 @@
+"""The prebuilt fusions as torch modules: arguments and state dicts of the modules that they replace.
+
+import fusegen.nn as fnn
+
+norm = fnn.RMSNorm(4096, eps=1e-6)
+mlp = fnn.GatedMLP(4096, 14336)
+mlp.load_state_dict(llama.model.layers[0].mlp.state_dict())
+"""
+
+from fusegen.nn.activations import GEGLU, GELU, GLU, BiasDropoutAdd, BiasGELU, LogSoftmax, ReGLU, SiLU, Softmax, SwiGLU
+from fusegen.nn.attention import Attention
+from fusegen.nn.embedding import Embedding
+from fusegen.nn.linear import FusedQKVLinear, LayerNormLinear, LayerNormMLP
+from fusegen.nn.losses import CrossEntropyLoss, LinearCrossEntropyLoss
+from fusegen.nn.mlp import MLP, GatedMLP
+from fusegen.nn.norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
+
+__all__ = [
+    "GEGLU",
+    "GELU",
+    "GLU",
+    "MLP",
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "Attention",
+    "BiasDropoutAdd",
+    "BiasGELU",
+    "CrossEntropyLoss",
+    "Embedding",
+    "FusedQKVLinear",
+    "GatedMLP",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "LinearCrossEntropyLoss",
+    "LogSoftmax",
+    "RMSNorm",
+    "ReGLU",
+    "SiLU",
+    "Softmax",
+    "SwiGLU",
+]

@@ -1,0 +1,64 @@
+"""Checks of constructor arguments and of inputs, shared by the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from fusegen.errors import ArgumentError
+
+
+def require_one_of(module: str, name: str, value: object, known: Iterable[object]) -> None:
+    """Checks that an argument has one of the known values.
+
+    Raises:
+        ArgumentError: it has another one.
+    """
+    choices = tuple(known)
+    if value not in choices:
+        what = f"{module}: {name}={value!r} is not supported"
+        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, choices))}")
+
+
+def require_probability(module: str, p: float) -> None:
+    """Checks that a dropout probability is between 0 and 1.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"{module}: p={p!r} is no probability", mend="give a number from 0 to 1")
+
+
+def require_divides(module: str, name: str, value: int, by_name: str, by: int) -> None:
+    """Checks that one count is a multiple of another.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if by < 1 or value % by:
+        raise ArgumentError(f"{module}: {name}={value} is not a multiple of {by_name}={by}", mend=f"give a multiple of {by_name}")
+
+
+def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
+    """Checks that the last dims of an input are those that a module was made for.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    found = tuple(x.shape[-len(shape) :])
+    if found != tuple(shape):
+        what = f"{module}: the input has shape {tuple(x.shape)}, and its last dims are not {tuple(shape)}"
+        raise ArgumentError(what, mend="give an input of such rows, or make the module for these")
+
+
+def require_positions(module: str, x: Tensor) -> None:
+    """Checks that an input has a batch and positions.
+
+    Raises:
+        ArgumentError: it has other dims.
+    """
+    if x.dim() != 3:
+        what = f"{module}: the input has shape {tuple(x.shape)}, and is not (batch, positions, hidden_size)"
+        raise ArgumentError(what, mend="add a batch of one by x[None], or flatten the dims in front of positions")

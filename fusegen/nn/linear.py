@@ -1,0 +1,279 @@
+"""Linear layers with something around them: TransformerEngine's modules by its names, and the projection to heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fusegen import ops
+from fusegen.nn.checks import require_divides, require_one_of, require_positions
+from fusegen.specs.activations import ACTIVATIONS
+from fusegen.specs.linear import GATES
+
+NORMALIZATIONS = ("LayerNorm", "RMSNorm")
+
+
+class _Normed(nn.Module):
+    """The parameters of a norm in front of linear layers, by TransformerEngine's names.
+
+    Args:
+        module: the name for messages.
+        features: that are normalized.
+        eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype: of the modules below.
+    """
+
+    layer_norm_weight: nn.Parameter
+    layer_norm_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        module: str,
+        features: int,
+        eps: float,
+        normalization: str,
+        zero_centered_gamma: bool,
+        return_layernorm_output: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        require_one_of(module, "normalization", normalization, NORMALIZATIONS)
+        super().__init__()
+        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
+        self.return_layernorm_output = return_layernorm_output
+        self.layer_norm_weight = _parameter((features,), device, dtype)
+        self.register_parameter("layer_norm_bias", None if self._is_rms else _parameter((features,), device, dtype))
+
+    @property
+    def _is_rms(self) -> bool:
+        """True if the norm is an RMS norm."""
+        return self.normalization == "RMSNorm"
+
+    def reset_parameters(self) -> None:
+        """Makes the norm's factor 1 and its bias 0."""
+        nn.init.constant_(self.layer_norm_weight, 0.0 if self.zero_centered_gamma else 1.0)
+        if self.layer_norm_bias is not None:
+            nn.init.zeros_(self.layer_norm_bias)
+
+    def extra_repr(self) -> str:
+        """The arguments of the norm."""
+        return f"normalization={self.normalization!r}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+
+
+class LayerNormLinear(_Normed):
+    """linear(norm(x)), with the arguments and parameter names of TransformerEngine's ``LayerNormLinear``.
+
+    Args:
+        in_features, out_features: of the linear layer.
+        eps: of the norm.
+        bias: True if the linear layer has one.
+        normalization: "LayerNorm" or "RMSNorm".
+        zero_centered_gamma: True if the norm's factor is 1 + layer_norm_weight.
+        return_layernorm_output: True if the forward pass returns norm(x) as well.
+        device, dtype: of the parameters.
+
+    Raises:
+        ArgumentError: an unknown normalization.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        zero_centered_gamma: bool = False,
+        return_layernorm_output: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        settings = (eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype)
+        super().__init__("LayerNormLinear", in_features, *settings)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _parameter((out_features, in_features), device, dtype)
+        self.register_parameter("bias", _parameter((out_features,), device, dtype) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes the parameters as `torch.nn.LayerNorm` and `torch.nn.Linear` do."""
+        super().reset_parameters()
+        reset_linear(self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """linear(norm(x)), and norm(x) on request; x: (…, in_features)."""
+        gamma, settings = self.layer_norm_weight, (self.eps, self.zero_centered_gamma)
+        if self._is_rms:
+            return ops.rms_norm_linear(x, gamma, self.weight, self.bias, *settings, return_norm=self.return_layernorm_output)
+        return ops.layer_norm_linear(
+            x, gamma, self.layer_norm_bias, self.weight, self.bias, *settings, return_norm=self.return_layernorm_output
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            + super().extra_repr()
+        )
+
+
+class LayerNormMLP(_Normed):
+    """fc2(act(fc1(norm(x)))), with the arguments and parameter names of TransformerEngine's ``LayerNormMLP``.
+
+    Args:
+        hidden_size: features of input and result.
+        ffn_hidden_size: features between.
+        eps: of the norm.
+        bias: True if both linear layers have one.
+        normalization: "LayerNorm" or "RMSNorm".
+        activation: "swiglu", "geglu", "reglu" or "glu", of which fc1_weight holds gate and up in halves of its rows, or a name of
+            `transformers`: "gelu" is the exact one, and what TransformerEngine calls "gelu" is "gelu_tanh"; "geglu" has the tanh
+            form in both.
+        zero_centered_gamma, return_layernorm_output: as in `LayerNormLinear`.
+        device, dtype: of the parameters.
+
+    Raises:
+        ArgumentError: an unknown normalization or activation.
+    """
+
+    fc1_bias: nn.Parameter | None
+    fc2_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        eps: float = 1e-5,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        activation: str = "gelu",
+        zero_centered_gamma: bool = False,
+        return_layernorm_output: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        require_one_of("LayerNormMLP", "activation", activation, (*GATES, *ACTIVATIONS))
+        settings = (eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype)
+        super().__init__("LayerNormMLP", hidden_size, *settings)
+        self.hidden_size, self.ffn_hidden_size, self.activation = hidden_size, ffn_hidden_size, activation
+        rows = ffn_hidden_size * (2 if activation in GATES else 1)
+        self.fc1_weight = _parameter((rows, hidden_size), device, dtype)
+        self.register_parameter("fc1_bias", _parameter((rows,), device, dtype) if bias else None)
+        self.fc2_weight = _parameter((hidden_size, ffn_hidden_size), device, dtype)
+        self.register_parameter("fc2_bias", _parameter((hidden_size,), device, dtype) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes the parameters as `torch.nn.LayerNorm` and `torch.nn.Linear` do."""
+        super().reset_parameters()
+        reset_linear(self.fc1_weight, self.fc1_bias)
+        reset_linear(self.fc2_weight, self.fc2_bias)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """fc2(act(fc1(norm(x)))) + residual, and norm(x) on request; x, residual: (…, hidden_size)."""
+        return ops.layer_norm_mlp(
+            x,
+            self.layer_norm_weight,
+            self.layer_norm_bias,
+            self.fc1_weight,
+            self.fc1_bias,
+            self.fc2_weight,
+            self.fc2_bias,
+            self.activation,
+            self.normalization,
+            self.eps,
+            residual,
+            self.zero_centered_gamma,
+            self.return_layernorm_output,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        sizes = f"hidden_size={self.hidden_size}, ffn_hidden_size={self.ffn_hidden_size}, bias={self.fc1_bias is not None}"
+        return f"{sizes}, activation={self.activation!r}, {super().extra_repr()}"
+
+
+class FusedQKVLinear(nn.Linear):
+    """The projections to queries, keys and values as one product, split by heads and rotated in its epilogue. Its weight is packed:
+    the rows of queries, then those of keys, then those of values, as in Phi-3's ``qkv_proj``.
+
+    Args:
+        hidden_size: features of the input.
+        num_attention_heads: heads of queries.
+        num_key_value_heads: heads of keys and of values, by default as many.
+        head_dim: channels of a head, by default hidden_size / num_attention_heads.
+        bias: True if the product has one.
+        interleaved: True if neighbours are rotated as pairs; halves of a head otherwise.
+        device, dtype: of the parameters.
+
+    Raises:
+        ArgumentError: heads that do not divide what they must.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        interleaved: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        heads, kv_heads, channels = heads_of("FusedQKVLinear", hidden_size, num_attention_heads, num_key_value_heads, head_dim)
+        super().__init__(hidden_size, (heads + 2 * kv_heads) * channels, bias, device, dtype)
+        self.num_attention_heads, self.num_key_value_heads, self.head_dim = heads, kv_heads, channels
+        self.interleaved = interleaved
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v: (batch, heads, positions, head_dim) each.
+
+        Args:
+            x: (batch, positions, hidden_size).
+            cos, sin: (positions, r) or (batch, positions, r), as in `fusegen.ops.rotary`; without them nothing is rotated.
+
+        Raises:
+            ArgumentError: other dims of x.
+        """
+        require_positions("FusedQKVLinear", x)
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        return ops.qkv_linear(
+            x, self.weight, self.bias, heads=heads, kv_heads=kv_heads, cos=cos, sin=sin, interleaved=self.interleaved
+        )
+
+    def extra_repr(self) -> str:
+        """torch's, and how the result is split."""
+        heads = f"heads={self.num_attention_heads}, kv_heads={self.num_key_value_heads}, head_dim={self.head_dim}"
+        return f"{super().extra_repr()}, {heads}"
+
+
+def heads_of(module: str, hidden_size: int, heads: int, kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
+    """The heads of queries, those of keys, and the channels of each, as `transformers` derives what is left out.
+
+    Raises:
+        ArgumentError: heads that do not divide what they must.
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
+    require_divides(module, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    if head_dim is None:
+        require_divides(module, "hidden_size", hidden_size, "num_attention_heads", heads)
+        head_dim = hidden_size // heads
+    return heads, kv_heads, head_dim
+
+
+def reset_linear(weight: Tensor, bias: Tensor | None) -> None:
+    """Initializes a weight and a bias as `torch.nn.Linear` does."""
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] else 0.0
+        nn.init.uniform_(bias, -bound, bound)
+
+
+def _parameter(shape: tuple[int, ...], device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

@@ -1,0 +1,104 @@
+"""Losses from logits as modules, none of which keeps probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen import ops
+from fusegen.nn.checks import require_one_of
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """`torch.nn.CrossEntropyLoss` by `fusegen.ops.cross_entropy`.
+
+    Args:
+        weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in `torch.nn.CrossEntropyLoss`.
+        z_loss: the factor of logsumexp(x)², which is added.
+        softcap: x becomes softcap·tanh(x/softcap) first.
+
+    Raises:
+        ArgumentError: an unknown reduction.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        require_one_of("CrossEntropyLoss", "reduction", reduction, REDUCTIONS)
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        self.z_loss, self.softcap = z_loss, softcap
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input, target: as in `torch.nn.CrossEntropyLoss`."""
+        settings = (self.ignore_index, self.reduction, self.label_smoothing, self.z_loss, self.softcap)
+        return ops.cross_entropy(input, target, self.weight, *settings)
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """Cross entropy of a linear layer's logits, which are never in memory as a whole. Arguments and state dict (``linear.weight``,
+    ``linear.bias``, ``weight``) are those of `torch.nn.LinearCrossEntropyLoss` of torch 2.13; a model that ties its head to its
+    embedding sets ``loss.linear.weight``.
+
+    Args:
+        in_features: of the hidden states.
+        num_classes: of the logits.
+        bias: True if the linear layer has one.
+        device, dtype: of the linear layer.
+        reduction, weight, label_smoothing, z_loss, softcap: as in `CrossEntropyLoss`.
+        ignore_index: None is −100.
+
+    Raises:
+        ArgumentError: an unknown reduction.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        require_one_of("LinearCrossEntropyLoss", "reduction", reduction, REDUCTIONS)
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        self.register_buffer("weight", weight)
+        self.reduction, self.label_smoothing = reduction, label_smoothing
+        self.ignore_index = -100 if ignore_index is None else ignore_index
+        self.z_loss, self.softcap = z_loss, softcap
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss; input: (rows, in_features), target: (rows) of indices, or (rows, num_classes) of probabilities."""
+        return linear_cross_entropy_loss(self, input, target)
+
+    def extra_repr(self) -> str:
+        """The arguments of the loss."""
+        return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}"
+
+
+@fg.kernel
+def linear_cross_entropy_loss(loss: LinearCrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
+    """The linear layer and the loss behind it as one graph, so that logits are computed in blocks."""
+    settings = (loss.ignore_index, loss.reduction, loss.label_smoothing, loss.z_loss, loss.softcap)
+    return ops.cross_entropy(loss.linear(input), target, loss.weight, *settings)

@@ -1,0 +1,186 @@
+"""Checks that run in two processes, the ranks of a group of gloo, or of NCCL on two GPUs. Each rank reports what failed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import spawn
+
+import fusegen.nn as fnn
+from fusegen.errors import ArgumentError
+from fusegen.parallel import ColumnParallelLinear, ParallelAttention, ParallelGatedMLP, RowParallelLinear
+from tests.unit.eager import randn, same
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    """Adds a check that both ranks run, from the same seed."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def run(folder: Path, kind: str = "cpu") -> dict[str, str]:
+    """Runs all checks in two processes, on a kind of device: for each the tracebacks of both ranks, "" where both passed."""
+    spawn(_rank, (folder, kind), nprocs=2)
+    reports = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return {name: "".join(report[name] for report in reports) for name in CHECKS}
+
+
+def _rank(rank: int, folder: Path, kind: str) -> None:
+    torch.set_num_threads(1)
+    torch.set_default_device(torch.device(kind, rank if kind == "cuda" else 0))
+    settings = {"init_method": f"file://{folder / 'group'}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", **settings)
+    report = dict.fromkeys(CHECKS, "")
+    for name, function in CHECKS.items():
+        torch.manual_seed(0)
+        try:
+            function()
+        except Exception:
+            report[name] = f"rank {rank}:\n{traceback.format_exc()}"
+    torch.save(report, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def part_of(full: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a tensor, along the dim in which it is longer."""
+    dims = [dim for dim, (a, b) in enumerate(zip(full.shape, like.shape, strict=True)) if a != b]
+    return full.chunk(2, dims[0])[dist.get_rank()] if dims else full
+
+
+def agree(part: nn.Module, whole: nn.Module, *arguments: Tensor | None) -> None:
+    """Results and gradients of a split module are those of the whole one: by the arguments on all ranks, by parameters in parts."""
+    found, wanted = part(*arguments), whole(*arguments)
+    same(found, wanted)
+    weights = torch.linspace(0.5, 2, wanted.numel()).view(wanted.shape)
+    inputs = [a for a in arguments if a is not None and a.requires_grad]
+    names = [name for name, _ in part.named_parameters()]
+    ours = torch.autograd.grad((found * weights).sum(), [*inputs, *part.parameters()])
+    theirs = torch.autograd.grad((wanted * weights).sum(), [*inputs, *map(whole.get_parameter, names)])
+    for name, one, other in zip((*["argument"] * len(inputs), *names), ours, theirs, strict=True):
+        same(one, part_of(other, one), name)
+
+
+def block() -> tuple[fnn.GatedMLP, Tensor]:
+    return fnn.GatedMLP(16, 24, bias=True), randn(2, 5, 16).requires_grad_()
+
+
+class Pair(nn.Module):
+    """Columns, then rows."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@check
+def linear_layers() -> None:
+    whole = Pair(nn.Linear(16, 24), nn.Linear(24, 8))
+    part = Pair(ColumnParallelLinear.from_module(whole.first), RowParallelLinear.from_module(whole.second))
+    assert part.first.weight.shape == (12, 16) and part.second.weight.shape == (8, 12)
+    agree(part, whole, randn(5, 16).requires_grad_())
+
+
+@check
+def gated_mlp() -> None:
+    whole, x = block()
+    agree(ParallelGatedMLP.from_module(whole), whole, x)
+
+
+@check
+def attention() -> None:
+    whole = fnn.Attention(16, 4, 2, bias=True, out_bias=True, qk_norm=True, is_causal=False)
+    nn.init.normal_(whole.q_norm.weight)
+    by_heads = randn(4, 5, 5).requires_grad_()
+    agree(ParallelAttention.from_module(whole), whole, randn(2, 5, 16).requires_grad_(), None, None, by_heads)
+
+
+@check
+def dtensors() -> None:
+    mesh = dist.device_mesh.init_device_mesh(torch.get_default_device().type, (2,))
+    whole, x = block()
+    plan = {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
+    split = parallelize_module(copy.deepcopy(whole), mesh, plan)
+    part = ParallelGatedMLP.from_module(split, mesh)
+    agree(part, whole, x)
+    stored = split.gate_proj.weight
+    assert isinstance(stored, DTensor) and part.gate_proj.weight.data_ptr() == stored.to_local().data_ptr()
+    with pytest.raises(ArgumentError, match="placed as"):
+        RowParallelLinear.from_module(split.gate_proj, mesh)
+
+
+@check
+def torch_compile() -> None:
+    counts: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        counts.append(sum("all_reduce" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    whole, x = block()
+    part = ParallelGatedMLP.from_module(whole)
+    compiled = torch.compile(part, fullgraph=True, backend=aot_autograd(fw_compiler=count))
+    found, wanted = compiled(x), whole(x)
+    same(found, wanted)
+    same(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), x))
+    assert counts == [1, 1]  # forward and backward
+
+
+@check
+def autocast() -> None:
+    whole, x = block()
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        found, wanted = ParallelGatedMLP.from_module(whole)(x), whole(x)
+    assert found.dtype is wanted.dtype is torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2)
+
+
+@check
+def copies_and_files() -> None:
+    whole, x = block()
+    part = ParallelGatedMLP.from_module(whole)
+    torch.save(part, file := io.BytesIO())
+    file.seek(0)
+    for other in (copy.deepcopy(part), torch.load(file, weights_only=False)):
+        same(other(x), whole(x))
+
+
+@check
+def frozen_weights_stay_frozen() -> None:
+    whole, _ = block()
+    whole.up_proj.requires_grad_(False)
+    part = ParallelGatedMLP.from_module(whole)
+    assert [name for name, p in part.named_parameters() if not p.requires_grad] == ["up_proj.weight", "up_proj.bias"]
+
+
+@check
+def refused() -> None:
+    parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    for call, says in (
+        (lambda: ColumnParallelLinear.from_module(nn.Linear(4, 5)), "cannot be split over 2 ranks"),
+        (lambda: RowParallelLinear.from_module(nn.Linear(5, 4)), "cannot be split over 2 ranks"),
+        (lambda: ColumnParallelLinear.from_module(parametrized), "no plain torch.nn.Linear"),
+        (lambda: ParallelAttention.from_module(fnn.Attention(12, 3)), "num_attention_heads=3"),
+        (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, 1)), "num_key_value_heads=1"),
+        (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, p=0.1)), "dropout of attention weights"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            call()
