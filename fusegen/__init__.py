@@ -21,8 +21,10 @@ __all__ = [
     "Lowered",
     "Static",
     "Vjp",
+    "Workspace",
     "__version__",
     "dropout",
+    "invertible_layer_norm",
     "kernel",
     "load",
     "patch",
@@ -38,10 +40,12 @@ if TYPE_CHECKING:
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
     from fusegen.gradients import Vjp
+    from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
     from fusegen.patching import patch, unpatch
     from fusegen.runtime.parameters import Static
+    from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune
 else:
     _HOMES = {
@@ -50,7 +54,9 @@ else:
         "Lowered": "fusegen.lowered",
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
+        "Workspace": "fusegen.runtime.workspace",
         "dropout": "fusegen.lang.functions.random",
+        "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "patch": "fusegen.patching",

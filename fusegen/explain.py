@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fusegen.calls.formula import Formula
-from fusegen.calls.workspace import arrange
+from fusegen.calls.workspace import arrange, bytes_of, peak_of
 from fusegen.dtypes import DType
 from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
 from fusegen.ir.formula import formula
@@ -36,9 +36,9 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ch
     for number, step in program.numbered:
         first, *others = explain_step(program, step, sizes, choices)
         lines += [f"{number} {first}", *(f"   {line}" for line in others)]
-    _, workspace = arrange(program.call, sizes)
-    if workspace:
-        lines.append(f"workspace: {human_bytes(workspace)}")
+    if workspace := bytes_of(program.call, sizes):
+        peak = peak_of(program.call, sizes)
+        lines.append(f"workspace: {human_bytes(workspace)}{f', {peak} bytes at once' if peak else ''}")
     return "\n".join(lines)
 
 

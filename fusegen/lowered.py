@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusegen.calls.workspace import bytes_of
 from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.inspect import Stages, page, summary
 from fusegen.ir.graph import Graph
@@ -61,6 +62,11 @@ class Lowered:
         text = explain(self.program, self.sizes, self.choices)
         saved = self._saved_text()
         return f"{text}\n{saved}" if saved else text
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The bytes of a `fg.Workspace` for a call of these sizes."""
+        return bytes_of(self.program.call, self.sizes)
 
     def __repr__(self) -> str:
         return summary(self._stages())

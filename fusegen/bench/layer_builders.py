@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fusegen.bench.builders import heads
 from fusegen.bench.case import Sizes
+from fusegen.nn.transformer_layer import parameter_shapes
 from fusegen.specs import meta
 from fusegen.specs.spec import Arguments
 
@@ -73,6 +74,13 @@ def encoder(dtype: torch.dtype, sizes: Sizes) -> Arguments:
         "down_weight": (width, 4 * width),
         "down_bias": (width,),
     }
+    return {"x": meta(*sizes, dtype=dtype)} | {name: meta(*shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def transformer_layer(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+    """Batch, positions and channels of a `FusedTransformerLayer`, whose feed-forward block has four times as many channels."""
+    width = sizes[-1]
+    shapes = parameter_shapes(width, 4 * width)
     return {"x": meta(*sizes, dtype=dtype)} | {name: meta(*shape, dtype=dtype) for name, shape in shapes.items()}
 
 

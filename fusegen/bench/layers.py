@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.nn.transformer_layer import LayerMath, layer_kernel
 
 _HEADS = 16  # in an encoder layer
 _DROPPED = 0.1
@@ -154,6 +156,10 @@ def _mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, dow
     return F.linear(F.gelu(F.linear(x, up_weight, up_bias), approximate="tanh"), down_weight, down_bias)
 
 
+# FusedTransformerLayer, with the heads and the dropout of BERT-large.
+
+_BERT = LayerMath(_HEADS, attn_dropout=_DROPPED, hidden_dropout=_DROPPED)
+
 LAYERS: Mapping[str, fg.Kernel[..., Any]] = {
     "rotary": rotary,
     "scale_mask_softmax": scale_mask_softmax,
@@ -167,5 +173,7 @@ LAYERS: Mapping[str, fg.Kernel[..., Any]] = {
     "linear_cross_entropy": linear_cross_entropy,
     "encoder_pre_norm": encoder_pre_norm,
     "encoder_post_norm": encoder_post_norm,
+    "transformer_layer_pre_norm": layer_kernel(_BERT),
+    "transformer_layer_post_norm": layer_kernel(replace(_BERT, pre_layer_norm=False)),
 }
 """By the name of their cases."""

@@ -48,7 +48,7 @@ class TrainingCase(Case):
         scale of the inputs."""
         found = super().arguments(device)
         for name, value in found.items():
-            if name.endswith("weight") and value.dim() == 2:
+            if name.endswith(("weight", "w")) and value.dim() == 2:
                 value.mul_(value.shape[-1] ** -0.5)
         return found
 

@@ -19,6 +19,7 @@ _CPU_ROWS = (256, 512)
 _HEADS, _CPU_HEADS = (4, 16, 4096, 128), (1, 2, 64, 32)
 _CPU_LAYER = (2, 16, 128)
 _CPU_LOGITS = (64, 1000)
+_BERT_LARGE = ((8, 128, 1024), (8, 512, 1024), (64, 128, 1024))
 
 Build = Callable[[torch.dtype, Sizes], Arguments]
 
@@ -56,6 +57,7 @@ def _case(name: str, sizes: Sizes, cpu_sizes: Sizes, build: Build, **options: An
 
 
 _layer = partial(_case, cpu_sizes=_CPU_LAYER, build=layer_builders.encoder, flops=_encoder, draws=True)
+_fused_layer = partial(_layer, build=layer_builders.transformer_layer)
 
 TRAINING_CASES: tuple[TrainingCase, ...] = (
     _case("layer_norm", (16384, 4096), _CPU_ROWS, builders.affine),
@@ -75,6 +77,7 @@ TRAINING_CASES: tuple[TrainingCase, ...] = (
     _layer("encoder_pre_norm", (8, 128, 1024)),
     _layer("encoder_post_norm", (16, 512, 1024)),
     _layer("encoder_post_norm", (8, 128, 1024)),
+    *(_fused_layer(f"transformer_layer_{place}_norm", sizes) for place in ("pre", "post") for sizes in _BERT_LARGE),
     _case("linear_bias_gelu", (8192, 16384, 4096), (64, 128, 64), builders.product, flops=_matmul),
     _case("swiglu_mlp", (8192, 14336, 4096), (64, 128, 64), layer_builders.gated_mlp, flops=_gated_mlp),
     _case("cross_entropy", (8192, 32000), _CPU_LOGITS, layer_builders.logits),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusegen.calls.call import Buffer, Call, Role
+from fusegen.calls.call import Buffer, Call, Loop, Role
 
 _ALIGNMENT = 256  # bytes between values; what torch's allocator gives
 
@@ -51,6 +51,35 @@ _ORDERS: tuple[Callable[[Slot], tuple[int, ...]], ...] = (
 def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
     """The places of a call's temporaries, but for what a library allocates, and the bytes that they take together."""
     return packed(slots_of(call, sizes))
+
+
+def bytes_of(call: Call, sizes: Mapping[str, int]) -> int:
+    """The bytes of all temporaries of a call, those of its loops' bodies among them."""
+    _, own = arrange(call, sizes)
+    bodies = ((step.body, step.blocks(sizes)) for step in call.steps if isinstance(step, Loop))
+    return own + max((bytes_of(body, blocks[n]) for body, blocks in bodies for n in (0, -1)), default=0)
+
+
+def peak_of(call: Call, sizes: Mapping[str, int]) -> str:
+    """The bytes of the temporaries that a call needs at once, as a formula of its sizes; nothing where they depend on none.
+
+    The step at which they are most is that of the sizes given. The workspace is that, each value rounded up to a multiple of 256.
+    """
+    slots = slots_of(call, sizes)
+    steps = {slot.first for slot in slots}
+    alive = max(([slot for slot in slots if slot.first <= step <= slot.last] for step in steps), key=_total, default=[])
+    specs = {spec.key: spec for spec in call.buffers}
+    terms: dict[tuple[str, ...], int] = {}
+    for spec in (specs[slot.key] for slot in alive):
+        literal = [extent for extent in spec.shape if not extent.sizes]
+        symbols = tuple(sorted(str(extent * 1).removesuffix(" * 1") for extent in spec.shape if extent.sizes))
+        terms[symbols] = terms.get(symbols, 0) + spec.dtype.itemsize * prod(extent(sizes) for extent in literal)
+    found = sorted(terms.items(), key=lambda term: (-len(term[0]), term))
+    return " + ".join(" * ".join((str(factor), *symbols)) for symbols, factor in found) if any(terms) else ""
+
+
+def _total(slots: Iterable[Slot]) -> int:
+    return sum(slot.size for slot in slots)
 
 
 def slots_of(call: Call, sizes: Mapping[str, int]) -> tuple[Slot, ...]:

@@ -14,6 +14,7 @@ from fusegen.nn.linear import FusedQKVLinear, LayerNormLinear, LayerNormMLP
 from fusegen.nn.losses import CrossEntropyLoss, LinearCrossEntropyLoss
 from fusegen.nn.mlp import MLP, GatedMLP
 from fusegen.nn.norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
+from fusegen.nn.transformer_layer import FusedTransformerLayer
 
 __all__ = [
     "GEGLU",
@@ -28,6 +29,7 @@ __all__ = [
     "CrossEntropyLoss",
     "Embedding",
     "FusedQKVLinear",
+    "FusedTransformerLayer",
     "GatedMLP",
     "LayerNorm",
     "LayerNormLinear",

@@ -64,7 +64,7 @@ class Machine:
             return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
         call = compiled.program.call
         kernels = self.kernels(compiled.sources, call.launches)
-        return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels)
+        return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels, compiled.traced.name)
 
 
 def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machine:

@@ -27,12 +27,14 @@ from fusegen.calls.call import (
     SizeArgument,
     TensorMapSpec,
 )
+from fusegen.calls.workspace import bytes_of
 from fusegen.errors import IndexRangeError
 from fusegen.runtime import cuda
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.library import FUNCTIONS
 from fusegen.runtime.products import place_of, write_product
 from fusegen.runtime.straight import Run, Writer
+from fusegen.runtime.workspace import on_workspace
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
@@ -44,8 +46,7 @@ def bound_call(
     device: torch.device,
     backend: Backend,
     kernels: Sequence[Any],
-    *,
-    is_inside: bool = False,
+    name: str = "this call",
 ) -> Run:
     """A call with all of its formulas evaluated: a function of its tensors, one an input in the order of the call's inputs, and its
     scalars by name, which gives what the user's function returns.
@@ -57,9 +58,19 @@ def bound_call(
         device: where.
         backend: makes steps of launches.
         kernels: loaded, one a launch.
-        is_inside: whether another call makes it, on memory of its own.
+        name: of the kernel, for messages.
     """
-    writer, loaded = Writer(call, sizes, device, is_inside=is_inside), iter(kernels)
+
+    def written(memory: Tensor | None) -> Run:
+        return _write(Writer(call, sizes, device, memory=memory), backend, kernels).function(put_together)
+
+    run, needed = written(None), bytes_of(call, sizes)
+    return on_workspace(name, run, needed, device, written) if needed else run
+
+
+def _write(writer: Writer, backend: Backend, kernels: Sequence[Any]) -> Writer:
+    """Writes the steps of a call."""
+    call, sizes, loaded = writer.call, writer.sizes, iter(kernels)
     for number, (before, step) in enumerate(zip((None, *call.steps), call.steps, strict=False)):
         writer.begin(number)
         if isinstance(step, KernelLaunch):
@@ -71,7 +82,7 @@ def bound_call(
         else:
             write_product(writer, step)
         writer.end(number)
-    return writer.function(put_together)
+    return writer
 
 
 def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
@@ -86,7 +97,8 @@ def _write_loop(writer: Writer, loop: Loop, backend: Backend, kernels: Sequence[
     writer.add(*(f"{writer.tensor(key)}.zero_()" for key in loop.zeros))
     tensors = ", ".join(map(writer.tensor, loop.operands))
     for sizes in loop.blocks(writer.sizes):
-        body = bound_call(loop.body, None, sizes, writer.device, backend, kernels, is_inside=True)
+        inner = Writer(loop.body, sizes, writer.device, is_inside=True, memory=writer.further_memory)
+        body = _write(inner, backend, kernels).function(None)
         writer.add(f"{writer.value(body, 'block')}(({tensors},), scalars)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -169,7 +170,7 @@ def attention(
     else:
         k, v, whole = _of_each_head(k, q), _of_each_head(v, q), _aligned(bias, q, k)
         values, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, whole, needs_sums, 0.0, is_causal, scale=scale)
-    if needs_sums:
+    if needs_sums and sums.shape != q.shape[:3]:
         sums = sums.reshape(*q.shape[:2], -1)[:, :, : q.shape[2]]
     return [(values, sums, state)[number] for number, _ in wanted]
 
@@ -250,10 +251,15 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal:
 
 def _regular(x: Tensor) -> Tensor:
     """An operand as all kernels read it: contiguous channels, and rows that begin at multiples of 16 bytes."""
-    is_regular = x.stride(-1) == 1 and not x.data_ptr() % _ALIGNMENT
-    if is_regular and not any(stride * x.itemsize % _ALIGNMENT for stride in x.stride()[:-1]):
+    if not x.data_ptr() % _ALIGNMENT and _are_regular(x.stride(), x.itemsize):
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=1024)
+def _are_regular(strides: tuple[int, ...], itemsize: int) -> bool:
+    """True if channels are contiguous, and all other strides multiples of 16 bytes."""
+    return strides[-1] == 1 and not any(stride * itemsize % _ALIGNMENT for stride in strides[:-1])
 
 
 def _of_each_head(x: Tensor, q: Tensor) -> Tensor:

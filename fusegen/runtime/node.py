@@ -6,6 +6,7 @@ It is a plain ``torch.autograd.Function``, which costs less host time than an op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from fusegen.calls.wiring import Wiring
 from fusegen.errors import GradientError
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
+from fusegen.runtime.workspace import held
+
+_OWN: AbstractContextManager[Any] = nullcontext()  # in place of a workspace: memory that is allocated
 
 
 class Node:
@@ -61,6 +65,7 @@ class NodeCall(torch.autograd.Function):
     def forward(ctx: Any, node: Node, run: Any, nothing: Any, *values: Any) -> tuple[Tensor, ...]:
         outputs = run(values, nothing)
         results: tuple[Tensor, ...] = outputs[: node.count]
+        ctx.workspace = held()
         ctx.node, ctx.numbers = node, [values[place] for place in node.numbers]
         ctx.save_for_backward(*node.saved(values, outputs))
         if node.count > 1:  # else there is a gradient wherever there is a call
@@ -79,7 +84,7 @@ class NodeCall(torch.autograd.Function):
         needed = [t for t in values if isinstance(t, Tensor) and t.requires_grad] if is_recorded else []
         _require_plain(node.name, given)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
-        with torch.no_grad():
+        with torch.no_grad(), ctx.workspace or _OWN:
             outputs = node.backward(values)
         found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
         if is_recorded:

@@ -56,19 +56,28 @@ class Writer:
         sizes: values of all sizes and strides, by name.
         device: where.
         is_inside: whether another call makes it, so that what it writes to has been seen to.
+        memory: bytes for its temporaries, which the function holds, with its views of them; None where it allocates them.
     """
 
-    def __init__(self, call: Call, sizes: Mapping[str, int], device: torch.device, *, is_inside: bool = False) -> None:
-        self.call, self.sizes, self.device = call, sizes, device
+    def __init__(
+        self,
+        call: Call,
+        sizes: Mapping[str, int],
+        device: torch.device,
+        *,
+        is_inside: bool = False,
+        memory: Tensor | None = None,
+    ) -> None:
+        self.call, self.sizes, self.device, self._memory = call, sizes, device, memory
         self._specs = {spec.key: spec for spec in call.buffers}
         temporaries = slots_of(call, sizes)
-        slots, self._workspace_bytes = packed(slot for slot in temporaries if slot.size < APART)
+        slots, self._workspace_bytes = packed(slot for slot in temporaries if memory is not None or slot.size < APART)
         self._made = call.made
         self._is_inside = is_inside
         self._written = () if is_inside else call.written
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._first_of, self._last_of = spans(call)
-        self._late = {slot.key for slot in temporaries if slot.size >= APART} | self._large_results()
+        self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
         self._scope: dict[str, Any] = {"absent": _without_address, "unreachable": unreachable, "integer": integer}
         self._scope |= {"in_large_pages": in_large_pages, "seen": partial(_seen_by_modes, device), "fresh": _FRESH.get(device.type)}
         self._scope |= {"given_away": GivenAway}
@@ -80,6 +89,11 @@ class Writer:
         self._steps: list[str] = []
 
     # What steps name.
+
+    @property
+    def further_memory(self) -> Tensor | None:
+        """Memory behind its own temporaries, where it is given, for those of a call that it makes."""
+        return None if self._memory is None else self._memory[self._workspace_bytes :]
 
     def value(self, value: Any, stem: str) -> str:
         """The name of a value that the function holds."""
@@ -96,21 +110,36 @@ class Writer:
         name = self._named(key)
         slot = self._slots.get(key)
         if slot is not None and name not in self._parts:
-            dtype = self._specs[key].dtype.torch
-            place = f"{slot.shape}, {contiguous(slot.shape)}, {slot.offset // dtype.itemsize}"
-            self._parts[name] = f"{self._typed(dtype)}.as_strided({place})"
+            return self._part(key, slot.shape, contiguous(slot.shape), slot.offset // self._specs[key].dtype.itemsize, name)
         return name
 
     def view(self, key: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> str:
         """A view of a buffer, as an expression: as few operations of torch's as it takes, each of which costs microseconds."""
-        dtype, slot = self._specs[key].dtype.torch, self._slots.get(key)
+        slot = self._slots.get(key)
         if slot is not None:
-            return f"{self._typed(dtype)}.as_strided({shape}, {strides}, {slot.offset // dtype.itemsize + offset})"
+            return self._part(key, shape, strides, slot.offset // self._specs[key].dtype.itemsize + offset)
         name, is_own = self._named(key), self._specs[key].role is not Role.INPUT
         if is_own and not offset and shape == self.shape(key) and strides == contiguous(shape):
             return name
         place = f", {name}.storage_offset() + {offset}" if offset else ""
         return f"{name}.as_strided({shape}, {strides}{place})"
+
+    def _part(self, key: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, name: str = "") -> str:
+        """A view of the workspace as an expression; as a name of it where it has one, or where the memory is known now.
+
+        Args:
+            offset: in elements.
+        """
+        dtype = self._specs[key].dtype.torch
+        if self._memory is not None:
+            with torch.inference_mode(mode=False):  # or no call outside of it could write there
+                whole = self._memory[: self._memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+                view = whole.as_strided(shape, strides, whole.storage_offset() + offset)
+            return self.value(view, "part")
+        text = f"{self._typed(dtype)}.as_strided({shape}, {strides}, {offset})"
+        if name:
+            self._parts[name] = text
+        return name or text
 
     def _typed(self, dtype: torch.dtype) -> str:
         """The workspace as elements of a dtype."""
@@ -135,6 +164,8 @@ class Writer:
         if key in self._made or key in self._late:  # which a step allocates
             return f"{self._named(key)}.data_ptr()"
         slot = self._slots.get(key)
+        if slot is not None and self._memory is not None:
+            return str(self._memory.data_ptr() + slot.offset)
         name = "workspace" if slot is not None else self._named(key)
         self._addresses.setdefault(name, f"at_{name}")
         return f"at_{name}" + (f" + {slot.offset}" if slot is not None and slot.offset else "")
@@ -220,12 +251,12 @@ class Writer:
 
     def _allocations(self) -> Iterator[str]:
         outputs = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
-        if self._slots or self._late or outputs:
+        if (self._slots and self._memory is None) or self._late or outputs:
             is_fresh = self._scope["fresh"] and self.on_current_device
             yield "empty = seen if modes() or transforms() else fresh" if is_fresh else "empty = seen"
         for spec in (spec for spec in outputs if spec.key not in self._late):
             yield f"{self._named(spec.key)} = {self._allocation(self.shape(spec.key), spec.dtype.torch)}"
-        if self._slots:
+        if self._slots and self._memory is None:
             yield f"workspace = {self._allocation((self._workspace_bytes,), torch.uint8)}"
 
     def _allocation(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -14,8 +14,10 @@ NAMES = [
     "Lowered",
     "Static",
     "Vjp",
+    "Workspace",
     "__version__",
     "dropout",
+    "invertible_layer_norm",
     "kernel",
     "load",
     "patch",
@@ -52,7 +54,7 @@ def test_kernels() -> None:
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
     stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
-    assert public(lowered) == stages | {"explain", "sizes", "target"}
+    assert public(lowered) == stages | {"explain", "sizes", "target", "workspace_bytes"}
     assert set(lowered.asm) == {"cuda", "ptx", "sass"}
     assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}
 

@@ -223,3 +223,16 @@ def test_an_extension_gives_the_same_bits(name: str) -> None:
     function, arguments = CASES[name]
     one, other = (fg.kernel(function, compiler=compiler) for compiler in ("extension", "nvrtc"))
     torch.testing.assert_close(trained(one, *arguments), trained(other, *arguments), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_blocks_take_their_values_from_a_workspace() -> None:
+    kernel, inputs = fg.kernel(capped), [x.clone().requires_grad_() for x in (Q, K, V)]
+    passes = fg.vjp(kernel, *inputs)
+    size = max(each.lower().workspace_bytes for each in (passes.forward, passes.backward))
+    wanted = torch.autograd.grad(kernel(*inputs).sum(), inputs)
+    with fg.Workspace(size, device="cpu") as workspace:
+        workspace.memory.fill_(255)
+        found = torch.autograd.grad(kernel(*inputs).sum(), inputs)
+    assert all(map(torch.equal, found, wanted))
+    assert (workspace.memory != 255).any()

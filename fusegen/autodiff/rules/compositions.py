@@ -174,11 +174,16 @@ def _log_softmax(y: Value, dy: Value) -> Gradients:
 
 
 def _norm(y: Value, dy: Value) -> Gradients:
-    """r·(g − mean(g) − x̂·mean(g·x̂)) with x̂ = (x − μ)·r and g = dy·γ; Σ dy·x̂; Σ dy. rms_norm has neither μ nor mean(g)."""
+    """r·(g − mean(g) − x̂·mean(g·x̂)) with x̂ = (x − μ)·r and g = dy·γ; Σ dy·x̂; Σ dy. rms_norm has neither μ nor mean(g).
+
+    An invertible norm has x̂ = (y − β)/γ.
+    """
     has_bias = y.node.op is Op.LAYER_NORM and bool(y.node.attr("has_bias"))
     has_weight = len(y.node.tensors) > 1 + has_bias
     centered, rstd = standardized(y.arg(0), y.node, y.number("eps"))
     normal, dims = centered * rstd, normalized_dims(y.node)
+    if "invertible" in dict(y.node.attrs):
+        normal = (y - y.arg(2)) / y.arg(1)
     g = dy * y.arg(1) if has_weight else dy
     less = g - g.mean(dims) if y.node.op is Op.LAYER_NORM else g
     by_x = rstd * (less - normal * (g * normal).mean(dims))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from typing import cast as cast_to
 
 import torch
+import torch.nn.functional as F
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ShapeError, TraceError
@@ -80,6 +83,31 @@ def layer_norm(
         has_weight=weight is not None,
         has_bias=bias is not None,
     )
+
+
+def invertible_layer_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> torch.Tensor:
+    """`torch.nn.functional.layer_norm`, whose backward pass in a kernel reads the result and not the input.
+
+    The normalized input is rebuilt as ``(result - bias) / weight``. Where the result lies in memory anyway, as a result of the
+    kernel or an operand of a matmul, nothing else of the input's size is saved. The gradient has the error of the rounded result,
+    divided by the weight; a weight of 0 gives NaN.
+
+    Args:
+        input: (..., *normalized_shape), floats.
+        weight, bias: of normalized_shape.
+    """
+    result = F.layer_norm(input, normalized_shape, weight, bias, eps)
+    return _marked(result) if isinstance(result, TracedTensor) else result
+
+
+def _marked(norm: TracedTensor) -> torch.Tensor:
+    """The value of a norm that its backward pass reads."""
+    builder, position = norm._tracer.builder, norm._position
+    node = builder.nodes[position]
+    marked = replace(node, attrs=tuple(sorted({**dict(node.attrs), "invertible": True}.items())))
+    return cast_to(torch.Tensor, norm._tracer.value(builder.put(marked, builder.locations[position])))
 
 
 @implements("native_layer_norm")

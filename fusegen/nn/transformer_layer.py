@@ -1,0 +1,425 @@
+"""A transformer's encoder layer as one kernel, forward and backward, with the interface of DeepSpeed's layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen.autodiff.keep import Recompute
+from fusegen.errors import ArgumentError
+from fusegen.settings import Compiler
+
+Approximate = Literal["none", "tanh"]
+
+_BERT = {
+    "attn_ow": "attention.output.dense.weight",
+    "attn_ob": "attention.output.dense.bias",
+    "attn_nw": "attention.output.LayerNorm.weight",
+    "attn_nb": "attention.output.LayerNorm.bias",
+    "inter_w": "intermediate.dense.weight",
+    "inter_b": "intermediate.dense.bias",
+    "output_w": "output.dense.weight",
+    "output_b": "output.dense.bias",
+    "norm_w": "output.LayerNorm.weight",
+    "norm_b": "output.LayerNorm.bias",
+}
+"""DeepSpeed's names of parameters, and those of a ``BertLayer`` of transformers, without queries, keys and values."""
+
+_PACKED = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
+"""Parameters that hold those of queries, keys and values, one below the other."""
+
+_MOST_CHANNELS = 128  # of a head: all GPUs' flash kernels take them with dropout
+_FURTHER = 8  # channels of a head, of which they take multiples
+_LEAST = -30000.0
+
+
+@dataclass(frozen=True)
+class LayerMath:
+    """The constants of a layer's math: layers that share them share a kernel."""
+
+    heads: int
+    eps: float = 1e-12
+    attn_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    pre_layer_norm: bool = True
+    causal: bool = False
+    approximate: Approximate = "none"
+    invertible: bool = False
+    recompute: Recompute = "auto"
+    compiler: Compiler | None = None
+
+
+class FusedTransformerLayer(nn.Module):
+    """An encoder layer: self-attention and a feed-forward block, each with dropout and a residual sum.
+
+    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the
+    feed-forward block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and
+    ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``:
+    parameters have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
+
+    ``fusegen bench transformer_layer_pre_norm transformer_layer_post_norm --group training`` counts the launches of a step
+    at BERT-large's sizes, and measures its time and peak memory beside eager torch and `torch.compile`; `passes` shows its kernels.
+
+    Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
+    ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.
+
+    Args:
+        hidden_size: channels, a multiple of ``heads``.
+        heads: of the attention.
+        intermediate_size: channels of the feed-forward block; -1 is ``4 * hidden_size``.
+        attn_dropout_ratio: the share of attention weights that are dropped.
+        hidden_dropout_ratio: the share of values that are dropped before each residual sum.
+        num_hidden_layers: of the model, for ``adjust_init_range``.
+        initializer_range: the standard deviation of the initial weights.
+        layer_norm_eps: of both norms.
+        pre_layer_norm: the place of the norms.
+        normalize_invertible: the backward pass rebuilds what a norm has normalized from its result
+            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. It needs weights of
+            norms that are not 0, and adds the rounding of the result to the gradients. A pre-LN layer saves no norm's result and is
+            the same with it.
+        gelu_checkpoint: changes nothing. The result of the GELU is never saved, the backward pass computes it again beside its
+            derivative.
+        adjust_init_range: divides the range of the two weights that end in residual sums by ``sqrt(2 * num_hidden_layers)``.
+        attn_dropout_checkpoint: changes nothing. Neither masks nor dropped weights are saved.
+        stochastic_mode: changes nothing. The order in which the attention's backward pass adds is torch's to decide, by
+            ``torch.use_deterministic_algorithms``; all else adds in one order.
+        return_tuple: returns ``(result,)``.
+        training: the mode in which the layer begins.
+        causal: hides later positions from earlier ones.
+        approximate: of the GELU, as of `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` is that of DeepSpeed's kernels.
+        recompute, compiler: as of `fusegen.kernel`.
+        workspace: takes the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` says how
+            large. By default torch allocates them.
+        device, dtype: of the parameters, and of the hidden states: float32, float16, bfloat16 or float64.
+
+    DeepSpeed's ``batch_size`` is not needed, as a call takes any batch and any sequence; nor are ``local_rank`` (``device``),
+    ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
+
+    Raises:
+        ArgumentError: sizes or shares that no layer can have.
+    """
+
+    attn_qkvw: nn.Parameter
+    attn_qkvb: nn.Parameter
+    attn_ow: nn.Parameter
+    attn_ob: nn.Parameter
+    attn_nw: nn.Parameter
+    attn_nb: nn.Parameter
+    inter_w: nn.Parameter
+    inter_b: nn.Parameter
+    output_w: nn.Parameter
+    output_b: nn.Parameter
+    norm_w: nn.Parameter
+    norm_b: nn.Parameter
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        intermediate_size: int = -1,
+        *,
+        attn_dropout_ratio: float = 0.0,
+        hidden_dropout_ratio: float = 0.0,
+        num_hidden_layers: int = 1,
+        initializer_range: float = 0.02,
+        layer_norm_eps: float = 1e-12,
+        pre_layer_norm: bool = True,
+        normalize_invertible: bool = False,
+        gelu_checkpoint: bool = False,
+        adjust_init_range: bool = True,
+        attn_dropout_checkpoint: bool = False,
+        stochastic_mode: bool = False,
+        return_tuple: bool = False,
+        training: bool = True,
+        causal: bool = False,
+        approximate: Approximate = "none",
+        recompute: Recompute = "auto",
+        compiler: Compiler | None = None,
+        workspace: fg.Workspace | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        inner = intermediate_size if intermediate_size > 0 else 4 * hidden_size
+        _check(hidden_size, heads, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
+        if workspace is not None and compiler == "extension":
+            what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+            raise ArgumentError(what, mend="leave out workspace=, or compiler=")
+        self.hidden_size, self.heads, self.intermediate_size = hidden_size, heads, inner
+        self.gelu_checkpoint, self.attn_dropout_checkpoint = gelu_checkpoint, attn_dropout_checkpoint
+        self.stochastic_mode, self.return_tuple, self.workspace = stochastic_mode, return_tuple, workspace
+        self.initializer_range = initializer_range
+        self.output_range = initializer_range / (math.sqrt(2.0 * num_hidden_layers) if adjust_init_range else 1.0)
+        self._math = LayerMath(
+            heads,
+            layer_norm_eps,
+            attn_dropout_ratio,
+            hidden_dropout_ratio,
+            pre_layer_norm,
+            causal,
+            approximate,
+            normalize_invertible and not pre_layer_norm,
+            recompute,
+            compiler,
+        )
+        self._find_kernels()
+        for name, shape in parameter_shapes(hidden_size, inner).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+        self.train(training)
+
+    def _find_kernels(self) -> None:
+        """Finds those of the math, which layers share."""
+        self._training_kernel = layer_kernel(self._math)
+        self._eval_kernel = layer_kernel(replace(self._math, attn_dropout=0.0, hidden_dropout=0.0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the kernels, which have no place in a file, and which copies share."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_training_kernel", "_eval_kernel")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._find_kernels()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights anew, as BERT does: normal matrices, norms of 1, biases of 0."""
+        for name, parameter in self.named_parameters():
+            if name in ("attn_nw", "norm_w"):
+                nn.init.ones_(parameter)
+            elif parameter.dim() == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=self.output_range if name in ("attn_ow", "output_w") else self.initializer_range)
+
+    def extra_repr(self) -> str:
+        """The sizes and the place of the norms."""
+        place = "pre" if self._math.pre_layer_norm else "post"
+        return f"{self.hidden_size}, heads={self.heads}, intermediate_size={self.intermediate_size}, {place}-LN"
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Runs the layer.
+
+        Args:
+            hidden_states: (batch, sequence, hidden_size) of the parameters' dtype.
+            attention_mask: floats that are added to the scores, 0 where a key is seen: (batch or 1, heads or 1, sequence or 1,
+                sequence). It gets no gradient. With dropout of 16-bit weights, a finite number below -30000/√(channels of a head)
+                counts as that if there is one a key: its weight is 0, unless no key of the row has a greater one.
+
+        Returns:
+            A tensor like ``hidden_states``; in a tuple with ``return_tuple``.
+
+        Raises:
+            ArgumentError: an argument of another shape, a mask that is not added, or a workspace that is too small.
+        """
+        if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
+            what = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
+            raise ArgumentError(what, mend=f"give (batch, sequence, {self.hidden_size})")
+        if attention_mask is not None:
+            attention_mask = _checked(attention_mask, hidden_states)
+        arguments = (
+            hidden_states,
+            self.attn_qkvw,
+            self.attn_qkvb,
+            self.attn_ow,
+            self.attn_ob,
+            self.attn_nw,
+            self.attn_nb,
+            self.inter_w,
+            self.inter_b,
+            self.output_w,
+            self.output_b,
+            self.norm_w,
+            self.norm_b,
+            attention_mask,
+        )
+        kernel = self._training_kernel if self.training else self._eval_kernel
+        if self.workspace is None or torch.compiler.is_compiling():
+            result = kernel(*arguments)
+        else:
+            with self.workspace:
+                result = kernel(*arguments)
+        return (result,) if self.return_tuple else result
+
+    def passes(self, batch: int, sequence: int, *, masked: bool = False, target: str | None = None) -> fg.Vjp:
+        """The two passes of a training step, to look at: ``passes(8, 128).forward.lower().explain()`` shows the launches, the bytes
+        that are saved, and the formula of the workspace.
+
+        Args:
+            batch, sequence: of the hidden states.
+            masked: True if there is an attention mask, one for each key of each sequence.
+            target: as of `Kernel.lower`; by default that of the parameters' device.
+        """
+        like = self.attn_qkvw
+        x = torch.empty(batch, sequence, self.hidden_size, dtype=like.dtype, device="meta")
+        mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
+        parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
+        target = target or ("cpu" if like.device.type == "cpu" else None)
+        kernel = self._training_kernel if self.training else self._eval_kernel
+        return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
+
+    def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:
+        """The bytes of a workspace for both passes, and for every layer with the same constructor's arguments.
+
+        Args:
+            batch, sequence, masked: as of `passes`: the largest of them.
+        """
+        passes = self.passes(batch, sequence, masked=masked)
+        return max(passes.forward.lower().workspace_bytes, passes.backward.lower().workspace_bytes, 1)
+
+    @torch.no_grad()
+    def load_bert(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Copies the weights of a ``BertLayer`` of transformers.
+
+        Args:
+            state: its state dict, or that of a model.
+            prefix: of the layer's names in it, such as ``encoder.layer.0.``.
+
+        Raises:
+            ArgumentError: a weight is missing, or of another shape.
+        """
+        for name, parameter in self.named_parameters():
+            kind = _PACKED.get(name)
+            parts = [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")] if kind else [_BERT[name]]
+            found = torch.cat([_taken(state, prefix + part) for part in parts])
+            if found.shape != parameter.shape:
+                what = f"load_bert: {' and '.join(parts)} give {tuple(found.shape)}, and {name} is {tuple(parameter.shape)}"
+                raise ArgumentError(what, mend="make the layer with the sizes of the model's config")
+            parameter.copy_(found)
+
+
+def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's parameters, in DeepSpeed's order."""
+    return {
+        "attn_qkvw": (3 * hidden, hidden),
+        "attn_qkvb": (3 * hidden,),
+        "attn_ow": (hidden, hidden),
+        "attn_ob": (hidden,),
+        "attn_nw": (hidden,),
+        "attn_nb": (hidden,),
+        "inter_w": (inner, hidden),
+        "inter_b": (inner,),
+        "output_w": (hidden, inner),
+        "output_b": (hidden,),
+        "norm_w": (hidden,),
+        "norm_b": (hidden,),
+    }
+
+
+def _check(hidden: int, heads: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
+    """Refuses sizes and shares that no layer can have."""
+    if hidden <= 0 or heads <= 0 or hidden % heads:
+        what = f"FusedTransformerLayer: hidden_size is {hidden} and heads is {heads}"
+        raise ArgumentError(what, mend="give a hidden_size that is a multiple of heads")
+    if layers <= 0:
+        raise ArgumentError(f"FusedTransformerLayer: num_hidden_layers is {layers}", mend="give the number of the model's layers")
+    for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
+        if not 0 <= share < 1:
+            raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", mend="give a share from 0 to below 1")
+
+
+def _checked(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask without its history; others than those that are added to scores are refused."""
+    if mask.dim() != 4 or not mask.is_floating_point():
+        what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
+        mend = (
+            "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
+        )
+        raise ArgumentError(what, mend=mend)
+    if any(extent not in (1, wanted) for extent, wanted in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
+        what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
+        raise ArgumentError(what, mend="give one number a key: (batch, 1, 1, sequence), or one a query and key")
+    return mask.detach() if mask.requires_grad else mask
+
+
+def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in state:
+        raise ArgumentError(
+            f"load_bert: there is no {name!r}", mend="give the state dict of a BertLayer, or the prefix of its names"
+        )
+    return state[name]
+
+
+@cache
+def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
+    """The kernel of the layers with some constants: of hidden states, the parameters in DeepSpeed's order, and a mask."""
+
+    def transformer_layer(
+        x: Tensor,
+        attn_qkvw: Tensor,
+        attn_qkvb: Tensor,
+        attn_ow: Tensor,
+        attn_ob: Tensor,
+        attn_nw: Tensor,
+        attn_nb: Tensor,
+        inter_w: Tensor,
+        inter_b: Tensor,
+        output_w: Tensor,
+        output_b: Tensor,
+        norm_w: Tensor,
+        norm_b: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        def normalized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            norm = fg.invertible_layer_norm if how.invertible else F.layer_norm
+            return norm(x, (x.shape[-1],), weight, bias, how.eps)
+
+        def dropped(x: Tensor) -> Tensor:
+            return F.dropout(x, how.hidden_dropout) if how.hidden_dropout else x
+
+        def attended(x: Tensor) -> Tensor:
+            parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
+            q, k, v = (part.view(*part.shape[:-1], how.heads, -1).transpose(1, 2) for part in parts)
+            found = _attention(q, k, v, mask, how)
+            return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
+
+        def fed_forward(x: Tensor) -> Tensor:
+            return F.linear(F.gelu(F.linear(x, inter_w, inter_b), approximate=how.approximate), output_w, output_b)
+
+        if how.pre_layer_norm:
+            x = x + dropped(attended(normalized(x, norm_w, norm_b)))
+            return x + dropped(fed_forward(normalized(x, attn_nw, attn_nb)))
+        x = normalized(x + dropped(attended(x)), attn_nw, attn_nb)
+        return normalized(x + dropped(fed_forward(x)), norm_w, norm_b)
+
+    return fg.kernel(transformer_layer, recompute=how.recompute, compiler=how.compiler)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: LayerMath) -> Tensor:
+    """softmax(q·kᵀ/√d + mask)·v with dropout of the weights, of (batch, head, position, channel)."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, None, how.attn_dropout, how.causal)
+    mask = mask.to(q.dtype)
+    if how.attn_dropout and _is_by_key(mask) and q.dtype.itemsize == 2 and q.shape[-1] <= _MOST_CHANNELS - _FURTHER:
+        return _with_mask_as_channel(q, k, v, mask, how)
+    if how.causal:
+        later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        mask = mask.masked_fill(later, -math.inf)
+    return F.scaled_dot_product_attention(q, k, v, mask, how.attn_dropout)
+
+
+def _is_by_key(mask: Tensor) -> bool:
+    """True if a mask has one number for each key of a sequence."""
+    return mask.shape[1] == 1 and mask.shape[2] == 1
+
+
+def _with_mask_as_channel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: LayerMath) -> Tensor:
+    """Attention whose mask is a further channel of the keys, where queries have 1: torch's kernels take no mask with dropout.
+
+    The channel holds mask·√d, a finite one -30000 at least: float16 holds no number that is much less, and its weight is 0.
+    """
+    channels = q.shape[-1]
+    by_key = (mask.mT * math.sqrt(channels)).clamp(min=_LEAST).masked_fill(mask.mT == -math.inf, -math.inf)
+    one, none = q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], _FURTHER - 1)
+    q = torch.cat([q, one, none], -1)
+    k = torch.cat([k, by_key.expand(*k.shape[:-1], 1), none], -1)
+    v = torch.cat([v, none, torch.zeros_like(one)], -1)
+    found = F.scaled_dot_product_attention(q, k, v, None, how.attn_dropout, how.causal, scale=channels**-0.5)
+    return found[..., :channels]
