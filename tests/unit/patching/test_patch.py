@@ -55,7 +55,7 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def _is_fused(model: nn.Module, report: Report) -> dict[str, bool]:
+def _is_fused(report: Report) -> dict[str, bool]:
     return {row.path: row.fused for row in report.rows}
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_traced_runs_as_it_is_with_its_parts_fused() -> None:
     expected = model(x)
     report = fg.patch(model)
     torch.testing.assert_close(model(x), expected)
-    assert _is_fused(model, report) == {"layers.{0-1}": False, "layers.{0-1}.mlp": True, "layers.{0-1}.norm": True}
+    assert _is_fused(report) == {"layers.{0-1}": False, "layers.{0-1}.mlp": True, "layers.{0-1}.norm": True}
     assert "as it is" in str(report) and "test_patch.py" in str(report)
 
 
@@ -98,18 +98,18 @@ def test_an_error_of_the_model_is_its_own() -> None:
     with pytest.raises(RuntimeError, match="normalized_shape"):
         model(torch.randn(5, WIDTH + 1))
     model(torch.randn(5, WIDTH))
-    assert _is_fused(model, report) == {"layers.{0-1}": True}
+    assert _is_fused(report) == {"layers.{0-1}": True}
 
 
 def test_chosen_modules_and_those_that_are_left_out() -> None:
     model, x = Model(), torch.randn(5, WIDTH)
     only = fg.patch(model, only=["*.0.mlp", nn.LayerNorm])
     model(x)
-    assert set(_is_fused(model, only)) == {"layers.0.mlp", "layers.{0-1}.norm"}
+    assert set(_is_fused(only)) == {"layers.0.mlp", "layers.{0-1}.norm"}
     only.undo()
     but = fg.patch(model, exclude="layers.1.mlp")
     model(x)
-    assert set(_is_fused(model, but)) == {"layers.0", "layers.1.norm"}
+    assert set(_is_fused(but)) == {"layers.0", "layers.1.norm"}
 
 
 @pytest.mark.parametrize(
