@@ -140,6 +140,7 @@ class Graph:
         derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
         writes: the last version of each input that is written to, a `PUT`.
         fast_math: True if its float32 math may use the hardware's approximate functions, and contract products into sums.
+        padded: nodes in memory of the call's own whose rows are padded there (`ir.strided.memory_shape`).
     """
 
     name: str
@@ -153,6 +154,7 @@ class Graph:
     derived: ScalarProgram = NO_SCALARS
     writes: tuple[int, ...] = ()
     fast_math: bool = False
+    padded: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))

@@ -26,6 +26,7 @@ class StridedView:
     offset: Dim
 
 
+_ROW_MULTIPLE = 8  # elements: 16 bytes of 16-bit floats, which is what cuBLAS asks of rows for its fast kernels
 _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 
@@ -49,12 +50,28 @@ def _in_row_major_order(spec: InputSpec) -> InputSpec:
     return replace(spec, strides=tuple(0 if literal(dim) == 1 else stride for dim, stride in strides), alignment=16)
 
 
+def padded_extent(extent: int) -> int:
+    """The elements between rows of an extent where rows are padded: the next multiple of 8."""
+    return -(-extent // _ROW_MULTIPLE) * _ROW_MULTIPLE
+
+
+def memory_shape(graph: Graph, position: int) -> Shape:
+    """The shape of the memory in which a node lies that a kernel makes: with longer rows where they are padded."""
+    shape = graph.nodes[position].shape
+    last = literal(shape[-1]) if position in graph.padded else None
+    return shape if last is None else (*shape[:-1], padded_extent(last))
+
+
+def memory_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
+    """The strides of a node that a kernel makes: row-major in its memory."""
+    return contiguous_strides(memory_shape(graph, position))
+
+
 def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
-    """The strides of a node's buffer: an input's own, also of its later versions, row-major for what a kernel makes."""
-    node = graph.nodes[owner(graph, position)]
-    if node.op is Op.INPUT:
-        return graph.input_spec(str(node.attr("name"))).strides
-    return contiguous_strides(node.shape)
+    """The strides of a node's buffer: an input's own, also of its later versions; `memory_strides` for what a kernel makes."""
+    made = owner(graph, position)
+    node = graph.nodes[made]
+    return graph.input_spec(str(node.attr("name"))).strides if node.op is Op.INPUT else memory_strides(graph, made)
 
 
 def strided_view(graph: Graph, position: int) -> StridedView:

@@ -36,6 +36,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
+from fusegen.ir.strided import memory_shape
 from fusegen.ir.symbolic import Dim, product, simplify_dim
 from fusegen.passes.fuse import Group
 from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
@@ -371,8 +372,8 @@ def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> Call
 
 def row_bytes(body: Program, blocks: Blocks) -> Formula:
     """The bytes of all values that the body of a loop keeps for itself, for each row of a block."""
-    nodes = ((body.graph.nodes[b.node], b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
-    total = sympy.expand(sum((product(node.shape) * dtype.itemsize for node, dtype in nodes), sympy.Integer(0)))
+    own = ((memory_shape(body.graph, b.node), b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
+    total = sympy.expand(sum((product(shape) * dtype.itemsize for shape, dtype in own), sympy.Integer(0)))
     return formula(simplify_dim(total.coeff(blocks.rows)))
 
 

@@ -10,7 +10,7 @@ from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec, Node
 from fusegen.ir.index_map import identity_axes
-from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
+from fusegen.ir.strided import StridedView, flat_offset, memory_strides, strided_view
 from fusegen.ir.symbolic import Dim, linearize, same
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.contraction import is_left_to_library
@@ -30,10 +30,11 @@ def lower_library(context: Context) -> Sequence[Step]:
     if context.group.outputs != (product,):
         return [_accumulating(context, product)]
     shape = context.graph.nodes[product].shape
-    axes = domain_axes(context.group.domain)
-    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, linearize(axes.symbols, shape)))
+    axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
+    row_major = flat_offset(axes.symbols, strides)
+    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
     a, b = _factors(context, product)
-    out = _operand(placement.buffer, StridedView(product, shape, contiguous_strides(shape), 0))
+    out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product))
     return [step, *placement.copies]
 
