@@ -108,6 +108,8 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
     if isinstance(step, LoopStep):
         return [traffic, work, *_blocks(step, sizes)]
+    if isinstance(step, LibraryProduct):
+        return [traffic, work, *(f"rows padded to {row}" for row in step.padded)]
     if not isinstance(step, Launch):
         return [traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"

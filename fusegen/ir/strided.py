@@ -27,6 +27,8 @@ class StridedView:
 
 
 _ROW_MULTIPLE = 8  # elements: 16 bytes of 16-bit floats, which is what cuBLAS asks of rows for its fast kernels
+PADDED_FROM = 64
+"""Elements of a row from which on it may be padded: padding is a small part of it then."""
 _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 

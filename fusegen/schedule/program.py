@@ -161,7 +161,16 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
 
 @dataclass(frozen=True, repr=False)
 class LibraryProduct:
-    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there."""
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there.
+
+    Attributes:
+        a, b, out: where the matrices lie.
+        group: what it computes.
+        traffic: bytes moved.
+        reason: why no kernel of ours computes it.
+        adds: True if it is added to what is there.
+        padded: elements between rows in memory, of operands and results whose rows are padded there.
+    """
 
     a: StridedOperand
     b: StridedOperand
@@ -170,6 +179,7 @@ class LibraryProduct:
     traffic: Traffic
     reason: str = ""
     adds: bool = False
+    padded: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<torch.matmul of the library{f': {self.reason}' if self.reason else ''}>"

@@ -153,6 +153,13 @@ def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
     return unit and _is_aligned(graph, view.base) and all(_is_multiple(s, itemsize) for s in (view.shape[-1], *view.strides[:-1]))
 
 
+def rows_are_aligned(graph: Graph, view: StridedView) -> bool:
+    """True if a matrix of 16-bit elements is contiguous along one dim, and starts along the others at multiples of 16 bytes."""
+    others = [d for d in range(len(view.shape)) if not same(view.strides[d], 1)]
+    is_aligned = _is_multiple(view.offset, 2) and _is_aligned(graph, view.base)
+    return len(others) < len(view.shape) and is_aligned and all(_is_multiple(view.strides[d], 2) for d in others)
+
+
 def _is_multiple(stride: Dim, itemsize: int) -> bool:
     """Whether a stride is of 16 bytes: by its literal factor; a symbol of its own by the buffer's alignment."""
     factor = math.prod(int(f) for f in sympy.Mul.make_args(sympy.sympify(stride)) if f.is_Integer)

@@ -8,12 +8,12 @@ from typing import cast
 from fusegen.calls.call import LibraryResult, Role, StridedOperand
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import InputSpec, Node
+from fusegen.ir.graph import Graph, InputSpec, Node
 from fusegen.ir.index_map import identity_axes
-from fusegen.ir.strided import StridedView, flat_offset, memory_strides, strided_view
-from fusegen.ir.symbolic import Dim, linearize, same
+from fusegen.ir.strided import StridedView, flat_offset, memory_shape, memory_strides, strided_view
+from fusegen.ir.symbolic import Dim, linearize, literal, same
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.passes.fuse.contraction import is_left_to_library
+from fusegen.passes.fuse.contraction import is_left_to_library, operand_base
 from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import formulas
@@ -35,7 +35,8 @@ def lower_library(context: Context) -> Sequence[Step]:
     placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
     a, b = _factors(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
-    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product))
+    padded = _padded(context.graph, product)
+    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
     return [step, *placement.copies]
 
 
@@ -46,6 +47,13 @@ def _accumulating(context: Context, product: int) -> LibraryProduct:
     out = _operand(context.reads[place], strided_view(context.graph, place))
     a, b = _factors(context, product)
     return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True)
+
+
+def _padded(graph: Graph, product: int) -> tuple[int, ...]:
+    """Elements between those rows of a product's operands and result that are padded."""
+    touched = [*(operand_base(graph, a) for a in graph.nodes[product].args), product]
+    rows = (literal(memory_shape(graph, position)[-1]) for position in touched if position in graph.padded)
+    return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
 def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:

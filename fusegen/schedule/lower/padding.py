@@ -1,7 +1,7 @@
 """Rows of matrices between kernels and the library, padded so that each starts at a multiple of 16 bytes.
 
-cuBLAS has fast kernels for 16-bit floats where rows lie like that, and takes several times as long where they do not. Memory of the
-call's own costs nothing to pad: what computes a matrix writes it with longer rows, what reads it skips the rest, which nobody writes.
+cuBLAS has fast kernels for 16-bit floats where rows lie like that, and takes several times as long where they do not. To pad memory
+of the call's own costs nothing: a kernel writes longer rows, and another skips the ends, which nobody writes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from dataclasses import replace
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import padded_extent, strided_view
+from fusegen.ir.strided import PADDED_FROM, padded_extent, strided_view
 from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.target import Backend, Target
-
-_FEWEST = 64
-"""Columns from which on rows are padded: a tile's worth, so that padding is a small part of them."""
 
 _STRIDED = (GroupKind.LIBRARY, GroupKind.POINTWISE, GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN)
 """Groups that read and write rows wherever they start."""
@@ -56,7 +53,7 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     touch it can do with padded ones."""
     columns = {literal(graph.nodes[p].shape[-1]) if len(graph.nodes[p].shape) > 1 else None for p in nodes}
     extent = columns.pop()
-    if columns or extent is None or extent < _FEWEST or extent == padded_extent(extent):
+    if columns or extent is None or extent < PADDED_FROM or extent == padded_extent(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
     return any(_is_of_halves(graph, group) for group in touching) and all(group.kind in _STRIDED for group in touching)
