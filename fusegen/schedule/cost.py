@@ -34,7 +34,7 @@ class ProductCosts:
         ragged: share by which a tile takes longer, of whose rows there are none.
         draws: elements of random bits in an epilogue, where two share a call of the generator.
         library_start, library_bandwidth, library_flops: of the library's kernel.
-        library_unaligned: how many times as long it multiplies where rows of an operand or result start at no multiples of 16 bytes.
+        library_unaligned: how many times as long it multiplies where rows of a matrix start at no multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: of a kernel of its own behind it.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of the library's matmuls that start at no multiples of 16 bytes: padded in memory of the call's own, copied from elsewhere."""
+"""Rows of the library's matmuls that start at no multiples of 16 bytes: padded in the call's own memory, copied from elsewhere."""
 
 from __future__ import annotations
 

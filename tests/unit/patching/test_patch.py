@@ -194,3 +194,15 @@ def test_another_tools_wrapper_is_kept() -> None:
     torch.testing.assert_close(model(x), expected)
     report.undo()
     assert vars(model.layers[0])["forward"] is counting
+
+
+@pytest.mark.parametrize(("columns", "dtype", "is_unit"), [(77, "bfloat16", True), (80, "bfloat16", False), (77, "float32", False)])
+def test_a_linear_layer_beside_the_layers_is_a_kernel_where_its_rows_are_padded(columns: int, dtype: str, is_unit: bool) -> None:
+    model = Model()
+    model.head = nn.Linear(WIDTH, columns)
+    model.to(getattr(torch, dtype))
+    x = torch.randn(5, WIDTH, dtype=getattr(torch, dtype))
+    expected = model(x)
+    report = fg.patch(model)
+    torch.testing.assert_close(model(x), expected, rtol=2e-2, atol=2e-2)
+    assert _is_fused(report) == {"layers.{0-1}": True} | ({"head": True} if is_unit else {})
