@@ -46,7 +46,8 @@ def _accumulating(context: Context, product: int) -> LibraryProduct:
     (place,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
     out = _operand(context.reads[place], strided_view(context.graph, place))
     a, b = _factors(context, product)
-    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True)
+    padded = _padded(context.graph, product)
+    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
 
 
 def _padded(graph: Graph, product: int) -> tuple[int, ...]:
