@@ -26,9 +26,9 @@ class StridedView:
     offset: Dim
 
 
-_ROW_MULTIPLE = 8  # elements: 16 bytes of 16-bit floats, which is what cuBLAS asks of rows for its fast kernels
-PADDED_FROM = 64
-"""Elements of a row from which on it may be padded: padding is a small part of it then."""
+ROW_MULTIPLE = 8
+"""Elements: 16 bytes of 16-bit floats. cuBLAS has fast kernels for rows that are multiples of it, and start at such."""
+_PADDED_FROM = 64  # elements of a row: padding is a small part of it then
 _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 
@@ -54,7 +54,12 @@ def _in_row_major_order(spec: InputSpec) -> InputSpec:
 
 def padded_extent(extent: int) -> int:
     """The elements between rows of an extent where rows are padded: the next multiple of 8."""
-    return -(-extent // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    return -(-extent // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def may_pad(extent: int) -> bool:
+    """True if rows of an extent are none of multiples of 8 elements, and long enough to be padded."""
+    return extent >= _PADDED_FROM and extent != padded_extent(extent)
 
 
 def memory_shape(graph: Graph, position: int) -> Shape:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusegen.errors import ArgumentError
-from fusegen.ir.strided import PADDED_FROM, padded_extent
+from fusegen.ir.strided import may_pad
 
 Chosen: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Modules: by their class, its name, or their path in the model, where ``*`` stands for any text."""
@@ -75,7 +75,7 @@ def _has_odd_rows(module: nn.Module) -> bool:
     """True if a module is a linear layer whose results have rows that a kernel pads for the library's matmul, as of logits."""
     if not isinstance(module, nn.Linear) or module.weight.dtype not in (torch.float16, torch.bfloat16):
         return False
-    return module.out_features >= PADDED_FROM and module.out_features != padded_extent(module.out_features)
+    return may_pad(module.out_features)
 
 
 def _has_layers(module: nn.Module) -> bool:

@@ -85,7 +85,7 @@ H200 = ProductCosts(
     library_start=3.08,
     library_bandwidth=4.05e6,
     library_flops=793e6,
-    library_unaligned=4.0,
+    library_unaligned=2.8,
     epilogue_start=3.05,
     epilogue_bandwidth=2.87e6,
 )

@@ -254,7 +254,7 @@ class LoopStep:
         extent = formula(self.blocks.extent)
         start, rows = self.blocks.start.name, self.blocks.rows.name
         given = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
-        added = {given[result]: result for result in sums if _is_added_by_products(self.body.call, given[result])}
+        added = {given[result]: result for result in sums if _is_added_by_one(self.body, given[result])}
         body = replace(self.body.call, steps=tuple(_adding_from(step, size(start), added) for step in self.body.call.steps))
         zeros = tuple(result for result in sums if result not in added.values())
         return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
@@ -370,10 +370,11 @@ def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep)
     return step.call
 
 
-def _is_added_by_products(body: Call, key: int) -> bool:
-    """True if one product adds to a result of a loop, and nothing else touches it: the first block need not add, but writes."""
-    touching = [step for step in body.steps if key in step.touched]
-    return len(touching) == 1 and isinstance(touching[0], MatrixProduct)
+def _is_added_by_one(body: Program, key: int) -> bool:
+    """True if one product, or its parts, adds to a result of a loop, and nothing else touches it: the first block need not add, but
+    writes."""
+    touching = [step for step in body.steps if key in step.call.touched]
+    return all(isinstance(step, LibraryProduct) for step in touching) and len({step.group for step in touching}) == 1
 
 
 def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:

@@ -12,6 +12,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.lowered import Lowered
 from fusegen.schedule import padding
+from fusegen.schedule.flops import step_flops
 from fusegen.schedule.program import LibraryProduct
 from tests.unit.lowering import lowered, meta
 
@@ -43,6 +44,10 @@ def mlp(x: Tensor, weight: Tensor, down: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight)) @ down
 
 
+def of_odd_depth(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
 def gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return dy @ weight, dy.mT @ x
 
@@ -57,14 +62,15 @@ def with_lengths(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_a_result_that_a_kernel_reads_lies_in_padded_rows() -> None:
     low = lowered(biased, meta(8192, 768), meta(COLUMNS, 768), meta(COLUMNS))
-    (step,) = products(low)
-    assert [f(low.sizes) for f in step.out.shape] == [8192, COLUMNS] and [f(low.sizes) for f in step.out.strides] == [50264, 1]
-    assert len(low.program.steps) == 2 and "rows padded to 50264" in low.explain()
+    even, rest = products(low)
+    assert [f(low.sizes) for f in even.out.shape] == [8192, 50256] and [f(low.sizes) for f in even.out.strides] == [50264, 1]
+    assert [f(low.sizes) for f in rest.out.shape] == [8192, 1] and rest.out.offset(low.sizes) == 50256
+    assert len(low.program.launches) == 1 and "rows padded to 50264" in low.explain()
 
 
 def test_a_result_of_the_call_is_copied_to_rows_without_padding() -> None:
     low = lowered(logits, meta(8192, 768), meta(COLUMNS, 768))
-    (step,) = products(low)
+    step, _ = products(low)
     (copy,) = low.program.launches
     buffers = {spec.key: spec for spec in low.program.buffers}
     (out,) = low.program.results
@@ -74,25 +80,32 @@ def test_a_result_of_the_call_is_copied_to_rows_without_padding() -> None:
 
 def test_an_operand_that_a_kernel_makes_is_written_in_padded_rows() -> None:
     low = lowered(mlp, meta(8192, 768), meta(COLUMNS, 768), meta(COLUMNS, 768))
-    first, second = products(low)
-    assert [f(low.sizes) for f in second.a.strides] == [50264, 1] and [f(low.sizes) for f in second.a.shape] == [8192, COLUMNS]
-    assert first.padded == second.padded == (50264,)
+    *_, last = products(low)
+    assert [f(low.sizes) for f in last.a.strides] == [50264, 1] and [f(low.sizes) for f in last.a.shape] == [8192, 50256]
+    assert last.out.buffer != low.program.results[0], "a kernel adds the product of the last column"
 
 
 def test_an_operand_of_the_caller_is_copied_once_for_both_matmuls() -> None:
     low = lowered(gradients, meta(8192, COLUMNS), meta(8192, 768), meta(COLUMNS, 768))
-    by_input, by_weight = products(low)
-    (copy,) = low.program.launches
+    by_input, by_weight, rest = products(low)
+    copy, _ = low.program.launches
     assert by_input.a.buffer == by_weight.a.buffer == copy.kernel.pointers[-1].buffer
     assert [f(low.sizes) for f in by_weight.a.strides] == [1, 50264]
+    assert [[f(low.sizes) for f in step.out.shape] for step in (by_weight, rest)] == [[50256, 768], [1, 768]]
 
 
 def test_the_products_of_a_loop_over_rows_are_padded() -> None:
     low = lowered(loss, meta(8192, 768), meta(COLUMNS, 768), meta(8192, dtype=torch.int64))
     assert "loop over blocks" in low.explain()
     (body,) = (step.body for step in low.program.steps if hasattr(step, "body"))
-    (step,) = (step for step in body.steps if isinstance(step, LibraryProduct))
-    assert step.padded == (50264,)
+    assert [step.padded for step in body.steps if isinstance(step, LibraryProduct)] == [(50264,)] * 2
+
+
+def test_parts_of_a_matmul_count_their_own_work() -> None:
+    low = lowered(biased, meta(8192, 768), meta(COLUMNS, 768), meta(COLUMNS))
+    work = [step_flops(step, low.graph, low.sizes).count for step in products(low)]
+    assert work == [2 * 8192 * 768 * 50256, 2 * 8192 * 768]
+    assert sum(step.traffic.written(low.sizes) for step in products(low)) == 4 * 8192 * COLUMNS
 
 
 @pytest.mark.parametrize("columns", [50256, 50304])
@@ -129,6 +142,8 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "softmax": (probabilities, [given(6, 64), given(77, 64)]),
     "loss": (loss, [given(6, 64), given(77, 64), torch.arange(6)]),
     "operand of a kernel": (mlp, [given(6, 64), given(77, 64), given(77, 40)]),
+    "odd depth": (of_odd_depth, [given(6, 77), given(40, 77), given(40)]),
+    "odd depth and columns": (logits, [given(6, 75), given(77, 75)]),
     "operands of the caller": (gradients, [given(6, 77), given(6, 64), given(77, 64)]),
     "result and statistic": (with_lengths, [given(6, 64), given(77, 64)]),
 }

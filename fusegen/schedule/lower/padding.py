@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import PADDED_FROM, padded_extent, strided_view
+from fusegen.ir.strided import may_pad, strided_view
 from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
@@ -53,7 +53,7 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     touch it can do with padded ones."""
     columns = {literal(graph.nodes[p].shape[-1]) if len(graph.nodes[p].shape) > 1 else None for p in nodes}
     extent = columns.pop()
-    if columns or extent is None or extent < PADDED_FROM or extent == padded_extent(extent):
+    if columns or extent is None or not may_pad(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
     return any(_is_of_halves(graph, group) for group in touching) and all(group.kind in _STRIDED for group in touching)
