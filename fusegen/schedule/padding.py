@@ -14,7 +14,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import ROW_MULTIPLE, may_pad, strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same
-from fusegen.passes.fuse.contraction import products_of, rows_are_aligned
+from fusegen.passes.fuse.contraction import is_heavy, products_of, rows_are_aligned
 from fusegen.passes.fuse.groups import strip_views
 from fusegen.passes.fuse.skeletons import serving
 from fusegen.passes.rebuilt import rebuilt
@@ -102,8 +102,7 @@ class _Copying:
 
 def _copies(graph: Graph, matmul: int, target: Target) -> _Copies | None:
     """The copies for a matmul; None where it needs none, where they don't help, or take longer than they save."""
-    a, b = graph.operands(matmul)
-    if target.name not in COSTS or not a.dtype.is_half or len(b.shape) != 2 or serving(graph, matmul, matmul, target) is not None:
+    if target.name not in COSTS or not is_heavy(graph, matmul) or serving(graph, matmul, matmul, target) is not None:
         return None
     unaligned = [p for p in graph.nodes[matmul].args if not rows_are_aligned(graph, strided_view(graph, p))]
     operands = {p: _below_permutations(graph, p) for p in unaligned}

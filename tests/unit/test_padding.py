@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.calls import call
 from fusegen.lowered import Lowered
+from fusegen.passes.fuse import contraction
+from fusegen.runtime import alternatives
 from fusegen.schedule import padding
 from fusegen.schedule.flops import step_flops
 from fusegen.schedule.program import LibraryProduct
@@ -128,7 +131,19 @@ def test_a_copy_that_takes_longer_than_it_saves_is_not_made() -> None:
     assert not lowered(logits, meta(8192, 32), meta(COLUMNS, 32)).program.launches
 
 
+def test_small_matmuls_stay_as_they_are() -> None:
+    low = lowered(biased, torch.empty(1, 768, dtype=BF16, device="meta"), meta(COLUMNS, 768), meta(COLUMNS))
+    assert [step.padded for step in products(low)] == [()]
+
+
 # What is computed.
+
+
+@pytest.fixture
+def padded_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are padded, and copied for it, at sizes that are quick to emulate."""
+    monkeypatch.setattr(contraction, "_HEAVY", 0)
+    monkeypatch.setattr(padding, "_pays", lambda *_: True)
 
 
 def given(*shape: int) -> Tensor:
@@ -149,10 +164,21 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
 }
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("emulated", "padded_always")
+def test_gradients_that_blocks_of_rows_add_up_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives, "_WHOLE", 0)
+    monkeypatch.setattr(call, "rows_of_block", lambda *_: 4)
+    tensors, target = [given(10, 32), given(77, 32)], torch.arange(10)
+    narrow, wide = ([t.to(dtype, copy=True).requires_grad_() for t in tensors] for dtype in (BF16, torch.float64))
+    found = torch.autograd.grad(fg.kernel(loss)(*narrow, target), narrow)
+    expected = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-2, atol=1e-2 * float(other.abs().max()))
+
+
+@pytest.mark.usefixtures("emulated", "padded_always")
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padding, "_pays", lambda *_: True)  # at sizes that are quick to emulate, no copy pays
+def test_values_are_those_of_torch(name: str) -> None:
     function, tensors = CASES[name]
     kernel = fg.kernel(function)
     wide = [t.double() if t.is_floating_point() else t for t in tensors]

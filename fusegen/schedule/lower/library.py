@@ -167,6 +167,7 @@ def _reason(context: Context, product: int) -> str:
         return "expected to be faster than a kernel of ours"
     if not skeletons_of(context.target):
         return "no tensor-core skeleton serves this target"
-    if serving(context.graph, product, product, context.target) is None:
-        return refusals(context.graph, product, product, context.target)
+    graph = replace(context.graph, padded=frozenset())  # as fusion saw it
+    if serving(graph, product, product, context.target) is None:
+        return refusals(graph, product, product, context.target)
     return "a plain product: nothing is fused with it"

@@ -14,6 +14,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.strided import may_pad, strided_view
 from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse import Group, GroupKind
+from fusegen.passes.fuse.contraction import is_heavy
 from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.target import Backend, Target
 
@@ -49,19 +50,15 @@ def _temporaries(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
 
 
 def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set[int]) -> bool:
-    """True if a library product has a value as an operand or result, its rows are none of multiples of 16 bytes, and all that
+    """True if a heavy library product has a value as an operand or result, its rows are none of multiples of 16 bytes, and all that
     touch it can do with padded ones."""
     columns = {literal(graph.nodes[p].shape[-1]) if len(graph.nodes[p].shape) > 1 else None for p in nodes}
     extent = columns.pop()
     if columns or extent is None or not may_pad(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
-    return any(_is_of_halves(graph, group) for group in touching) and all(group.kind in _STRIDED for group in touching)
-
-
-def _is_of_halves(graph: Graph, group: Group) -> bool:
-    """True if a group is a library product of 16-bit floats."""
-    return group.kind is GroupKind.LIBRARY and graph.operands(group.anchors[0])[0].dtype.is_half
+    heavy = [group for group in touching if group.kind is GroupKind.LIBRARY and is_heavy(graph, group.anchors[0])]
+    return bool(heavy) and all(group.kind in _STRIDED for group in touching)
 
 
 def _no_views_now(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
