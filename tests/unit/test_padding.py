@@ -47,6 +47,10 @@ def mlp(x: Tensor, weight: Tensor, down: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight)) @ down
 
 
+def by_columns(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
 def of_odd_depth(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
@@ -157,6 +161,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "softmax": (probabilities, [given(6, 64), given(77, 64)]),
     "loss": (loss, [given(6, 64), given(77, 64), torch.arange(6)]),
     "operand of a kernel": (mlp, [given(6, 64), given(77, 64), given(77, 40)]),
+    "weight of odd rows": (by_columns, [given(6, 64), given(64, 77)]),
     "odd depth": (of_odd_depth, [given(6, 77), given(40, 77), given(40)]),
     "odd depth and columns": (logits, [given(6, 75), given(77, 75)]),
     "operands of the caller": (gradients, [given(6, 77), given(6, 64), given(77, 64)]),
