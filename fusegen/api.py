@@ -201,6 +201,27 @@ class Kernel(Generic[P, R]):
 
     # Copies: what was compiled stays where it is.
 
+    def fresh(
+        self,
+        function: Callable[P, R] | None = None,
+        *,
+        recompute: Recompute | None = None,
+        compiler: Compiler | None = None,
+        fast_math: bool | None = None,
+    ) -> Kernel[P, R]:
+        """Such a kernel without memory of earlier calls, whose code follows from its arguments alone, and which is no operator.
+
+        Args:
+            function: in place of its own, as the others in place of its own rules.
+        """
+        return Kernel(
+            self.function if function is None else function,
+            self.mutates,
+            recompute=recompute or self.recompute,
+            compiler=compiler or self.compiler,
+            fast_math=self.fast_math if fast_math is None else fast_math,
+        )
+
     def __copy__(self) -> Kernel[P, R]:
         """The kernel itself, as a function's copy is the function."""
         return self

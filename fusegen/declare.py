@@ -71,10 +71,10 @@ def kernel(
             same in every bit. The first call waits some 15 s for torch's headers; later processes find the library in the cache.
             None is what ``FUSEGEN_COMPILER`` says, else "nvrtc"; operators in graphs of torch follow that variable alone.
         fast_math: True lets float32 math on a GPU use the hardware's approximate functions, as nvcc's ``--use_fast_math`` does:
-            exp, log, sin, cos, tanh, sqrt, rsqrt, sigmoid, GELU and division, and contract ``a * b + c`` into one instruction.
-            Gradients follow it, and so do operators of recorded calls; in another kernel the rule of that one holds. ``explain``
-            states the documented error of each function beside the accurate one. It has no effect on float64, integers, library
-            calls and the CPU target.
+            exp, expm1, log, log1p, sin, cos, tanh, sqrt, rsqrt, sigmoid, GELU and division, and contract ``a * b + c`` into one
+            instruction. Gradients follow it, and so do operators of recorded calls; in another kernel the rule of that one holds.
+            ``explain`` states the documented error of each function beside the accurate one. It has no effect on float64, integers,
+            library calls and the CPU target.
 
     Raises:
         ArgumentError: a name that no parameter has, or under which there is an operator; an unknown rule.

@@ -53,9 +53,11 @@ _NOTES = {"attention_backward": ": adds in any order, but under torch.use_determ
 
 
 def explain_title(step: Step) -> str:
-    """The name of a step and its kind; of a matmul by the library, why no kernel computes it."""
+    """The name of a step and its kind; of a matmul by the library, why no kernel computes it, and padded rows."""
     if isinstance(step, LibraryProduct):
-        return f"torch.matmul (library){f': {step.reason}' if step.reason else ''}"
+        reason = [step.reason] if step.reason else []
+        said = ", ".join([*reason, *(f"rows padded to {row}" for row in step.padded)])
+        return f"torch.matmul (library){f': {said}' if said else ''}"
     if isinstance(step, LoopStep):
         return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):

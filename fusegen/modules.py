@@ -65,7 +65,7 @@ def _forward_of(
         return Kernel(given, mutates, cls.__name__.lower(), None, recompute, compiler, fast_math)
     if recompute in ("auto", given.recompute) and compiler in (None, given.compiler) and fast_math in (False, given.fast_math):
         return given
-    return Kernel(given.function, given.mutates, None, None, recompute, compiler or given.compiler, fast_math or given.fast_math)
+    return given.fresh(recompute=recompute, compiler=compiler, fast_math=fast_math or given.fast_math)
 
 
 def _method(kernel: Kernel[..., Any]) -> Callable[..., Any]:

@@ -56,6 +56,7 @@ from fusegen.specs.normalization import (
     layer_norm_invertible_backward,
     modulated_layer_norm,
     modulated_rms_norm,
+    poly_norm,
     qk_norm,
     rms_norm,
 )
@@ -70,7 +71,7 @@ from fusegen.specs.quantization import (
     quantize,
     rms_norm_quant,
 )
-from fusegen.specs.rotary import rotary, rotary_, rotary_position_ids
+from fusegen.specs.rotary import rotary, rotary_, rotary_position_ids, rotary_position_ids_
 from fusegen.specs.routing import moe_router, topk
 from fusegen.specs.sampling import sample
 from fusegen.specs.softmax import log_softmax, logsumexp, scale_mask_softmax, softmax
@@ -128,6 +129,7 @@ __all__ = [
     "modulated_rms_norm",
     "moe_router",
     "paged_attention",
+    "poly_norm",
     "qk_norm",
     "qkv_linear",
     "quantize",
@@ -139,6 +141,7 @@ __all__ = [
     "rotary",
     "rotary_",
     "rotary_position_ids",
+    "rotary_position_ids_",
     "sample",
     "scale_mask_softmax",
     "sigmoid",

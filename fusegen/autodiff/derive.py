@@ -122,7 +122,7 @@ class _Joint:
     """
 
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Names, *, is_early: bool) -> None:
-        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder = GraphBuilder.like(graph)
         self.results = graph.outputs
         self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
@@ -252,7 +252,7 @@ class _Part:
 
     def __init__(self, graph: Graph, inputs: Sequence[InputSpec], given: Mapping[int, str]) -> None:
         self.graph = graph
-        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder = GraphBuilder.like(graph)
         self.builder.inputs = []
         made = {spec.name: self.builder.input(spec) for spec in inputs}
         self._moved = {position: made[name] for position, name in given.items()}

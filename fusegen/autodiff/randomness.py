@@ -13,7 +13,7 @@ def with_key(graph: Graph, name: str) -> Graph:
     Args:
         name: of the input.
     """
-    builder = GraphBuilder(graph.name).like(graph)
+    builder = GraphBuilder.like(graph)
     moved: list[int] = []
     key: int | None = None
     for position, node in graph:

@@ -165,7 +165,7 @@ def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
 def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
     """The kernel without memory of calls: a file may make some while it is imported, and a second size becomes a run-time value."""
     kernel = declared.kernel if isinstance(declared, Method) else declared
-    return Kernel(declared.function, kernel.mutates, None, None, kernel.recompute, kernel.compiler, kernel.fast_math)
+    return kernel.fresh(declared.function)
 
 
 def _how_to_declare(name: str, value: object) -> str:

@@ -78,6 +78,10 @@ class PhaseView:
         """Of the call, and copies, with their types."""
         return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
 
+    def type_of(self, result: str) -> str:
+        """The type of a result."""
+        return dict(self.results)[result]
+
     @property
     def works_on_elements(self) -> bool:
         """Whether anything is done with each element, not only with the row's statistics."""
@@ -91,8 +95,8 @@ class PhaseView:
 def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
     """The views of all phases."""
     lane_axis = body.column_axes.symbols[-1]
-    reads = {a.name: a for phase in body.phases for a in phase.reads}
-    kept = {a.name: a for a in body.kept}
+    reads = {name: a for phase in body.phases for a in phase.reads for name in a.variables}
+    kept = {name: a for a in body.kept for name in a.variables}
     held = {p.name: p for phase in body.phases for p in phase.held}
     return [_phase(phase, offsets, reads, kept, held, lane_axis) for phase in body.phases]
 
@@ -120,8 +124,8 @@ def _phase(
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
         steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
-        uses=tuple(fragment(reads[name], offsets, lane_axis) for name in arrays if name in reads),
-        kept=tuple(fragment(kept[name], offsets, lane_axis) for name in arrays if name in kept),
+        uses=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(reads[name] for name in arrays if name in reads)),
+        kept=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(kept[name] for name in arrays if name in kept)),
         given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
         segments=tuple(_segments(s, offsets, lane_axis) for s in phase.segments),
         call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
@@ -187,6 +191,11 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 def row_accesses(body: RowBody) -> list[Access]:
     """What a row kernel reads."""
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
+
+
+def placed_accesses(body: RowBody) -> list[Access]:
+    """What a row kernel writes, element by element."""
+    return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
 
 
 def staged_accesses(body: RowBody) -> tuple[Access, ...]:

@@ -140,6 +140,7 @@ class Graph:
         derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
         writes: the last version of each input that is written to, a `PUT`.
         fast_math: True if its float32 math may use the hardware's approximate functions, and contract products into sums.
+        padded: nodes in memory of the call's own whose rows are padded there (`ir.strided.memory_shape`).
     """
 
     name: str
@@ -153,6 +154,7 @@ class Graph:
     derived: ScalarProgram = NO_SCALARS
     writes: tuple[int, ...] = ()
     fast_math: bool = False
+    padded: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -174,8 +176,8 @@ class Graph:
         return tuple(result)
 
     @cached_property
-    def known_views(self) -> dict[int, object]:
-        """The strided views that `ir.strided` has found, by node: fusion asks for them again and again."""
+    def known_views(self) -> dict[object, object]:
+        """The strided views that `ir.strided` has found, by node, and what repeats: fusion asks for them again and again."""
         return {}
 
     @cached_property
@@ -282,11 +284,17 @@ class GraphBuilder:
         self.locations.append(location)
         return len(self.nodes) - 1
 
-    def like(self, graph: Graph) -> GraphBuilder:
-        """This builder with another graph's inputs, rule of precision and what is known of its sizes, before any node is added."""
-        self.inputs, self.scalars = list(graph.inputs), list(graph.scalars)
-        self.multiples, self.bounds, self.fast_math = graph.multiples, graph.bounds, graph.fast_math
-        return self
+    @classmethod
+    def like(cls, graph: Graph, name: str | None = None) -> GraphBuilder:
+        """A builder with a graph's inputs, scalars, rule of precision and what is known of its sizes, and without nodes.
+
+        Args:
+            name: of the new graph; by default the same.
+        """
+        builder = cls(graph.name if name is None else name)
+        builder.inputs, builder.scalars, builder.derived = list(graph.inputs), list(graph.scalars), graph.derived
+        builder.multiples, builder.bounds, builder.fast_math = graph.multiples, graph.bounds, graph.fast_math
+        return builder
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
         """The graph of some results and writes, without what none of them needs (inputs stay)."""

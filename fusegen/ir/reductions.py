@@ -118,6 +118,7 @@ class Monoid:
         components: of the state, in order.
         combine: the state of two parts.
         lift: the state of an element and its index along the reduced dims.
+        operation: the pointwise operation that combines states of one component by itself; None where it takes more.
         approximable: whether kernels whose results end in 16 bits may combine by approximate functions.
         gathering: how many states are combined with less than `combine` for each.
     """
@@ -125,6 +126,7 @@ class Monoid:
     components: tuple[Component, ...]
     combine: Callable[[State, State], State]
     lift: Callable[[Scalar, Scalar], State] = _itself
+    operation: Op | None = None
     approximable: bool = False
     gathering: Gathering | None = None
 
@@ -143,7 +145,7 @@ _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
 
 def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
     """A reduction by one operation."""
-    return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),))
+    return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),), operation=op)
 
 
 def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
@@ -264,6 +266,12 @@ REDUCTIONS: dict[Op, Monoid] = {
     Op.LOGCUMSUMEXP: Monoid((Component("logarithm", _LEAST),), _combined_logarithms),
 }
 """One row a primitive reduction, and one a scan of which nothing else is the reduction."""
+
+
+def operation_of(op: Op) -> Op | None:
+    """The pointwise operation that a reduction repeats; None for what is no reduction, or repeats more than one."""
+    return REDUCTIONS[op].operation if op in REDUCTIONS else None
+
 
 SCANS: dict[Op, Op] = {
     Op.CUMSUM: Op.SUM,

@@ -26,6 +26,9 @@ class StridedView:
     offset: Dim
 
 
+ROW_MULTIPLE = 8
+"""Elements: 16 bytes of 16-bit floats. cuBLAS has fast kernels for rows that are multiples of it, and start at such."""
+_PADDED_FROM = 64  # elements of a row: padding is a small part of it then
 _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 
@@ -49,12 +52,33 @@ def _in_row_major_order(spec: InputSpec) -> InputSpec:
     return replace(spec, strides=tuple(0 if literal(dim) == 1 else stride for dim, stride in strides), alignment=16)
 
 
+def padded_extent(extent: int) -> int:
+    """The elements between rows of an extent where rows are padded: the next multiple of 8."""
+    return -(-extent // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def may_pad(extent: int) -> bool:
+    """True if rows of an extent are none of multiples of 8 elements, and long enough to be padded."""
+    return extent >= _PADDED_FROM and extent != padded_extent(extent)
+
+
+def memory_shape(graph: Graph, position: int) -> Shape:
+    """The shape of the memory in which a node lies that a kernel makes: with longer rows where they are padded."""
+    shape = graph.nodes[position].shape
+    last = literal(shape[-1]) if position in graph.padded else None
+    return shape if last is None else (*shape[:-1], padded_extent(last))
+
+
+def memory_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
+    """The strides of a node that a kernel makes: row-major in its memory."""
+    return contiguous_strides(memory_shape(graph, position))
+
+
 def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
-    """The strides of a node's buffer: an input's own, also of its later versions, row-major for what a kernel makes."""
-    node = graph.nodes[owner(graph, position)]
-    if node.op is Op.INPUT:
-        return graph.input_spec(str(node.attr("name"))).strides
-    return contiguous_strides(node.shape)
+    """The strides of a node's buffer: an input's own, also of its later versions; `memory_strides` for what a kernel makes."""
+    made = owner(graph, position)
+    node = graph.nodes[made]
+    return graph.input_spec(str(node.attr("name"))).strides if node.op is Op.INPUT else memory_strides(graph, made)
 
 
 def strided_view(graph: Graph, position: int) -> StridedView:
@@ -70,6 +94,13 @@ def strided_view(graph: Graph, position: int) -> StridedView:
 def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
     """The node, of which each index of a dim repeats the one before ``count - 1`` times, as a strided view without the repetitions;
     None where it does not."""
+    known = position, dim, count
+    if known not in graph.known_views:
+        graph.known_views[known] = _without_repetitions(graph, position, dim, count)
+    return cast("StridedView | None", graph.known_views[known])
+
+
+def _without_repetitions(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
     shape = graph.nodes[position].shape
     kept = exact_quotient(shape[dim], count)
     if kept is None:

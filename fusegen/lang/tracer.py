@@ -16,7 +16,7 @@ from fusegen.errors import TraceError
 from fusegen.ir.formula import formula
 from fusegen.ir.formula import relation as relation_of
 from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram
-from fusegen.ir.infer import MismatchError
+from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
@@ -405,6 +405,19 @@ class Tracer:
         """
         for name, _ in self.builder.bounds:
             self.require_literal(sympy.Symbol(name))
+
+    def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+        """The shape that some broadcast to.
+
+        Raises:
+            ShapeError: there is none.
+            NeedsTie, NeedsLiteral: as in `require_literal`, where there is one in this call.
+        """
+        try:
+            return broadcast([tuple(shape) for shape in shapes])
+        except MismatchError as error:
+            self.require_equal(error.sizes)
+            raise
 
     def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
         """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their

@@ -142,7 +142,7 @@ def _only(graph: Graph, places: Sequence[int]) -> Graph:
     """A graph with some of its results, and without what the others need."""
     if len(places) == len(graph.outputs):
         return graph
-    builder = GraphBuilder(graph.name).like(graph)
+    builder = GraphBuilder.like(graph)
     moved: list[int] = []
     for position, node in graph:
         moved.append(builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position]))

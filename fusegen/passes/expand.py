@@ -102,8 +102,10 @@ def _elu(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.MISH)
 def _mish(x: Value) -> Value:
-    softplus = (x > 20.0).where(x, x.apply(Op.EXP).apply(Op.LOG1P))
-    return x * softplus.apply(Op.TANH)
+    """x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2), which cancels nowhere; from 20 on the quotient is 1."""
+    power = x.apply(Op.MINIMUM, 20.0).apply(Op.EXP)
+    n = power * (power + 2.0)
+    return x * (n / (n + 2.0))
 
 
 @_pointwise(Op.HARDSIGMOID)

@@ -12,7 +12,7 @@ from functools import reduce
 
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
-from fusegen.ir.reductions import SHORT_ROW
+from fusegen.ir.reductions import SHORT_ROW, operation_of
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.fuse.few import MOST, is_of_few
@@ -29,8 +29,6 @@ _ABOVE = 0x7F800002 << 32
 """A number above all keys, and exact as a float64."""
 
 _EXTREMES = (Op.MAX, Op.MIN)
-
-_COMBINED = {Op.SUM: Op.ADD, Op.PROD: Op.MUL, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
 
 
 def first_few(x: Value) -> Value | None:
@@ -84,7 +82,7 @@ def _value(key: Value, dtype: DType, *, descending: bool) -> Value:
 
 def reduced_few(x: Value) -> Value | None:
     """A reduction of the first few of a row, as math on each of them."""
-    few, op = x.arg(0), _COMBINED.get(x.node.op)
+    few, op = x.arg(0), operation_of(x.node.op)
     last = len(few.node.shape) - 1
     count = literal(few.node.shape[-1]) if few.node.shape else None
     if op is None or x.node.attr("dims") != (last,) or count is None or count > MOST or not few.dtype.is_float:

@@ -189,8 +189,7 @@ class _Reframed:
 
     def __init__(self, graph: Graph, moves: list[_Moved]) -> None:
         self.graph = graph
-        self.builder = GraphBuilder(graph.name).like(graph)
-        self.builder.derived = graph.derived
+        self.builder = GraphBuilder.like(graph)
         self.frames = {position: move.frame for move in moves for position in move.inside}
         self.results = {position: move.frame for move in moves for position in move.results}
         self.views = {move.view: move.end for move in moves}

@@ -128,7 +128,7 @@ def _chosen(graph: Graph, attention: _Attention) -> _Leading | None:
 
 def _merit(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
     """Whether the attention kernel reads q, keys and values with some batch and heads; fewer copies are more."""
-    builder = GraphBuilder(graph.name).like(graph)
+    builder = GraphBuilder.like(graph)
     builder.nodes, builder.locations = list(graph.nodes), list(graph.locations)
     q, keys, values = (_lifted(builder, p, user, leading) for p, user in attention.operands(graph))
     trial = replace(graph, nodes=tuple(builder.nodes), locations=tuple(builder.locations))
@@ -196,7 +196,7 @@ class _InFourDims:
     def __init__(self, graph: Graph, leading: dict[int, _Leading]) -> None:
         self.graph = graph
         self.leading = leading
-        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder = GraphBuilder.like(graph)
         self.moved: dict[int, int] = {}
 
     def run(self) -> Graph:

@@ -24,7 +24,7 @@ def hoist(graph: Graph) -> Graph:
 class _Hoist:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.builder = GraphBuilder(graph.name).like(graph)
+        self.builder = GraphBuilder.like(graph)
         self.builder.scalars = []
         self.moved: dict[int, int] = {}
         self.hoisted: dict[tuple[int, DType], str] = {}

@@ -193,8 +193,7 @@ class _ByTiles:
 
     def __init__(self, graph: Graph, wide: Mapping[int, _Wide]) -> None:
         found: dict[int, list[int]] = {}
-        builder = GraphBuilder(graph.name).like(graph)
-        builder.derived = graph.derived
+        builder = GraphBuilder.like(graph)
         moved: list[int] = []
         for position, node in graph:
             if position in wide:

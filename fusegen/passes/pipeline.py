@@ -43,7 +43,7 @@ def apply(step: Pass, graph: Graph) -> Graph:
     Raises:
         VerificationError: when the pass changed the type of a result.
     """
-    settling = _Settling(step, GraphBuilder(graph.name).like(graph))
+    settling = _Settling(step, GraphBuilder.like(graph))
     builder = settling.builder
     moved: list[int] = []
     places = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}

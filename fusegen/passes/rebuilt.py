@@ -15,8 +15,7 @@ Replace: TypeAlias = Callable[[GraphBuilder, Sequence[int], int], int | None]
 
 def rebuilt(graph: Graph, replaced: Replace) -> Graph:
     """The graph with replacements; all other nodes are as they were, on their operands' replacements."""
-    builder = GraphBuilder(graph.name).like(graph)
-    builder.derived = graph.derived
+    builder = GraphBuilder.like(graph)
     moved: list[int] = []
     for position, node in graph:
         place = replaced(builder, moved, position)

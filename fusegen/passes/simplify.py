@@ -128,6 +128,28 @@ def _double_negation(x: Value) -> Value | None:
     return x.arg(0).arg(0) if x.arg(0).node.op is Op.NEG else None
 
 
+def _absolute_of_negation(x: Value) -> Value | None:
+    return x.arg(0).arg(0).apply(Op.ABS) if x.arg(0).node.op is Op.NEG and x.dtype.is_float else None
+
+
+def _sum_of_log_softmax(x: Value) -> Value | None:
+    """The sum of u - log(sum(exp(u))) with u = v - amax(v): n logarithms are taken from the sum of u at once, both of one sign, so
+    that rows are looked at once less."""
+    terms, dims = x.arg(0), x.node.attr("dims")
+    if terms.node.op is not Op.SUB or terms.arg(1).node.op is not Op.LOG:
+        return None
+    below, logarithm = terms.arg(0), terms.arg(1)
+    mass = logarithm.arg(0)
+    if mass.node.op is not Op.SUM or mass.arg(0).node.op is not Op.EXP or mass.arg(0).arg(0).position != below.position:
+        return None
+    peak = below.arg(1).node if below.node.op is Op.SUB else None
+    is_below = peak is not None and peak.op is Op.AMAX and peak.args == below.node.args[:1] and peak.attr("dims") == dims
+    count = terms.count(cast(tuple[int, ...], dims))
+    if not is_below or mass.node.attr("dims") != dims or not isinstance(count, int):
+        return None
+    return below.reduce(Op.SUM, cast(tuple[int, ...], dims)) - logarithm * float(count)
+
+
 def _reciprocal_sqrt(x: Value) -> Value | None:
     if x.arg(0).is_constant(1.0) and x.arg(1).node.op is Op.SQRT:
         return x.arg(1).arg(0).apply(Op.RSQRT)
@@ -214,10 +236,17 @@ def _back_and_forth(x: Value) -> Value | None:
     return below.arg(0) if below.node.op is Op.RESHAPE and below.arg(0).node.shape == x.node.shape else None
 
 
+def _whole_slice(x: Value) -> Value | None:
+    """A slice of all elements of a dim, in their order."""
+    is_whole = x.node.shape == x.arg(0).node.shape and x.node.attr("step") == 1
+    return x.arg(0) if is_whole else None
+
+
 RULES: tuple[Rule, ...] = (
     Rule("back-and-forth", Op.RESHAPE, _back_and_forth),
     Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
+    Rule("whole-slice", Op.SLICE, _whole_slice),
     Rule("softmax-beside-a-sink", Op.SLICE, softmax_beside_a_sink),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
@@ -229,6 +258,8 @@ RULES: tuple[Rule, ...] = (
     Rule("gather-powers-of-two", Op.MUL, _gather_powers_of_two),
     Rule("times-sigmoid", Op.MUL, _times_sigmoid),
     Rule("double-negation", Op.NEG, _double_negation),
+    Rule("absolute-of-negation", Op.ABS, _absolute_of_negation),
+    Rule("sum-of-log-softmax", Op.SUM, _sum_of_log_softmax),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
     Rule("first-few", Op.TOPK, first_few),
     Rule("reduced-few", Family.REDUCTION, reduced_few),

@@ -133,8 +133,7 @@ class _Split:
 
     def __init__(self, graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> None:
         self.graph, self.matmul, self.ranges = graph, matmul, ranges
-        self.builder = GraphBuilder(graph.name).like(graph)
-        self.builder.derived = graph.derived
+        self.builder = GraphBuilder.like(graph)
         self.packed = _packed(graph, matmul, ranges)
         self.moved: dict[int, int] = {}
         self.sliced: dict[tuple[int, int, int], int] = {}

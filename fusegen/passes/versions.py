@@ -65,8 +65,7 @@ class _Copies:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._times = graph, Times.of(graph)
-        self._builder = GraphBuilder(graph.name).like(graph)
-        self._builder.derived = graph.derived
+        self._builder = GraphBuilder.like(graph)
         self._moved: list[int] = []
         self._until: list[int] = []  # for each node, the first write after which it cannot be computed any more
         self._placing = {g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)}

@@ -39,8 +39,7 @@ def by_rows(graph: Graph, chosen: Collection[int]) -> Graph:
     """The graph in which some of its `whole_reductions` go row by row first."""
     if not chosen:
         return graph
-    builder = GraphBuilder(graph.name).like(graph)
-    builder.derived = graph.derived
+    builder = GraphBuilder.like(graph)
     moved: list[int] = []
     for position, node in graph:
         rebuilt = replace(node, args=tuple(moved[a] for a in node.args))

@@ -14,7 +14,7 @@ from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, product
 from fusegen.passes.blocks import InBlocks, in_blocks
 from fusegen.passes.few import put_in_order
 from fusegen.passes.frames import reframed
@@ -47,7 +47,7 @@ def _with_orders(graph: Graph, target: Target) -> Graph:
     """The graph in which kernels put short rows in order, as GPUs can."""
     if target.backend is not Backend.CUDA or all(node.op is not Op.TOPK for node in graph.nodes):
         return graph
-    return replace(apply(Pass("put-rows-in-order", put_in_order), graph), derived=graph.derived)
+    return apply(Pass("put-rows-in-order", put_in_order), graph)
 
 
 class Alternatives:
@@ -94,7 +94,8 @@ class Alternatives:
     def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
         large, most = {formula(elements)(sizes) for elements in looped.large}, ROOM if self._depth else _WHOLE
-        values = ((math.prod(f(sizes) for f in b.shape), b.dtype) for b in program.buffers if b.role is Role.TEMPORARY)
+        kept = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
+        values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in kept)
         return any(count in large and count * dtype.itemsize > most for count, dtype in values)
 
     def _forms(self, facts: Facts | None, sizes: Sizes, *, is_looped: bool) -> Forms:

@@ -174,7 +174,11 @@ class Dispatcher(Plan):
                 break
         else:
             return None
-        layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
+        try:
+            layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
+        except RecursionError:
+            what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
+            raise ArgumentError(what, mend="give containers of tensors, numbers and shallow containers") from None
         if all(layout is None for _, layout in layouts):
             return None
         with self._lock:

@@ -19,11 +19,13 @@ from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.moments import with_moments
 from fusegen.passes.partials import reduced_by_tiles
+from fusegen.passes.peaks import with_capped_peaks, with_peaks
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import Bodies, Pins, lower
 from fusegen.schedule.lower.parts import agreed
+from fusegen.schedule.padding import with_copied_rows
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred
@@ -186,9 +188,9 @@ class Forms:
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
         """What fusion decides where some products are left to the library."""
         if by_library not in self._fused:
-            graph = leave_to_library(self.graph, by_library)
+            graph = with_copied_rows(leave_to_library(self.graph, by_library), self._target)
             graph = reduced_by_tiles(graph, self._target)
-            graph = with_moments(graph, self._target)
+            graph = with_capped_peaks(with_peaks(with_moments(graph, self._target), self._target))
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
         return self._fused[by_library]

@@ -121,7 +121,7 @@ def _name(number: int) -> str:
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
     """The graph with scalars in place of some of its literals."""
-    builder = GraphBuilder(graph.name).like(graph)
+    builder = GraphBuilder.like(graph)
     moved: list[int] = []
     count = 0
     for position, node in graph:

@@ -49,6 +49,11 @@ class Access:
     conditions: tuple[Bounds, ...] = ()
     parts: tuple[str, ...] = ()
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of what is read or written."""
+        return self.parts or (self.name,)
+
 
 @dataclass(frozen=True)
 class Anchor:

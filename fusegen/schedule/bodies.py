@@ -8,7 +8,7 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.symbolic import Axes, Dim, Index
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol
 from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
 from fusegen.schedule.lane_math import LaneFunction
@@ -51,6 +51,15 @@ class PointwiseBody:
     call: Call
     plan: PointwisePlan
     hoisted: Hoisted | None = None
+
+    @property
+    def threads(self) -> Axes:
+        """The axes that threads divide among them: the first one in chunks where each thread goes along it."""
+        if self.hoisted is None:
+            return self.axes
+        chunks = FloorDiv(self.axes.extents[0] + sympy.Integer(self.plan.repeats - 1), sympy.Integer(self.plan.repeats))
+        chunk = axis_symbol(f"{self.hoisted.axis.name}_chunk")
+        return Axes((chunk, *self.axes.symbols[1:]), (chunks, *self.axes.extents[1:]))
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Evaluator:
         leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
         rounded: values that other kernels read in 16 bits, and which are the same numbers here.
         contracted: sums that are one operation with a product.
+        inverted: divisions that multiply by the reciprocal of the divisor, which is one number.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class Evaluator:
         leaf_of: LeafOf,
         rounded: Collection[int] = frozenset(),
         contracted: Collection[int] = frozenset(),
+        inverted: Collection[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.axes = axes
         self.memory = memory
         self.leaf_of = leaf_of
-        self.rounded, self.contracted = rounded, contracted
+        self.rounded, self.contracted, self.inverted = rounded, contracted, inverted
         self.terms = Terms()
         self._memo: dict[Element, int] = {}
         self._made_of: dict[Element, tuple[Element, ...]] = {}
@@ -209,6 +211,8 @@ class Evaluator:
             args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
         fused = self._multiply_add(position, args) if position in self.contracted else None
         op, args = (node.op, args) if fused is None else (Fused.MULTIPLY_ADD, fused)
+        if position in self.inverted and node.dtype.compute is DType.FLOAT32:
+            op, args = Op.MUL, [args[0], self._reciprocal(args[1])]
         computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
@@ -225,6 +229,13 @@ class Evaluator:
         if node.op is Op.SUB:
             a, addend = (a, self._negated(addend)) if place == 0 else (self._negated(a), addend)
         return [a, b, addend]
+
+    def _reciprocal(self, position: int) -> int:
+        term = self.terms.items[position]
+        if term.op is Leaf.CONSTANT:
+            return self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, repr(1.0 / float(str(term.payload)))))
+        one = self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, "1.0"))
+        return self.terms.put(Term(Op.DIV, (one, position), term.dtype))
 
     def _negated(self, position: int) -> int:
         return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))

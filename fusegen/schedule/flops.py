@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.fuse.groups import GroupKind, computed
 from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody
-from fusegen.schedule.program import Launch, LoopStep, Step
+from fusegen.schedule.program import Launch, LibraryProduct, LoopStep, Step
 
 _FREE = (Op.CAST, Op.COPY)
 _ATTENTION = (Op.ATTENTION, Op.ATTENTION_BACKWARD)
@@ -54,6 +54,9 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     if step.group.kind is GroupKind.ATTENTION:
         return _of_attention(step, graph, matmuls, sizes)
     count = sum(_of_node(graph, position, wanted[position], sizes) for position in _distinct(graph, wanted))
+    if isinstance(step, LibraryProduct):  # which may be a part of a matmul
+        whole = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
+        count = count * prod(extent(sizes) for extent in step.out.shape) // max(whole, 1)
     return Flops(count, _dtype(step, graph, wanted, matmuls), bool(matmuls), tuple(_uncounted(graph, step, wanted)))
 
 

@@ -36,6 +36,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
+from fusegen.ir.strided import memory_shape
 from fusegen.ir.symbolic import Dim, product, simplify_dim
 from fusegen.passes.fuse import Group
 from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
@@ -125,6 +126,11 @@ class Launch:
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
 
 
+def is_of_one_block(launch: Launch) -> bool:
+    """True if a launch has one block whatever the sizes are."""
+    return launch.grid == formula_of(1)
+
+
 def whole_launch(parts: Sequence[Launch]) -> Launch:
     """The launch of several parts: their blocks behind each other, their parameters once. The first parameters are the numbers of
     blocks of all parts but the last."""
@@ -155,7 +161,16 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
 
 @dataclass(frozen=True, repr=False)
 class LibraryProduct:
-    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there."""
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there.
+
+    Attributes:
+        a, b, out: where the matrices lie.
+        group: what it computes.
+        traffic: bytes moved.
+        reason: why no kernel of ours computes it.
+        adds: True if it is added to what is there.
+        padded: elements between rows in memory, of operands and results whose rows are padded there.
+    """
 
     a: StridedOperand
     b: StridedOperand
@@ -164,6 +179,7 @@ class LibraryProduct:
     traffic: Traffic
     reason: str = ""
     adds: bool = False
+    padded: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<torch.matmul of the library{f': {self.reason}' if self.reason else ''}>"
@@ -238,7 +254,7 @@ class LoopStep:
         extent = formula(self.blocks.extent)
         start, rows = self.blocks.start.name, self.blocks.rows.name
         given = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
-        added = {given[result]: result for result in sums if _is_added_by_products(self.body.call, given[result])}
+        added = {given[result]: result for result in sums if _is_added_by_one(self.body, given[result])}
         body = replace(self.body.call, steps=tuple(_adding_from(step, size(start), added) for step in self.body.call.steps))
         zeros = tuple(result for result in sums if result not in added.values())
         return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
@@ -359,10 +375,11 @@ def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep)
     return step.call
 
 
-def _is_added_by_products(body: Call, key: int) -> bool:
-    """True if one product adds to a result of a loop, and nothing else touches it: the first block need not add, but writes."""
-    touching = [step for step in body.steps if key in step.touched]
-    return len(touching) == 1 and isinstance(touching[0], MatrixProduct)
+def _is_added_by_one(body: Program, key: int) -> bool:
+    """True if one product, or its parts, adds to a result of a loop, and nothing else touches it: the first block need not add, but
+    writes."""
+    touching = [step for step in body.steps if key in step.call.touched]
+    return all(isinstance(step, LibraryProduct) for step in touching) and len({step.group for step in touching}) == 1
 
 
 def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:
@@ -371,8 +388,8 @@ def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> Call
 
 def row_bytes(body: Program, blocks: Blocks) -> Formula:
     """The bytes of all values that the body of a loop keeps for itself, for each row of a block."""
-    nodes = ((body.graph.nodes[b.node], b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
-    total = sympy.expand(sum((product(node.shape) * dtype.itemsize for node, dtype in nodes), sympy.Integer(0)))
+    own = ((memory_shape(body.graph, b.node), b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
+    total = sympy.expand(sum((product(shape) * dtype.itemsize for shape, dtype in own), sympy.Integer(0)))
     return formula(simplify_dim(total.coeff(blocks.rows)))
 
 

@@ -10,11 +10,12 @@ from sympy import sympify
 from fusegen.ir.formula import formula
 from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.access import Access
+from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
 from fusegen.schedule.column_cost import ColumnWork, column_time
 from fusegen.schedule.heuristics.pointwise import SHORT
 from fusegen.schedule.heuristics.tiles import FEWEST
+from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, point_time, row_time
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan, TilePlan
@@ -104,7 +105,8 @@ def _is_short(launch: Launch) -> bool:
 
 
 def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | ColumnWork | None:
-    """What a launch has to do; None for what nobody has measured: sums of columns beside reductions along rows."""
+    """What a launch has to do; None for what nobody has measured: sums of columns beside reductions along rows, and rows that an
+    index leads to, for which the time that memory takes to answer matters twice."""
     kernel, (rows, columns) = launch.kernel, extents(launch, sizes)
     moved = launch.traffic.moved(sizes)
     itemsizes = {pointer.buffer: pointer.dtype.itemsize for pointer in kernel.pointers if pointer.stream is None}
@@ -113,7 +115,7 @@ def _work(launch: Launch, sizes: Mapping[str, int]) -> RowWork | PointWork | Col
         return PointWork(rows * columns, moved, len(reads) + len(kernel.body.writes))
     if isinstance(kernel.body, RowBody) and kernel.body.plan.tiled:
         return _column_work(kernel.body, itemsizes, rows, columns, moved)
-    if not isinstance(kernel.body, RowBody) or kernel.body.partials:
+    if not isinstance(kernel.body, RowBody) or kernel.body.partials or _is_led_to(kernel.body):
         return None
     return _row_work(kernel.body, itemsizes, rows, columns, moved)
 
@@ -122,7 +124,7 @@ def _row_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns: i
     found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
     found |= {access.name: access for access in body.kept}
     reads = [access for access in found.values() if access.buffer in itemsizes]  # others are drawn
-    of_row = [itemsizes[access.buffer] for access in reads if _numbers_rows(access, body)]
+    of_row = [itemsizes[access.buffer] * len(access.variables) for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
     itemsize, shared = max(of_row, default=0), len(reads) - len(of_row)
@@ -134,6 +136,12 @@ def _column_work(body: RowBody, itemsizes: Mapping[int, int], rows: int, columns
     read = [itemsizes[access.buffer] for access in phase.reads if access.buffer in itemsizes]
     sums = sum(len(r.components) for r in phase.column_sums)
     return ColumnWork(rows, columns, moved, max(read, default=1), len(read), len(phase.row_reads), sums)
+
+
+def _is_led_to(body: RowBody) -> bool:
+    """True if an index that is read says where neighbours of a row lie."""
+    neighbours = [a for phase in body.phases for a in (*phase.reads, *phase.late) if a.pattern is Pattern.VECTOR]
+    return any(sympify(access.offset).has(Loaded, Checked) for access in neighbours)
 
 
 def _numbers_rows(access: Access, body: RowBody) -> bool:

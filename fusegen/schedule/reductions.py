@@ -63,6 +63,14 @@ def lifted(terms: Terms, op: Op, element: int, index: int) -> tuple[int, ...]:
     return _state(terms, op, state, {"element": element, "index": index}, dtype)
 
 
+def combined(terms: Terms, op: Op, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The terms of the state of two parts, of those of their states."""
+    sides = [[f"{side}{number}" for number in range(len(state))] for side, state in (("a", one), ("b", other))]
+    a, b = (tuple(map(_operand, names)) for names in sides)
+    operands = dict(zip((*sides[0], *sides[1]), (*one, *other), strict=True))
+    return _state(terms, op, REDUCTIONS[op].combine(a, b), operands, terms.items[one[0]].dtype)
+
+
 def identity_function(name: str, op: Op, dtype: DType) -> Function:
     """A function that gives the state of no elements."""
     terms, monoid = Terms(), REDUCTIONS[op]
@@ -83,9 +91,7 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE)
     for names in sides:
         for parameter, kind in zip(names, types, strict=True):
             given[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = Parameter(parameter, kind)
-    a, b = (tuple(map(_operand, names)) for names in sides)
-    operands = {p.name: t for t, p in given.items()}
-    roots = _state(terms, op, monoid.combine(a, b), operands, dtype)
+    roots = combined(terms, op, list(given)[: len(types)], list(given)[len(types) :])
     function = cut(terms, name, _results(op, roots), given, fast=fast)[0]
     return replace(function, parameters=tuple(given.values()))
 

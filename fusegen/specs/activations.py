@@ -56,9 +56,15 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 
 def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The two operands of a gated unit: gate and up, or without up the halves or the interleaved pairs of gate's last dim."""
+    """The two operands of a gated unit: gate and up, or without up the halves or the interleaved pairs of gate's last dim.
+
+    Raises:
+        ArgumentError: gate alone, of an odd length.
+    """
     if up is not None:
         return gate, up
+    if gate.shape[-1] % 2:
+        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", mend="give an even number, or up beside it")
     if interleaved:
         return gate[..., ::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.normalization import rms_normalized
 from fusegen.specs.operands import Operand, Sizes, scales, size, tensor, values
 from fusegen.specs.quantization import E4M3, E5M2, in_cache
@@ -20,8 +21,15 @@ NORMS = {"q_weight": tensor("2*pairs"), "k_weight": tensor("2*pairs")}
 
 
 def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, positions, (heads + 2·kv_heads)·channels) as q, k and v of (batch, heads, positions, channels)."""
+    """(batch, positions, (heads + 2·kv_heads)·channels) as q, k and v of (batch, heads, positions, channels).
+
+    Raises:
+        ArgumentError: numbers of heads that do not divide the last dim.
+    """
     kv_heads = heads if kv_heads is None else kv_heads
+    if heads < 1 or kv_heads < 1 or qkv.shape[-1] % (heads + 2 * kv_heads):
+        what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
+        raise ArgumentError(what, mend="give positive numbers, so that heads + 2·kv_heads divides the features")
     channels = qkv.shape[-1] // (heads + 2 * kv_heads)
     widths = [count * channels for count in (heads, kv_heads, kv_heads)]
     q, k, v = (torch.unflatten(part, -1, (-1, channels)).transpose(1, 2) for part in torch.split(qkv, widths, -1))

@@ -34,6 +34,7 @@ def loss_of(
     softcap: float | None,
 ) -> Tensor:
     """Cross entropy, with the square of the logsumexp of each row that counts, times z_loss, added to it."""
+    target = target.long() if target.dtype == torch.uint8 else target  # which no negative ignore_index is compared with
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)

@@ -41,13 +41,13 @@ def rms_normalized(
     if casting_mode == "none":
         weight = 1 + weight if zero_centered_gamma and weight is not None else weight
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    wide = x.float()
-    normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
+    wide = _wide(x)
+    normalized = wide * reciprocal_rms(wide, eps)
     if weight is None:
         return normalized.to(x.dtype)
     if casting_mode == "llama":
         return normalized.to(x.dtype) * (1 + weight if zero_centered_gamma else weight)
-    weight = weight.float()
+    weight = _wide(weight)
     return (normalized * (1 + weight if zero_centered_gamma else weight)).to(x.dtype)
 
 
@@ -79,7 +79,7 @@ def layer_norm(
 
 @FAMILY.spec(
     {"input": X, "normalized_shape": shape("features"), "weight": ROW, "eps": 1e-6},
-    variants={"plain": {"weight": None}, **CENTERED, **MODES},
+    variants={"plain": {"weight": None}, **CENTERED, **MODES, "statistics": {"return_statistics": True}},
     aliases=["RMSNorm"],
 )
 @fg.kernel
@@ -90,16 +90,59 @@ def rms_norm(
     eps: float | None = None,
     zero_centered_gamma: bool = False,
     casting_mode: str = "none",
-) -> Tensor:
+    return_statistics: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """x/√(mean(x²) + ε)·weight
 
     input: (…, features); normalized_shape: (features,); weight: (features); zero_centered_gamma: the factor is 1 + weight;
-    casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32. Zhang and Sennrich, "Root Mean Square
-    Layer Normalization" (arXiv 1910.07467).
+    casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32. With statistics: the result, and
+    1/√(mean(x²) + ε) in float32. Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
     """
+    if tuple(normalized_shape) != (input.shape[-1],) and (return_statistics or zero_centered_gamma or casting_mode != "none"):
+        raise ArgumentError(
+            f"normalized_shape={tuple(normalized_shape)} of rows of {input.shape[-1]}", mend="give the last dim alone"
+        )
+    if return_statistics:
+        return _with_statistics(input, weight, eps, zero_centered_gamma, casting_mode)
     if casting_mode == "none" and not zero_centered_gamma:
         return F.rms_norm(input, normalized_shape, weight, eps)
     return rms_normalized(input, weight, eps, zero_centered_gamma, casting_mode)
+
+
+def _with_statistics(
+    x: Tensor, weight: Tensor | None, eps: float | None, zero_centered_gamma: bool, casting_mode: str
+) -> tuple[Tensor, Tensor]:
+    """A norm and 1/√(mean(x²) + ε), of one sum: that of squares in float32."""
+    if casting_mode == "none":
+        eps, casting_mode = torch.finfo(_wide(x).dtype).eps if eps is None else eps, "gemma"
+    normalized = rms_normalized(x, weight, eps, zero_centered_gamma, casting_mode)
+    return normalized, reciprocal_rms(_wide(x), eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def reciprocal_rms(x: Tensor, eps: float | None) -> Tensor:
+    """1/√(mean(x²) + ε) of each row."""
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
+
+
+WEIGHTS = {"weight": tensor("3"), "bias": tensor("1")}
+
+
+@FAMILY.spec({"x": X, **WEIGHTS}, aliases=["PolyNorm"])
+@fg.kernel
+def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
+    """w₀·norm(x³) + w₁·norm(x²) + w₂·norm(x) + b, with norm(u) = u/√(mean(u²) + ε)
+
+    x: (…, features); weight: (3,); bias: (1,). In float32. Zhuo et al., "Polynomial Composition Activations" (arXiv 2411.03884).
+    """
+    wide = _wide(x)
+    powers = (wide * wide * wide, wide * wide, wide)
+    parts = [factor * power * reciprocal_rms(power, eps) for factor, power in zip(_wide(weight).unbind(), powers, strict=True)]
+    return (parts[0] + parts[1] + parts[2] + _wide(bias)).to(x.dtype)
 
 
 @FAMILY.spec(

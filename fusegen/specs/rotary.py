@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.operands import indices, size, tensor
+from fusegen.specs.operands import Operand, Sizes, indices, size, tensor
 from fusegen.specs.spec import Family
 
 FAMILY = Family("rotary")
@@ -29,10 +30,16 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
         x: (batch, heads, positions, channels).
         cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved. Wider ones,
             as float32, leave the result in the dtype of x.
+
+    Raises:
+        ArgumentError: cos and sin are not of as many pairs of channels.
     """
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     count = cos.shape[-1] * (2 if interleaved else 1)
+    if cos.shape[-1] != sin.shape[-1] or count % 2 or count > x.shape[-1]:
+        what = f"cos and sin of {cos.shape[-1]} and {sin.shape[-1]} numbers a position for {x.shape[-1]} channels"
+        raise ArgumentError(what, mend="give both r numbers, r even and at most the channels; r/2 where pairs are interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
@@ -47,7 +54,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     {**QK, **HALVES},
     sizes=SIZES,
     variants={"interleaved": PAIRS, "batched": BATCHED, "partial": PARTIAL, "partial_interleaved": {**PARTIAL, **PAIRS}},
-    aliases={"apply_rotary_pos_emb": "", "rope": ""},
+    aliases={"apply_rotary_pos_emb": "", "rope": "", "llama4_rotary_pos_emb": "interleaved"},
 )
 @fg.kernel
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
@@ -72,10 +79,20 @@ def rotary_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = 
 
 
 SCALED = {"scaling": "llama3", "base": 500000.0, "factor": 8.0}
+POSITION_IDS = {**QK, "position_ids": indices("batch positions", below="positions"), "base": 10000.0}
+
+
+def _sections(dims: tuple[int, ...], _dtype: torch.dtype, _sizes: Sizes) -> tuple[int, ...]:
+    """A quarter of the pairs, and the halves of the others, as Qwen2-VL has it."""
+    (pairs,) = dims
+    return pairs // 4, (pairs - pairs // 4) // 2, pairs - pairs // 4 - (pairs - pairs // 4) // 2
+
+
+MROPE = {"position_ids": indices("3 batch positions", below="positions"), "mrope_section": Operand("pairs", _sections)}
 
 
 @FAMILY.spec(
-    {**QK, "position_ids": indices("batch positions", below="positions"), "base": 10000.0},
+    POSITION_IDS,
     sizes=SIZES,
     variants={
         "interleaved": {"interleaved": True},
@@ -83,7 +100,9 @@ SCALED = {"scaling": "llama3", "base": 500000.0, "factor": 8.0}
         "linear": {"scaling": "linear", "factor": 4.0},
         "llama3": SCALED,
         "yarn": {"scaling": "yarn", "factor": 16.0, "original_length": 4096},
+        "mrope": MROPE,
     },
+    aliases={"multimodal_rotary_pos_emb": "mrope"},
 )
 @fg.kernel
 def rotary_position_ids(
@@ -100,16 +119,75 @@ def rotary_position_ids(
     beta_fast: fg.Static[float] = 32.0,
     beta_slow: fg.Static[float] = 1.0,
     rotary_dim: fg.Static[int | None] = None,
+    mrope_section: fg.Static[tuple[int, ...] | None] = None,
 ) -> tuple[Tensor, Tensor]:
     """`rotary` by angles position·base^(−2i/rotary_dim) that the kernel computes in float32
 
     q, k, interleaved: as in `rotary`; position_ids: (batch, positions) of integers; scaling: None, "linear" (positions over
     factor), "llama3" (`factor`, `low`, `high` as its ``low_freq_factor`` and ``high_freq_factor``), or "yarn" (`factor`,
     `beta_fast`, `beta_slow`), the last two with the length that the model was trained with; rotary_dim: how many of the first
-    channels are rotated, by default all. Peng et al., "YaRN" (arXiv
-    2309.00071).
+    channels are rotated, by default all. Peng et al., "YaRN" (arXiv 2309.00071). mrope_section: numbers of pairs, which turn by
+    the positions along the first, second, … axis of position_ids: (axes, batch, positions). Wang et al., "Qwen2-VL" (arXiv
+    2409.12191).
+    """
+    settings = scaling, factor, original_length, low, high, beta_fast, beta_slow, rotary_dim, mrope_section
+    cos, sin = _cos_sin(q, position_ids, base, interleaved, *settings)
+    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+
+
+@FAMILY.spec(POSITION_IDS, sizes=SIZES, variants={"llama3": SCALED, "mrope": MROPE}, trains=False)
+@fg.kernel(mutates=("q", "k"))
+def rotary_position_ids_(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    base: fg.Static[float] = 10000.0,
+    interleaved: bool = False,
+    scaling: str | None = None,
+    factor: fg.Static[float] = 1.0,
+    original_length: fg.Static[int] = 8192,
+    low: fg.Static[float] = 1.0,
+    high: fg.Static[float] = 4.0,
+    beta_fast: fg.Static[float] = 32.0,
+    beta_slow: fg.Static[float] = 1.0,
+    rotary_dim: fg.Static[int | None] = None,
+    mrope_section: fg.Static[tuple[int, ...] | None] = None,
+) -> tuple[Tensor, Tensor]:
+    """`rotary_position_ids`, written to q and k
+
+    The arguments are those of `rotary_position_ids`.
+    """
+    settings = scaling, factor, original_length, low, high, beta_fast, beta_slow, rotary_dim, mrope_section
+    cos, sin = _cos_sin(q, position_ids, base, interleaved, *settings)
+    return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
+
+
+def _cos_sin(
+    q: Tensor,
+    position_ids: Tensor,
+    base: float,
+    interleaved: bool,
+    scaling: str | None,
+    factor: float,
+    original_length: int,
+    low: float,
+    high: float,
+    beta_fast: float,
+    beta_slow: float,
+    rotary_dim: int | None,
+    mrope_section: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """What `rotated` takes, of the settings of `rotary_position_ids`.
+
+    Raises:
+        ArgumentError: an odd number of channels, an unknown scaling, a factor that is not positive, sections that are not
+            those of all pairs and axes.
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
+    if scaling is not None and factor <= 0:
+        raise ArgumentError(f"factor={factor}", mend="give a positive number")
+    if channels % 2 or not 0 < channels <= q.shape[-1]:
+        raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", mend=f"give an even number from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
     frequencies, magnitude = 1.0 / base**exponents, 1.0
     if scaling == "linear":
@@ -121,10 +199,25 @@ def rotary_position_ids(
         magnitude = 0.1 * math.log(factor) + 1.0
     elif scaling is not None:
         raise ArgumentError(f"no scaling is called {scaling!r}", mend="give None, 'linear', 'llama3' or 'yarn'")
-    angles = position_ids[..., None].float() * frequencies
+    positions = position_ids.float()[..., None]
+    positions = positions if mrope_section is None else _by_section(positions, mrope_section, channels // 2)
+    angles = positions * frequencies
     angles = angles if interleaved else torch.cat((angles, angles), -1)
-    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
-    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+    return angles.cos() * magnitude, angles.sin() * magnitude
+
+
+def _by_section(positions: Tensor, sections: Sequence[int], pairs: int) -> Tensor:
+    """The position that each pair turns by, (batch, positions, pairs), of (axes, batch, positions, 1)."""
+    if sum(sections) != pairs or min(sections) < 0 or positions.dim() != 4 or positions.shape[0] != len(sections):
+        what = f"mrope_section={tuple(sections)} for {pairs} pairs and position_ids of shape {tuple(positions.shape[:-1])}"
+        raise ArgumentError(
+            what, mend="give numbers that add up to the pairs, one an axis of position_ids: (axes, batch, positions)"
+        )
+    pair, axes = torch.arange(pairs, device=positions.device), positions.unbind()
+    found = axes[-1]
+    for axis in range(len(sections) - 2, -1, -1):
+        found = torch.where(pair < sum(sections[: axis + 1]), axes[axis], found)
+    return found
 
 
 def _llama3(frequencies: Tensor, factor: float, low: float, high: float, length: int) -> Tensor:

@@ -59,14 +59,16 @@ def moe_router(
     alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
     2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
-    wide = logits.float()
+    experts, wide = logits.shape[-1], logits.float()
+    if not 1 <= k <= experts:
+        raise ArgumentError(f"k={k} of {experts} experts", mend=f"give a number from 1 to {experts}")
     if scoring == "sigmoid":
         scores = wide.sigmoid()
-        indices = _limited(scores if bias is None else scores + bias, groups, chosen_groups).topk(k).indices
+        indices = _limited(scores if bias is None else scores + bias, k, groups, chosen_groups).topk(k).indices
         weights = scores.gather(-1, indices)
         weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
     elif scoring == "softmax":
-        if bias is not None or groups > 1:
+        if bias is not None or groups != 1 or chosen_groups != 1:
             raise ArgumentError("a bias or groups beside softmax", mend='give scoring="sigmoid"')
         values, indices = wide.topk(k)
         weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
@@ -75,8 +77,18 @@ def moe_router(
     return (scale * weights).to(logits.dtype), indices
 
 
-def _limited(scores: Tensor, groups: int, chosen: int) -> Tensor:
-    """Scores of (tokens, experts), minus infinity but in the groups with the greatest sums of two."""
+def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
+    """Scores of (tokens, experts), minus infinity but in the groups with the greatest sums of two.
+
+    Raises:
+        ArgumentError: groups that do not divide the experts or have less than two, or too few chosen ones for k experts.
+    """
+    experts = scores.shape[-1]
+    if groups != 1 and (groups < 1 or experts % groups or experts < 2 * groups):
+        raise ArgumentError(f"groups={groups} of {experts} experts", mend="give a divisor of the experts, with two or more a group")
+    if not 1 <= chosen <= groups or k > chosen * (experts // groups):
+        mend = f"give a number from 1 to {groups}, whose groups have k experts"
+        raise ArgumentError(f"chosen_groups={chosen} of {groups} groups of {experts // groups} experts for k={k}", mend=mend)
     if groups == 1:
         return scores
     parts = scores.view(scores.shape[0], groups, -1)

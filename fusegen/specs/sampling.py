@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.operands import Operand, indices, positive, tensor, values
 from fusegen.specs.spec import Family
 
@@ -65,11 +67,17 @@ def sample(
     logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token
     occurred, by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or by 0, the
     most likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws.
-    top_k: how many tokens are left; top_p: up to which probability, with the token that reaches it (Holtzman et al., arXiv
-    1904.09751); min_p: which share of the greatest probability is the least (arXiv 2407.01082). The logarithm is the model's,
-    before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential (Gumbel-
-    max). Top k and top p sort the row, by torch.
+    top_k: how many tokens are left, at least one; top_p: up to which probability, with the token that reaches it (Holtzman et
+    al., arXiv 1904.09751); min_p: which share of the greatest probability is the least (arXiv 2407.01082). The logarithm is the
+    model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential
+    (Gumbel-max). Top k and top p sort the row, by torch.
     """
+    _require_columns(temperature=temperature, seeds=seeds, top_k=top_k, top_p=top_p, min_p=min_p)
+    _require_columns(repetition=repetition, presence=presence, frequency=frequency)
+    if seeds is not None and seeds.is_floating_point():
+        raise ArgumentError(f"seeds of {seeds.dtype}", mend="give integers")
+    if counts is None and (repetition is not None or presence is not None or frequency is not None):
+        raise ArgumentError("penalties without counts", mend="give counts: (requests, vocabulary)")
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
     wide = wide if temperature is None else wide / torch.where(temperature > 0, temperature, 1.0)
     order = None
@@ -85,6 +93,18 @@ def sample(
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
     return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+
+
+def _require_columns(**given: Any) -> None:
+    """Refuses all but tensors of (requests, 1).
+
+    Raises:
+        ArgumentError: a number, or another shape.
+    """
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1):
+            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+            raise ArgumentError(f"{name} is {shown}", mend="give a tensor of shape (requests, 1)")
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:

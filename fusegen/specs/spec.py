@@ -102,8 +102,7 @@ class Spec:
 
     def fresh(self) -> Kernel[..., Any]:
         """The kernel without memory of earlier calls: its code follows from its arguments alone."""
-        kernel = self.kernel
-        return Kernel(kernel.function, kernel.mutates, recompute=kernel.recompute, fast_math=kernel.fast_math)
+        return self.kernel.fresh()
 
 
 class Family:

@@ -66,8 +66,8 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     parts = _Check(kernel, values, device).parts()
     if not kernel.fast_math:
         return parts
-    accurate = fg.Kernel(kernel.function, kernel.mutates, recompute=kernel.recompute, compiler=kernel.compiler)
-    return (*parts, *(replace(part, what=f"{part.what}, accurate") for part in _Check(accurate, values, device).parts()))
+    accurate = _Check(kernel.fresh(fast_math=False), values, device)
+    return (*parts, *(replace(part, what=f"{part.what}, accurate") for part in accurate.parts()))
 
 
 class _Check:

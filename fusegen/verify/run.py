@@ -14,7 +14,7 @@ from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
-from fusegen.verify.compilation import compile_all
+from fusegen.verify.compilation import Compilation
 from fusegen.verify.emitted import ask_for_every_case, every_case
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.record import CaseRecord, Entry, Where, merge, path_of, read, where, write_unverified
@@ -89,10 +89,13 @@ def verify(
     if known is not None:
         say("lowering what is not known")
         ask_for_every_case([(spec, dtype, target) for spec, dtype in wanted for target in targets])
-    jobs = [_job(spec, dtype, targets, say, only, _kept(spec, dtype, targets, known, device)) for spec, dtype in wanted]
-    if device.type == "cuda":
-        sources = [source for job in jobs for each in job.prepared for one in each for source in one.sources]
-        for done in compile_all(sources, target_of(device).name):
+    jobs: list[Job] = []
+    with Compilation(target_of(device).name) as compilation:
+        for spec, dtype in wanted:
+            jobs.append(_job(spec, dtype, targets, say, only, _kept(spec, dtype, targets, known, device)))
+            if device.type == "cuda":
+                compilation.add(source for each in jobs[-1].prepared for one in each for source in one.sources)
+        for done in compilation.finish():
             if done % 20 == 0:
                 say(f"compiled {done} kernels")
     rows: list[Row] = []

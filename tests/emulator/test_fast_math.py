@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("emulated")
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
     "log": torch.log,
+    "expm1": torch.expm1,
+    "log1p": lambda x: torch.log1p(x.abs()),
     "log2": torch.log2,
     "sin": torch.sin,
     "cos": torch.cos,

@@ -45,6 +45,18 @@ def test_norms_of_rows() -> None:
     agree(norms, (q, k, w))
 
 
+def test_one_block_goes_before_the_launch_that_it_can_start_with() -> None:
+    """Sums of columns end in a second launch, which would come between. The first part has as many threads as the other."""
+
+    def sums(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n = F.rms_norm(x, x.shape[-1:], w)
+        return n + y, (n * y).sum(0), (w == 0).any()
+
+    x, y, w = randn(9, 1024), randn(9, 1024), randn(1024)
+    assert launches(sums, x, y, w) == 2
+    agree(sums, (x, y, w), (x, y, w * (w > 0)))
+
+
 def test_what_reads_a_result_is_a_launch_of_its_own() -> None:
     def twice(x: Tensor) -> tuple[Tensor, Tensor]:
         once = F.rms_norm(x, (64,))

@@ -40,6 +40,8 @@ USES = {
     "copy_async_some<4>(at, brains, 0, 3); copy_async_some<2>(at, brains, 0, 1); copy_async_some<1>(at, brains, 0, 0);",
     "exp_below": "store(floats, 0, exp_below(load(floats, 1), load(floats, 2)));",
     "fast_cos": "store(floats, 0, fast_cos(load(floats, 1)));",
+    "fast_expm1": "store(floats, 0, fast_expm1(load(floats, 1)));",
+    "fast_log1p": "store(floats, 0, fast_log1p(load(floats, 1)));",
     "fast_log": "store(floats, 0, fast_log(load(floats, 1)));",
     "fast_sin": "store(floats, 0, fast_sin(load(floats, 1)));",
     "fast_sqrt": "store(floats, 0, fast_sqrt(load(floats, 1)));",
@@ -86,6 +88,7 @@ USES = {
     "store(integers, 0, shuffle_xor_among<2>(load(integers, 1), 1));",
     "sign_of": "store(floats, 0, sign_of(load(floats, 1))); store(doubles, 0, sign_of(load(doubles, 1)));"
     "store(integers, 0, sign_of(load(integers, 1)));",
+    "tanh_by_exp": "store(floats, 0, tanh_by_exp(load(floats, 1)));",
     "warp_sync": "warp_sync();",
     "widen": "store(floats, 0, widen(load(brains, 0)) + widen(load(halves, 0)) + widen(load(floats, 0)));"
     "store(floats, 0, widen(load(fours, 0)) + widen(load(fives, 0)));"
@@ -246,6 +249,11 @@ def fast_functions() -> Iterator[Map]:
             yield of_one(f"fast_{name}", torch.tensor([where]), torch.zeros(1))
     x = torch.cat((torch.linspace(-9.0, 9.0, 4001), torch.tensor([-0.0, 1e-30, torch.inf, -torch.inf, torch.nan])))
     yield of_one("fast_one_plus_erf", x, torch.special.erfc(-x.double()).float(), (2.0**-17, 0.0))
+    # Small arguments keep their relative error, down to the least.
+    small = 2.0 ** -torch.linspace(1, 148, 2001)
+    x = torch.cat((x, -small, small, torch.tensor([0.0, 19.0, 87.0, -1.0])))
+    for name, function in {"fast_log1p": torch.log1p, "fast_expm1": torch.expm1, "tanh_by_exp": torch.tanh}.items():
+        yield of_one(name, x, function(x.double()).float(), (2.0**-18, 0.0))
     # Weights beside a peak: to three units in the last place of the peak's own, which is 1.
     x, peak = torch.linspace(-100.0, 3.0, 4001), torch.full((4001,), 3.0)
     x = torch.cat((x, torch.tensor([-torch.inf, -torch.inf, torch.inf, 1.0, torch.nan])))

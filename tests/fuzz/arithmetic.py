@@ -99,6 +99,15 @@ class Arithmetic:
         large = x.magnitude.clamp(max=200.0)
         return self._not_below(self.rising(x, base, 8.0 + 2.0 * large if self.fast else 8.0), 0.0)
 
+    def expm1(self, x: Float) -> Float:
+        """e^x - 1: the approximate one takes a rounded exponent."""
+        large = x.magnitude.clamp(max=200.0)
+        return self.rising(x, torch.expm1, self._cancelling(10.0 + 2.0 * large if self.fast else 10.0))
+
+    def _cancelling(self, units: Tensor | float) -> Tensor | float:
+        """The error of a function whose approximate form would cancel, and so is another one for small arguments: 2^-18."""
+        return units + 64.0 if self.fast else units
+
     def _not_below(self, x: Float, least: float) -> Float:
         return Float.of(x.lo.clamp(min=least), x.hi.clamp(min=least), x.nan, x.num)
 
@@ -115,7 +124,7 @@ class Arithmetic:
         return self.rising(x, torch.log, 8.0, 0.0)
 
     def log1p(self, x: Float) -> Float:
-        return self.rising(x, torch.log1p, 8.0, -1.0)
+        return self.rising(x, torch.log1p, self._cancelling(8.0), -1.0)
 
     def bounded(self, x: Float, function: Function) -> Float:
         """Sine or cosine: no steeper than 1, between -1 and 1."""
@@ -137,7 +146,7 @@ class Arithmetic:
         return Float.of(lo, found.hi.clamp(0.0, 1.0 + 9 * self.p.unit), x.nan, x.num)
 
     def tanh(self, x: Float) -> Float:
-        return self.rising(x, torch.tanh, 10.0)
+        return self.rising(x, torch.tanh, self._cancelling(10.0))
 
     def erf(self, x: Float) -> Float:
         return self.rising(x, torch.erf, 10.0)

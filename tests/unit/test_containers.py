@@ -216,9 +216,17 @@ def test_tensors_without_elements() -> None:
     agree(lambda xs: xs[0] + xs[1], ([A[:0], B[:0]],))
 
 
-def test_a_named_operator_takes_no_lists() -> None:
-    def first(xs: list[Tensor]) -> Tensor:
-        return xs[0] * 2
+def test_a_container_of_itself() -> None:
+    holder: list[object] = [A]
+    holder.append({"again": holder})
+    with pytest.raises(ArgumentError, match="first: a list, tuple or dict among the arguments contains itself"):
+        fg.kernel(first)(holder)
 
+
+def first(xs: list[Tensor]) -> Tensor:
+    return xs[0] * 2
+
+
+def test_a_named_operator_takes_no_lists() -> None:
     with pytest.raises(ArgumentError, match=r"(?s)takes a list of tensors.*try: declare a parameter"):
         fg.kernel(op="fusegen_tests::first_of_list")(first)

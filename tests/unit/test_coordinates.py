@@ -13,7 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import IndexRangeError, ShapeError, TraceError, UnsupportedError
 from tests.naming import case
-from tests.unit.eager import agree_each, randn, refused
+from tests.unit.eager import agree, agree_each, randn, refused
 from tests.unit.test_scatter import trained
 from tests.unit.written import agree_in_place
 
@@ -31,6 +31,13 @@ CHOSEN = """
 @pytest.mark.usefixtures("either")
 def test_values() -> None:
     agree_each("x, i, j", CHOSEN, (X, AT, BESIDE))
+
+
+@pytest.mark.usefixtures("either")
+def test_an_index_of_literal_size_beside_one_of_a_run_time_size() -> None:
+    agree(lambda x: x[torch.arange(6)[:, None], x.argmax(-1, keepdim=True)], (randn(6, 9),))
+    agree(lambda x: torch.take_along_dim(x, torch.arange(12).view(6, 2) % 9, -1), (randn(6, 9),))
+    agree(lambda x: torch.broadcast_tensors(x, torch.zeros(6, 1))[1] + x, (randn(6, 9),))
 
 
 GRADIENTS: dict[str, Callable[..., Tensor]] = {

@@ -64,6 +64,10 @@ def test_a_mean_of_nothing_is_nan() -> None:
     agree(lambda x, y: F.cross_entropy(x, y, reduction="none"), (torch.tensor([[1e4, 9e3], [-1e4, 0.0]]), torch.tensor([1, 0])))
 
 
+def test_classes_of_bytes() -> None:
+    agree(lambda x, y: F.cross_entropy(x, y), (randn(4, 5), torch.tensor([4, 0, 3, 1], dtype=torch.uint8)))
+
+
 def test_rows_of_run_time_numbers() -> None:
     agree(lambda x, y: F.cross_entropy(x, y), *[(randn(n, 50), torch.randint(0, 50, (n,))) for n in (3, 4, 5, 8)])
 

@@ -53,6 +53,7 @@ COMPOSITIONS = [
     lambda x: 1 / torch.sqrt(x.abs()) - -x,
     lambda x: (2 * x) * (0.5 * x) + (4 * x) * (x * 8),
     lambda x: 0.5 * x * (1 + torch.tanh(x)),
+    lambda x: (-x).abs() + x.abs(),
 ]
 
 

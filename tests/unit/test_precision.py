@@ -76,3 +76,18 @@ def test_angles_are_exact() -> None:
     x, position = torch.empty(300, dtype=torch.float16, device="meta"), torch.empty(300, dtype=torch.int64, device="meta")
     low = fg.kernel(lambda x, i: (x * torch.cos(i.float() / 3.7)).half()).lower(x, position, target="sm_90a")
     assert "fast_divide(" not in "".join(source.math for source in low.sources)
+
+
+def test_results_in_integers_of_8_bits_are_rounded_as_floats_are() -> None:
+    """The exponential decides about the scale as well, but for an extreme of 16 bits."""
+
+    def function(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.silu(x).float()
+        largest = y.abs().amax(0)
+        return largest, (y * (s.float() / largest)).clamp(-127, 127).round().to(torch.int8)
+
+    def read_again(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        largest, q = function(x, s)
+        return q, (q.float() * largest - x).bfloat16()
+
+    assert all(approximate(function)) and not any(approximate(read_again))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -158,6 +160,81 @@ def test_position_ids_rotate_some_channels(interleaved: bool) -> None:
     turned, _ = ops.rotary_position_ids(q, q, positions, interleaved=interleaved, rotary_dim=8)
     wanted, _ = ops.rotary_position_ids(q[..., :8], q[..., :8], positions, interleaved=interleaved)
     torch.testing.assert_close(turned, torch.cat((wanted, q[..., 8:]), -1))
+
+
+def refused() -> dict[str, Callable[[], object]]:
+    """Settings without a meaning, by what the error says of them."""
+    x, logits, column, q, positions = randn(3, 7), randn(5, 16), torch.ones(5, 1), randn(1, 2, 3, 8), torch.arange(3)[None]
+    router, ids = partial(ops.moe_router, logits, scoring="sigmoid"), partial(ops.rotary_position_ids, q, q, positions)
+    return {
+        "k=17 of 16 experts": lambda: ops.moe_router(logits, 17),
+        "groups=3 of 16 experts": lambda: router(2, groups=3),
+        "groups=16 of 16 experts": lambda: router(2, groups=16),
+        "chosen_groups=5 of 4 groups": lambda: router(2, groups=4, chosen_groups=5),
+        "of 4 experts for k=9": lambda: router(9, groups=4, chosen_groups=2),
+        "a bias or groups beside softmax": lambda: ops.moe_router(logits, 2, chosen_groups=2),
+        "penalties without counts": lambda: ops.sample(logits, repetition=column),
+        "top_k is 5": lambda: ops.sample(logits, top_k=5),
+        "top_p is a tensor of shape \\(5,\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
+        "seeds of torch.float32": lambda: ops.sample(logits, column, seeds=column),
+        "cos and sin of 7 and 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
+        "cos and sin of 8 and 1 numbers": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
+        "rotary_dim=5 of 8 channels": lambda: ids(rotary_dim=5),
+        "factor=0.0": lambda: ids(scaling="yarn", factor=0.0),
+        "mrope_section=\\(1, 1, 1\\) for 4 pairs": lambda: ops.rotary_position_ids(q, q, positions[None], mrope_section=(1, 1, 1)),
+        "a packed gate of 7 features": lambda: ops.swiglu(x),
+        "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
+        "normalized_shape=\\(3, 7\\) of rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
+    }
+
+
+@pytest.mark.parametrize("message", refused())
+def test_settings_without_a_meaning_are_refused(message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        refused()[message]()
+
+
+def half_turned(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((-b, a), -1)
+
+
+@pytest.mark.parametrize("section", [[2, 3, 3], (0, 4, 4)])
+def test_sections_of_pairs_turn_by_axes_of_positions(section: Sequence[int]) -> None:
+    """As `transformers` writes it for Qwen2-VL."""
+    q, k, positions = randn(2, 4, 5, 16), randn(2, 2, 5, 16), torch.arange(30).view(3, 2, 5) * 7 % 30
+    angles = positions[..., None].float() / 10000.0 ** (torch.arange(0, 16, 2) / 16)
+    angles = torch.cat((angles, angles), -1)
+    angles = torch.cat([part[n % 3] for n, part in enumerate(angles.split([*section, *section], -1))], -1).unsqueeze(1)
+    wanted = [x * angles.cos() + half_turned(x) * angles.sin() for x in (q, k)]
+    for turned, x in zip(ops.rotary_position_ids(q, k, positions, mrope_section=section), wanted, strict=True):
+        torch.testing.assert_close(turned, x)
+    ops.rotary_position_ids_(q, k, positions, mrope_section=section)
+    torch.testing.assert_close([q, k], wanted)
+
+
+def test_complex_frequencies_turn_interleaved_pairs() -> None:
+    """As Llama 4 has them: of (batch, positions, heads, channels)."""
+    x, frequencies = randn(2, 5, 4, 16), torch.polar(torch.ones(2, 5, 8), randn(2, 5, 8))
+    wanted = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * frequencies[:, :, None]).flatten(-2)
+    turned, _ = ops.rotary(x.transpose(1, 2), x.transpose(1, 2), frequencies.real, frequencies.imag, interleaved=True)
+    torch.testing.assert_close(turned.transpose(1, 2), wanted)
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_an_rms_norm_with_its_statistics(eps: float | None) -> None:
+    x, weight = randn(5, 48).bfloat16(), randn(48).bfloat16()
+    y, rstd = ops.rms_norm(x, (48,), weight, eps, return_statistics=True)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (48,), weight, eps))
+    least = torch.finfo(torch.float32).eps if eps is None else eps
+    torch.testing.assert_close(rstd, torch.rsqrt(x.float().square().mean(-1, keepdim=True) + least))
+
+
+def test_a_polynomial_of_norms() -> None:
+    x, weight, bias = randn(5, 48), randn(3), randn(1)
+    norms = [torch.nn.functional.rms_norm(x.double() ** power, (48,), eps=1e-6) for power in (3, 2, 1)]
+    wanted = sum(factor * norm for factor, norm in zip(weight.double(), norms, strict=True)) + bias
+    torch.testing.assert_close(ops.poly_norm(x, weight, bias).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_temperature_for_each_row() -> None:

@@ -208,12 +208,17 @@ def test_an_index_out_of_range_writes_nothing() -> None:
     def write(cache: Tensor, at: Tensor, k: Tensor) -> None:
         cache[at] = k
 
+    def rows(cache: Tensor, at: Tensor, k: Tensor) -> None:
+        cache[at] = k.softmax(-1)
+
     def elements(cache: Tensor, at: Tensor, k: Tensor) -> None:
         cache.scatter_(1, at, k)
 
     cache = X.clone()
     with pytest.raises(IndexRangeError, match="write: index of 'cache'"):
         mutating(write, "cache")(cache, torch.tensor([4, 7]), randn(2, 8))
+    with pytest.raises(IndexRangeError, match="rows: index of 'cache'"):
+        mutating(rows, "cache")(cache, torch.tensor([4, 7]), randn(2, 8))
     with pytest.raises(IndexRangeError):
         mutating(elements, "cache")(cache, torch.full((4, 2), -1), randn(4, 2))
     assert torch.equal(cache, X)

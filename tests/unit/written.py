@@ -75,6 +75,12 @@ def grouped_write(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, cac
     return rotated(q, cos, sin)
 
 
+def normalized_write(k: Tensor, weight: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
+    """Normalized keys in a cache, and their mean."""
+    cache[slots] = F.rms_norm(k, k.shape[-1:], weight)
+    return k.mean(-1)
+
+
 def static_cache(cache: Tensor, positions: Tensor, k: Tensor) -> Tensor:
     cache.index_copy_(2, positions, k)
     return cache
@@ -214,6 +220,11 @@ CASES: dict[str, Case] = {
     **{f"split_rotate_write {d}": (split_rotate_write, ("k_cache", "v_cache"), _decoder(4, d)) for d in (BF16, F16, F32)},
     "split_rotate_write odd": (split_rotate_write, ("k_cache", "v_cache"), _decoder(3, F32, 1, 6)),
     "grouped_write": (grouped_write, ("cache",), _grouped(BF16)),
+    "normalized_write": (
+        normalized_write,
+        ("cache",),
+        (randn(5, 2, 64, dtype=BF16), randn(64, dtype=BF16), randn(12, 2, 64, dtype=BF16), torch.randperm(12)[:5]),
+    ),
     "static_cache": (static_cache, ("cache",), (randn(2, 3, 9, 8), torch.tensor([3, 0]), randn(2, 3, 2, 8))),
     "static_cache strided": (
         static_cache,

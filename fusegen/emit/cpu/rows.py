@@ -9,7 +9,7 @@ from fusegen.emit.cpu.axes import NestView
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.reductions import kinds, reduction_functions, view
-from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions
+from fusegen.emit.row_views import column_sum, phase_views, placed_accesses, row_accesses, row_functions
 from fusegen.emit.text import c_text
 from fusegen.emit.views import checks_view, decode, fragment
 from fusegen.ir.symbolic import literal, product
@@ -26,7 +26,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    offsets = cpu_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}

@@ -37,7 +37,9 @@ class Approximation:
 FAST_MATH = {
     Op.EXP: Approximation(function("fast_exp"), "2 + |1.2 x| ulp", "1 ulp"),
     Op.EXP2: Approximation(function("fast_exp2"), "2 ulp", "2 ulp"),
+    Op.EXPM1: Approximation(function("fast_expm1"), "2^-18 + 2^-22.7 |x| relative", "1 ulp"),
     Op.LOG: Approximation(function("fast_log"), "2^-22 absolute for 0.5 < x < 2, 3 ulp elsewhere", "1 ulp"),
+    Op.LOG1P: Approximation(function("fast_log1p"), "2^-18 relative", "1 ulp"),
     Op.LOG2: Approximation(function("fast_log2"), "2^-22 absolute for 0.5 < x < 2, 2^-22 relative elsewhere", "1 ulp"),
     Op.SIN: Approximation(function("fast_sin"), "2^-20 absolute for |x| < 2^17", "2 ulp"),
     Op.COS: Approximation(function("fast_cos"), "2^-20 absolute for |x| < 2^17", "2 ulp"),

@@ -12,7 +12,7 @@ from fusegen.emit.environment import render
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.schedule.bodies import PointwiseBody, RowBody
-from fusegen.schedule.program import Launch, whole_launch
+from fusegen.schedule.program import Launch, is_of_one_block, whole_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
 
@@ -26,12 +26,13 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         target: the machine.
     """
     whole = whole_launch(parts)
+    large = [part for part in parts if not is_of_one_block(part)]  # for whose registers there must be room
     names = [f"part_{part.part}" for part in parts]
     own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
-        bounds=f"{whole.block}, {max(_blocks_per_sm(part) for part in parts)}",
+        bounds=f"{whole.block}, {max(map(_blocks_per_sm, large or parts))}",
         overlaps=whole.overlaps,
         counts=[f"blocks_{number}" for number in range(1, len(parts))],
         parameters=kernel_parameters(whole.kernel),

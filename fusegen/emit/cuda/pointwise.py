@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sympy
-
 from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text
 from fusegen.emit.views import call_view, checks_view, decode, fragment
-from fusegen.ir.symbolic import Axes, FloorDiv, axis_symbol, product
+from fusegen.ir.symbolic import Axes, product
 from fusegen.schedule.bodies import Hoisted, PointwiseBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.program import Launch
@@ -55,10 +53,7 @@ def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Lau
     """The pipeline in which a thread goes along an axis."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
-    chunk = axis_symbol(f"{hoisted.axis.name}_chunk")
-    extent, others = body.axes.extents[0], body.axes.extents[1:]
-    chunks = FloorDiv(extent + sympy.Integer(body.plan.repeats - 1), sympy.Integer(body.plan.repeats))
-    threads = Axes((chunk, *body.axes.symbols[1:]), (chunks, *others))
+    threads = body.threads
     return render(
         "cuda/pointwise_repeated.cu.jinja",
         **head(launch),
@@ -66,8 +61,8 @@ def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Lau
         count=c_text(product(threads.extents)),
         decode=decode(threads, "position", "Index"),
         axis=hoisted.axis.name,
-        chunk=chunk.name,
-        extent=c_text(extent),
+        chunk=threads.symbols[0].name,
+        extent=c_text(body.axes.extents[0]),
         first_reads=[fragment(a, offsets, lane_axis) for a in hoisted.reads],
         first_call=None if hoisted.call is None else call_view(hoisted.call, offsets, lane_axis),
         reads=[fragment(a, offsets, lane_axis) for a in body.reads],

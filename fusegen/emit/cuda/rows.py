@@ -7,7 +7,7 @@ from fusegen.emit.cuda.head import head
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import Offsets, cuda_offsets
 from fusegen.emit.reductions import kinds, reduction_functions
-from fusegen.emit.row_views import column_sum, phase_views, row_accesses, row_functions, staged_accesses
+from fusegen.emit.row_views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
 from fusegen.emit.text import c_text
 from fusegen.emit.views import checks_view, decode, fragment
 from fusegen.ir.symbolic import product
@@ -52,7 +52,8 @@ def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: Row
 
 
 def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
-    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    touched = [*row_accesses(body), *placed_accesses(body)]
+    offsets = cuda_offsets(kernel).found_first(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     phases = phase_views(body, offsets)
@@ -66,7 +67,7 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
         row_decode=decode(body.row_axes, "row", "Index"),
-        indices=[*offsets.indices(a for a in row_accesses(body) if a not in staged), *checks.once],
+        indices=[*offsets.indices(a for a in touched if a not in staged), *checks.once],
         staged_indices=offsets.indices(staged),
         checks=checks.lanes,
         column_decode=decode(body.column_axes, "column", "Index"),

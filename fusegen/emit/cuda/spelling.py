@@ -65,10 +65,12 @@ _BOOL = {
     Op.MINIMUM: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
 }
 
-# Relative errors of a few 2^-22 (2^-19 of the error function), far below half a unit of a 16-bit result whatever they are composed
-# with; what lies below 2^-126 may become zero. The logarithm and the hyperbolic tangent are not here, since their absolute error
-# shows near 1 and 0. `fusegen.emit.cuda.fast_math` has what a user may ask for.
-_ROUNDED = {op: FAST_MATH[op].form for op in (Op.EXP, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)}
+# Relative errors of a few 2^-22 (2^-18 of those that must not cancel), far below half a unit of a 16-bit result whatever they are
+# composed with; what lies below 2^-126 may become zero. The logarithm is not here, since its absolute error shows near 1, nor the
+# hardware's hyperbolic tangent, whose error is a quarter of half a unit of bfloat16, and more where something cancels.
+# `fusegen.emit.cuda.fast_math` has what a user may ask for.
+_SMALL = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)
+_ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh_by_exp")}
 
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},

@@ -78,6 +78,8 @@ def _of_classes(
 ) -> TracedTensor:
     """By the number of the right class; ``share`` is what all classes have in equal parts."""
     tracer, dim = logarithms._tracer, _class_dim(logarithms)
+    if dtype_of(target) is DType.UINT8:
+        target = tracer.add(Op.CAST, target, dtype=DType.INT64)
     if dtype_of(target) is not DType.INT64:
         raise TraceError(f"{name}: classes of {dtype_of(target)}", mend="convert them to torch.int64")
     shape = logarithms._node.shape

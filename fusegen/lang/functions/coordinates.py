@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
-from fusegen.ir.infer import broadcast
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang.functions import pointwise
@@ -51,7 +50,7 @@ class Coordinates:
     @classmethod
     def of(cls, x: TracedTensor, dims: Sequence[int], indices: Sequence[TracedTensor]) -> Coordinates:
         """The coordinates that an index for each of some dims gives."""
-        shape = broadcast([index._node.shape for index in indices])
+        shape = x._tracer.common_shape(*(index._node.shape for index in indices))
         flat = (simplify_dim(product(shape)),)
         wide = [reshaped(_expanded(index, shape), flat) for index in indices]
         return cls(x._node.shape, tuple(dims), shape, tuple(wide))

@@ -9,7 +9,7 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
-from fusegen.ir.infer import broadcast, shape_text
+from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions import pointwise
@@ -256,7 +256,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
     if x.ndim != chosen.ndim:
         raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", mend="give both as many dims")
     place = normalize_dim(0 if dim is None else dim, x.ndim)
-    common = broadcast([(*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)])
+    common = tracer.common_shape(*((*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)))
     x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
     return _gathered(x, place, chosen, wraps=dim is not None)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
-from fusegen.ir.infer import broadcast, shape_text
+from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
@@ -50,7 +50,7 @@ def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
         raise ShapeError(f"index_put by {len(chosen)} indices to {x.ndim} dims", mend="give one index a dim at most")
     coordinates = Coordinates.of(x, range(len(chosen)), chosen)
     shape = (*coordinates.shape, *x._node.shape[len(chosen) :])
-    if broadcast([shape, given._node.shape]) != shape:
+    if tracer.common_shape(shape, given._node.shape) != shape:
         text = f"index_put of {shape_text(given._node.shape)} at {shape_text(shape)}"
         raise ShapeError(text, mend="give values that broadcast to the indexed part")
     wide = reshaped(tracer.add(Op.EXPAND, given, shape=shape), (coordinates.count, *x._node.shape[len(chosen) :]))

@@ -10,7 +10,7 @@ import torch
 
 from fusegen.dtypes import promote
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
-from fusegen.ir.infer import broadcast, shape_text
+from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import each_dim, normalize_dim, sequence, tracer_of
@@ -414,7 +414,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[TracedTensor, ...]:
     """Each tensor expanded to the shape of all."""
     tracer = tracer_of(tensors)
     parts = [tracer.lift(x) for x in tensors]
-    shape = broadcast([p._node.shape for p in parts])
+    shape = tracer.common_shape(*(p._node.shape for p in parts))
     return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in parts)
 
 

@@ -62,8 +62,7 @@ class _Looped:
     def __init__(self, graph: Graph, loop: Loop) -> None:
         self._before, self._loop = graph, loop
         self._results = {p: number for number, p in enumerate(loop.results)}
-        self._builder = GraphBuilder(graph.name).like(graph)
-        self._builder.derived = graph.derived
+        self._builder = GraphBuilder.like(graph)
         self._wide: dict[int, int] = {}  # results that are rounded, as they were
         self.moved: dict[int, int] = {}
         for position, node in graph:

@@ -60,8 +60,8 @@ class _Body:
     def __init__(self, graph: Graph, region: Region, name: str, depth: int) -> None:
         self.graph, self.region = graph, region
         self.start, self.rows = start_of(depth), rows_of(depth)
-        self.builder = GraphBuilder(name).like(graph)
-        self.builder.inputs, self.builder.derived = [], graph.derived
+        self.builder = GraphBuilder.like(graph, name)
+        self.builder.inputs = []
         self.operands: list[int] = []
         self._whole: dict[int, int] = {}
         self._blocks: dict[int, int] = {}

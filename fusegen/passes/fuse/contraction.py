@@ -13,12 +13,13 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import StridedView, strided_view
-from fusegen.ir.symbolic import Dim, Stride, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, simplify_dim
 from fusegen.ir.versions import owner
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 
 _LIBRARY = "library"  # the attribute of a product that the library computes by choice
 _TMA_ALIGNMENT = 16  # bytes; of addresses and of strides of outer dims
+_HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, which smaller products don't save by padded rows
 _OF_RESULTS = ("result", "order", "dtype", "shape")  # attributes that tell the results of one call apart
 
 
@@ -151,6 +152,20 @@ def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
     """Whether the tensor memory accelerator can read a view: last dim contiguous, addresses and strides of 16 bytes."""
     unit = same(view.strides[-1], 1) and literal(view.shape[-1]) is not None and _is_multiple(view.offset, itemsize)
     return unit and _is_aligned(graph, view.base) and all(_is_multiple(s, itemsize) for s in (view.shape[-1], *view.strides[:-1]))
+
+
+def is_heavy(graph: Graph, matmul: int) -> bool:
+    """True if a product of 16-bit floats takes so long that padded rows, which need a second call, pay; symbolic sizes as 1024."""
+    a, b = graph.operands(matmul)
+    work = 2 * nominal(product(graph.nodes[matmul].shape)) * nominal(a.shape[-1])
+    return a.dtype.is_half and len(b.shape) == 2 and work >= _HEAVY
+
+
+def rows_are_aligned(graph: Graph, view: StridedView) -> bool:
+    """True if a matrix of 16-bit elements is contiguous along one dim, and starts along the others at multiples of 16 bytes."""
+    others = [d for d in range(len(view.shape)) if not same(view.strides[d], 1)]
+    is_aligned = _is_multiple(view.offset, 2) and _is_aligned(graph, view.base)
+    return len(others) < len(view.shape) and is_aligned and all(_is_multiple(view.strides[d], 2) for d in others)
 
 
 def _is_multiple(stride: Dim, itemsize: int) -> bool:

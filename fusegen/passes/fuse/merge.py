@@ -196,11 +196,9 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
     if rows and columns and not (trailing and fits_beside_sums(graph, domain)):  # better two kernels
         return None
-    if columns and domain.segment and _goes_by_segments(graph, rows, domain, kept):
+    parts = [row_group(graph, rows, domain, kept)] if rows else []
+    if columns and domain.segment and any(part is not None and _goes_by_segments(graph, part) for part in parts):
         return None
-    parts = []
-    if rows:
-        parts.append(row_group(graph, rows, domain, kept))
     if columns:
         parts.append(column_group(graph, columns, domain, kept.difference(rows)))
     if any(part is None for part in parts):
@@ -211,15 +209,12 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
     return Group(kind, (*rows, *columns), _union(*(p.inputs for p in found)), domain, anchors)
 
 
-def _goes_by_segments(graph: Graph, rows: tuple[int, ...], domain: Domain, kept: Kept) -> bool:
-    """True if values of rows are one a segment, or need a reduction of segments."""
-    found = row_group(graph, rows, domain, kept) if rows else None
-    if found is None:
-        return False
-    axes = domain_axes(domain)
-    places = [place for output in rows for place in places_of_row(graph, output, domain, axes)]
-    is_of_segments = any(domain.is_segment(reduced_dims(graph, anchor)) for anchor in found.anchors)
-    return is_of_segments or any(is_per_segment(domain, place, axes) for place in places)
+def _goes_by_segments(graph: Graph, rows: Group) -> bool:
+    """True if results of a group of rows are one a segment, or need a reduction of segments."""
+    axes = domain_axes(rows.domain)
+    places = [place for output in rows.outputs for place in places_of_row(graph, output, rows.domain, axes)]
+    is_of_segments = any(rows.domain.is_segment(reduced_dims(graph, anchor)) for anchor in rows.anchors)
+    return is_of_segments or any(is_per_segment(rows.domain, place, axes) for place in places)
 
 
 def _reads_itself(graph: Graph, group: Group) -> bool:

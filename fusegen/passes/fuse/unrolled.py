@@ -14,7 +14,7 @@ import sympy
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
-from fusegen.ir.ops import Op
+from fusegen.ir.reductions import operation_of
 from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
 from fusegen.passes.fuse.few import is_per_segment, places_of_row
@@ -23,9 +23,6 @@ from fusegen.passes.fuse.groups import Group, GroupKind
 _MOST = 8  # points of a thread, each of which has results and operands in registers
 _MOST_ELEMENTS = 512  # of all values that a thread computes for its points: what is computed of many places is long enough
 _FEW = 4  # elements of an axis that a thread goes through in any case
-
-COMBINED = {Op.SUM: Op.ADD, Op.AMAX: Op.MAXIMUM, Op.AMIN: Op.MINIMUM}
-"""Reductions that points of a thread may take part in as one element, and the operation that makes them one."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def unrolled(graph: Graph, group: Group) -> Space:
 
 def _reduces_rows(graph: Graph, group: Group) -> bool:
     """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
-    if group.kind is not GroupKind.ROW or any(graph.nodes[anchor].op not in COMBINED for anchor in group.anchors):
+    if group.kind is not GroupKind.ROW or any(operation_of(graph.nodes[anchor].op) is None for anchor in group.anchors):
         return False
     return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index, identity_axes
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import product, same
 from fusegen.ir.versions import address, are_apart, base, gathers, owner
 from fusegen.passes.fuse.cone import Cone, computed_index, walk
 from fusegen.passes.fuse.contraction import accumulation
@@ -51,8 +51,8 @@ def _complete(graph: Graph, last: int) -> int:
 
 
 def addressed(graph: Graph, group: Group) -> Group:
-    """A pointwise group that reads the indices as well by which it finds where to write."""
-    if group.kind is not GroupKind.POINTWISE:
+    """A group that stores element by element, which reads the indices as well by which it finds where to write."""
+    if group.kind not in _STORES:
         return group
     cone = Cone()
     for put in written_by(graph, group):
@@ -82,7 +82,7 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
     memory = owner(graph, put)
     if accumulation(graph, put) in group.anchors:
         return False
-    if group.kind not in _STORES or (gathers(graph, put) and group.kind is not GroupKind.POINTWISE):
+    if group.kind not in _STORES or (gathers(graph, put) and not _goes_over_elements(graph, group, put)):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]
     if not all(are_apart(graph, put, other) for other in earlier):
@@ -91,6 +91,11 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
     if not read:
         return False
     return read != [base(graph, put)] or bool(gathers(graph, put)) or not _is_in_place(graph, group, put)
+
+
+def _goes_over_elements(graph: Graph, group: Group, put: int) -> bool:
+    """True if the value that is written has an element at each point of the group's domain: others are stored without a check."""
+    return same(product(graph.nodes[graph.nodes[put].args[1]].shape), product(group.domain.shape))
 
 
 def _is_in_place(graph: Graph, group: Group, put: int) -> bool:

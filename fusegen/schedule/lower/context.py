@@ -13,7 +13,7 @@ from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
@@ -102,6 +102,17 @@ class Context:
         inside = computed(self.graph, self.group)
         others = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_narrow]
         return frozenset(p for p in others if not inside.isdisjoint(self.graph.users[p]))
+
+    @property
+    def inverted(self) -> frozenset[int]:
+        """Divisions by one number that may multiply by its reciprocal, as torch does on a GPU: 16 bits don't show two roundings."""
+        if self.fast is Fast.NONE:
+            return frozenset()
+        return frozenset(p for p, node in self.graph if node.op is Op.DIV and self._is_one_number(self.graph.nodes[node.args[1]]))
+
+    @staticmethod
+    def _is_one_number(node: Node) -> bool:
+        return node.op is Op.SCALAR or (node.op is Op.CONSTANT and node.weak and float(node.number) != 0)
 
     @property
     def multiples(self) -> Multiples:

@@ -13,6 +13,7 @@ from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_blocks, lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.lower.overlap import overlapping
+from fusegen.schedule.lower.padding import with_padded_rows
 from fusegen.schedule.lower.parts import in_parts
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximations, contractions
@@ -57,6 +58,7 @@ def lower(
         pins: plans that were asked for, of other launches.
         bodies: programs of loops.
     """
+    graph = with_padded_rows(graph, groups, target)
     memory = Memory(graph, groups)
     fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
     steps: list[Step] = []

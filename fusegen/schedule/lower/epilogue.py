@@ -145,7 +145,7 @@ def _evaluated(
         reduction: whose elements they are, if any: its state is what is wanted of each.
     """
     held = _Held(context, part, axes, heads)
-    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded, context.contracted)
+    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded, context.contracted, context.inverted)
     roots = [evaluator.value(*element) for element in elements]
     if reduction is None:
         dtypes = [context.memory.dtype(position) for position, _ in elements]

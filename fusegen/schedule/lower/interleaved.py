@@ -9,6 +9,7 @@ import sympy
 from fusegen.ir.symbolic import literal
 from fusegen.schedule.access import Access, Pattern, is_alike, vector_width
 from fusegen.schedule.lower.context import Context
+from fusegen.schedule.terms import Read
 
 _MOST = 4  # elements that belong together
 
@@ -30,6 +31,18 @@ def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol
         else:
             found.append(first)
     return tuple(found)
+
+
+def bytes_in_turn(context: Context, kinds: Sequence[Sequence[Read]], axis: sympy.Symbol) -> int:
+    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
+
+    Args:
+        kinds: what is read, and what is written.
+        axis: along which lanes run.
+    """
+    accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
+    joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
+    return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)
 
 
 def _run_of(first: Access, others: Sequence[Access], axis: sympy.Symbol) -> list[Access]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import mul
 from typing import cast
 
 from fusegen.calls.call import LibraryResult, Role, StridedOperand
+from fusegen.calls.formula import Formula, formula_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import InputSpec, Node
+from fusegen.ir.graph import Graph, InputSpec, Node
 from fusegen.ir.index_map import identity_axes
-from fusegen.ir.strided import StridedView, contiguous_strides, strided_view
-from fusegen.ir.symbolic import Dim, linearize, same
+from fusegen.ir.strided import ROW_MULTIPLE, StridedView, flat_offset, may_pad, memory_shape, memory_strides, strided_view
+from fusegen.ir.symbolic import Dim, linearize, literal, same
 from fusegen.passes.fuse.cone import domain_axes
-from fusegen.passes.fuse.contraction import is_left_to_library
+from fusegen.passes.fuse.contraction import is_left_to_library, operand_base
 from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import formulas
 from fusegen.schedule.lower.placement import Placement, place
-from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
+from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step, Traffic
 
 _SETTINGS = ("scale", "causal", "dropout", "descending")
 """Attributes of nodes that are numbers which torch's functions take, in this order."""
@@ -28,14 +32,55 @@ def lower_library(context: Context) -> Sequence[Step]:
     """The library's product, and a copy where its result is wanted as another view."""
     (product,) = context.group.anchors
     if context.group.outputs != (product,):
-        return [_accumulating(context, product)]
+        return _in_parts(context, product, _accumulating(context, product))
     shape = context.graph.nodes[product].shape
-    axes = domain_axes(context.group.domain)
-    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, linearize(axes.symbols, shape)))
+    axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
+    row_major = flat_offset(axes.symbols, strides)
+    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
     a, b = _factors(context, product)
-    out = _operand(placement.buffer, StridedView(product, shape, contiguous_strides(shape), 0))
-    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product))
-    return [step, *placement.copies]
+    out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
+    padded = _padded(context.graph, product)
+    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
+    return [*_in_parts(context, product, step), *placement.copies]
+
+
+def _in_parts(context: Context, product: int, step: LibraryProduct) -> list[LibraryProduct]:
+    """A product by the library, whose padded rows are as many times 8 elements in one call as there are, and the rest in another.
+
+    cuBLAS asks that of rows of the result, and of those of an operand that go along the result's rows.
+    """
+    graph, shape = context.graph, context.graph.nodes[product].shape
+    a, columns, rows = strided_view(graph, graph.nodes[product].args[0]), literal(shape[-1]), literal(shape[-2])
+    if product in graph.padded and columns is not None:
+        parts = [replace(step, b=_part(step.b, -1, *part), out=_part(step.out, -1, *part)) for part in _even_and_rest(columns)]
+    elif a.base in graph.padded and len(a.shape) == 2 and same(a.strides[0], 1) and rows is not None and may_pad(rows):
+        parts = [replace(step, a=_part(step.a, -2, *part), out=_part(step.out, -2, *part)) for part in _even_and_rest(rows)]
+    else:
+        return [step]
+    return [replace(part, traffic=_traffic(context, part)) for part in parts]
+
+
+def _even_and_rest(extent: int) -> tuple[tuple[int, int], ...]:
+    """The first element and the number of elements of both parts of a row."""
+    even = extent // ROW_MULTIPLE * ROW_MULTIPLE
+    return (0, even), (even, extent - even)
+
+
+def _part(operand: StridedOperand, dim: int, start: int, length: int) -> StridedOperand:
+    """Some elements of a dim."""
+    shape = list(operand.shape)
+    shape[dim] = formula_of(length)
+    return replace(operand, shape=tuple(shape), offset=operand.offset + operand.strides[dim] * start)
+
+
+def _traffic(context: Context, step: LibraryProduct) -> Traffic:
+    """Each operand once."""
+    a, b, out = (_bytes(context, operand) for operand in (step.a, step.b, step.out))
+    return Traffic(a + b + out if step.adds else a + b, out)
+
+
+def _bytes(context: Context, operand: StridedOperand) -> Formula:
+    return reduce(mul, operand.shape, formula_of(context.memory.spec(operand.buffer).dtype.itemsize))
 
 
 def _accumulating(context: Context, product: int) -> LibraryProduct:
@@ -44,7 +89,15 @@ def _accumulating(context: Context, product: int) -> LibraryProduct:
     (place,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
     out = _operand(context.reads[place], strided_view(context.graph, place))
     a, b = _factors(context, product)
-    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True)
+    padded = _padded(context.graph, product)
+    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
+
+
+def _padded(graph: Graph, product: int) -> tuple[int, ...]:
+    """Elements between those rows of a product's operands and result that are padded."""
+    touched = [*(operand_base(graph, a) for a in graph.nodes[product].args), product]
+    rows = (literal(memory_shape(graph, position)[-1]) for position in touched if position in graph.padded)
+    return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
 def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
@@ -114,6 +167,7 @@ def _reason(context: Context, product: int) -> str:
         return "expected to be faster than a kernel of ours"
     if not skeletons_of(context.target):
         return "no tensor-core skeleton serves this target"
-    if serving(context.graph, product, product, context.target) is None:
-        return refusals(context.graph, product, product, context.target)
+    graph = replace(context.graph, padded=frozenset())  # as fusion saw it
+    if serving(graph, product, product, context.target) is None:
+        return refusals(graph, product, product, context.target)
     return "a plain product: nothing is fused with it"

@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import buffer_strides, contiguous_strides, flat_offset
+from fusegen.ir.strided import buffer_strides, flat_offset, memory_shape, memory_strides
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
@@ -160,7 +160,7 @@ class Memory:
         self._writes.setdefault(strip_views(self.graph, node), []).append((key, node))
 
     def _hold(self, position: int, name: str, dtype: DType, role: Role) -> int:
-        return self._add(name, dtype, formulas(self.graph.nodes[position].shape), role, position)
+        return self._add(name, dtype, formulas(memory_shape(self.graph, position)), role, position)
 
     def _add(self, name: str, dtype: DType, shape: tuple[Formula, ...], role: Role, node: int | None) -> int:
         self._specs.append(BufferSpec(len(self._specs), self._names.take(name), dtype, shape, role, node))
@@ -179,7 +179,7 @@ class Memory:
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
         """Where in the buffer of a node lies an element of the value that it is a view of."""
         moved = self._through_views(node, position, index, axes)
-        return flat_offset(moved, contiguous_strides(self.graph.nodes[node].shape))
+        return flat_offset(moved, memory_strides(self.graph, node))
 
     def _through_views(self, view: int, position: int, index: Position, axes: Axes) -> Position:
         """The index in a view's shape of an element of the value that it is a view of."""
@@ -211,5 +211,6 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
 
 
 def _is_stored_anyway(graph: Graph, product: int) -> bool:
-    """Whether rows are multiplied by a matrix and go on in no epilogue (a norm follows, say): torch rounds them as well."""
-    return len(graph.operands(product)[1].shape) == 2 and not ends_of(graph, product)
+    """Whether rows are multiplied by a matrix and go on in no epilogue (a norm follows, or a copy): torch rounds them as well."""
+    ends = [end for end in ends_of(graph, product) if graph.nodes[end].op is not Op.COPY]
+    return len(graph.operands(product)[1].shape) == 2 and not ends

@@ -1,7 +1,8 @@
 """Launches that do not depend on each other become parts of one: each has a range of its blocks.
 
 A function's results often have spaces of their own (q and k of a rotation, the three parts of a packed projection), which no single
-loop goes through. As parts of one launch they start together, and none of them waits for the last blocks of another.
+loop goes through. As parts of one launch they start together, and none of them waits for the last blocks of another. What takes one
+block, as a check of a norm's weights, goes before the first launch that it can start with.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
-from fusegen.schedule.plan import PointwisePlan
-from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan
+from fusegen.schedule.program import Launch, Step, is_of_one_block
 from fusegen.target import Backend, Target
 
 _MOST = 8  # parts: each adds its code to the kernel
@@ -22,32 +24,58 @@ def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
     """The steps, of which launches directly behind each other that can start together are parts of one."""
     if target.backend is Backend.CPU:
         return list(steps)
-    return [part for run in _runs(steps, _have_one_block) for part in _numbered(run)]
+    return [part for run in _runs(_brought_forward(steps), _have_one_block) for part in _numbered(run)]
 
 
-def agreed(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], PointwisePlan]:
-    """Plans with which pointwise launches have as many threads a block as the launches beside them, by the outputs of their groups.
+def _brought_forward(steps: Sequence[Step]) -> list[Step]:
+    """The steps, of which launches of one block come before an earlier one that they can start with."""
+    found: list[Step] = []
+    for step in steps:
+        place = _earlier_place(found, step) if isinstance(step, Launch) and is_of_one_block(step) else None
+        found.insert(len(found) if place is None else place, step)
+    return found
 
-    Rows say how many threads their blocks have; points go with any.
+
+def _earlier_place(steps: Sequence[Step], step: Launch) -> int | None:
+    """The place before the last launch that a step can start with, where it needs none of those behind that."""
+    for place in reversed(range(len(steps))):
+        other = steps[place]
+        if not isinstance(other, Launch) or not _are_independent(other, step):
+            return None
+        if _joins([other], step, lambda *_: True):
+            return place
+    return None
+
+
+def agreed(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], LanePlan]:
+    """Plans with which launches have as many threads a block as the launches beside them, by the outputs of their groups.
+
+    Rows say how many threads their blocks have; points, and what takes one block, go with any.
     """
-    found: dict[tuple[int, ...], PointwisePlan] = {}
+    found: dict[tuple[int, ...], LanePlan] = {}
     if target.backend is Backend.CPU:
         return found
     for run in _runs(steps, lambda *_: True):
         launches = [step for step in run if isinstance(step, Launch)]
-        if any(launch.shared_bytes > _LITTLE for launch in launches):
-            continue  # blocks of points would wait for as much room as those of rows take
-        fixed = [launch for launch in launches if not isinstance(launch.plan, PointwisePlan)]
-        for launch in launches:
-            plan = _with_threads(launch, (fixed or launches)[0].block)
+        small = [launch for launch in launches if is_of_one_block(launch)]
+        large = [launch for launch in launches if launch not in small] or launches
+        fixed = [launch for launch in large if not isinstance(launch.plan, PointwisePlan)]
+        is_crowded = any(launch.shared_bytes > _LITTLE for launch in large)
+        for launch in small if is_crowded else launches:  # many blocks of points would wait for as much room as those of rows take
+            plan = _with_threads(launch, (fixed or large)[0].block)
             if plan is not None:
                 found[launch.group.outputs] = plan
     return found
 
 
-def _with_threads(launch: Launch, threads: int) -> PointwisePlan | None:
-    """The candidate that differs from a pointwise launch's plan in its threads alone; None where it has as many."""
-    plan = launch.plan
+def _with_threads(launch: Launch, threads: int) -> LanePlan | None:
+    """The candidate that differs from a pointwise launch's plan in its threads alone, the first with such blocks of a row's; None
+    where the plan has as many, or rows take several blocks."""
+    plan, body = launch.plan, launch.kernel.body
+    if isinstance(body, RowBody) and body.plan.block != threads and is_of_one_block(launch):
+        rows = literal(product(body.row_axes.extents)) or body.plan.rows
+        plans = (c for c in launch.candidates if isinstance(c, RowPlan) and c.block == threads and c.cluster == 1)
+        return next((c for c in plans if c.rows >= rows), None)
     if not isinstance(plan, PointwisePlan) or plan.threads == threads:
         return None
     wanted = replace(plan, threads=threads)

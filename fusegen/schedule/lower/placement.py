@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusegen.ir.index_map import Position
-from fusegen.ir.symbolic import Axes, Index, linearize, same
+from fusegen.ir.strided import flat_offset, memory_shape, memory_strides
+from fusegen.ir.symbolic import Axes, Index, same
 from fusegen.passes.fuse import Domain, Group, GroupKind
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, formulas
@@ -37,12 +38,11 @@ def place(context: Context, node: int, index: Position, axes: Axes, fits: Callab
         index: the element, over the axes.
         fits: whether the kernel can write to an offset.
     """
-    shape = context.graph.nodes[node].shape
-    stores, own = context.stores(node, index, axes), linearize(index, shape)
+    stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
     first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:
         dtype = context.memory.spec(stores[0].buffer).dtype
-        first = Store(context.memory.add(f"value_{node}", dtype, formulas(shape)), own)
+        first = Store(context.memory.add(f"value_{node}", dtype, formulas(memory_shape(context.graph, node))), own)
     others = tuple(s for s in stores if s.buffer != first.buffer)
     return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-import sympy
-
 from fusegen.ir.formula import ceil_div
-from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol
+from fusegen.ir.symbolic import Axes, Index, axis_symbol
 from fusegen.ir.symbolic import product as volume
 from fusegen.passes.fuse.unrolled import Space, unrolled
-from fusegen.schedule.access import Access, merge_axes
+from fusegen.schedule.access import Access, divisor, merge_axes
 from fusegen.schedule.bodies import Hoisted, PointwiseBody
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.pointwise import PointFeatures, pointwise_plans
@@ -20,9 +18,10 @@ from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.crossing import crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.hoisting import Hoisting, hoisting_of
-from fusegen.schedule.lower.interleaved import interleaved
+from fusegen.schedule.lower.interleaved import bytes_in_turn, interleaved
 from fusegen.schedule.lower.leaves import leaves_of
 from fusegen.schedule.lower.points import Points
+from fusegen.schedule.lower.reuse import reused_soon
 from fusegen.schedule.lower.shifted import may_wrap, wrapped
 from fusegen.schedule.lower.splitting import in_parts_of
 from fusegen.schedule.lower.tiles import lower_tiles, plans_of
@@ -31,6 +30,8 @@ from fusegen.schedule.plan import LanePlan, PointwisePlan, TilePlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import Read
 from fusegen.target import Backend
+
+_LANES = 8  # of most plans
 
 
 def lower_pointwise(context: Context) -> Launch:
@@ -56,7 +57,7 @@ def _points(context: Context) -> Points:
         moved_to = dict(zip(space.axes.symbols, index, strict=True))
         points = _points_over(context, Space(axes, tuple(tuple(substitute(i, moved_to) for i in p) for p in space.points)))
     reads, places = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
-    ordered = in_memory_order(points.axes, reads, places)
+    ordered = _ordered(context, in_memory_order(points.axes, reads, places), points)
     merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *places], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
@@ -64,10 +65,23 @@ def _points(context: Context) -> Points:
     return replace(points, leaves=points.leaves.moved(replaced), stores=moved, axes=merged)
 
 
+def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
+    """The axes in the order in which a GPU's cache serves best. Lanes go on along the last one."""
+    if context.target.backend is not Backend.CUDA or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
+        return axes  # rows that groups of lanes do not divide are best one behind the other
+    lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
+    itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
+    outer = Axes(axes.symbols[:-1], axes.extents[:-1])
+    outer = reused_soon(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
+    return Axes((*outer.symbols, *lanes.symbols), (*outer.extents, *lanes.extents))
+
+
 def _points_over(context: Context, space: Space) -> Points:
     """The points of a group, of which a thread computes some together."""
     axes = space.axes
-    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted)
+    evaluator = Evaluator(
+        context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
+    )
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output, index in product(context.group.outputs, space.points):
@@ -98,14 +112,10 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
 
 def _in_turn(context: Context, points: Points) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
-    axis = points.axes.symbols[-1]
     if context.target.backend is not Backend.CUDA:
         return 0
     reads = [Read(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
-    kinds = (reads, [Read(buffer, offset) for buffer, offset in points.stores])
-    accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
-    joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
-    return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)
+    return bytes_in_turn(context, (reads, [Read(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1])
 
 
 def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
@@ -127,9 +137,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
     reads = joined([each for t, each in fragments.reads.items() if t not in once])
     body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted)
-    chunks = FloorDiv(axes.extents[0] + sympy.Integer(plan.repeats - 1), sympy.Integer(plan.repeats))
-    points_of_threads = volume(axes.extents) if hoisting is None else volume((chunks, *axes.extents[1:]))
-    grid = ceil_div(points_of_threads, plan.threads * plan.lanes * (plan.unroll if hoisting is None else 1))
+    grid = ceil_div(volume(body.threads.extents), plan.threads * plan.lanes * (plan.unroll if hoisting is None else 1))
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 

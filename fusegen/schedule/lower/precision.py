@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, strip_views
@@ -14,11 +15,14 @@ from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.math import Fast
 
 _APPROXIMATED = frozenset(
-    {Op.EXP, Op.EXP2, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF} | {op for op, m in REDUCTIONS.items() if m.approximable}
+    {Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.TANH, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF}
+    | {op for op, m in REDUCTIONS.items() if m.approximable}
 )
 """Operations that some language spells approximately where the result ends in 16 bits, or that are made of such."""
 
 _EXTREMES = (Op.AMAX, Op.AMIN)
+
+_CLAMPS = (Op.MAXIMUM, Op.MINIMUM)
 
 _JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; those that give bools or integers jump as well."""
@@ -64,10 +68,11 @@ def _has_a_product(graph: Graph, position: int, kept: Collection[int]) -> bool:
 def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """The groups that may use approximate functions whose error vanishes in 16 bits.
 
-    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits:
-    the scale by which they are quantized. And no step in between: a jump (floor, a comparison, a cast to integers) makes a
-    whole unit of what was an error far below one, and so does an angle. A value that two kernels compute is approximate in both
-    or in neither: its maximum would lie beside it otherwise, and the root of their difference would be no number.
+    Only floats of 16 bits or fewer depend on what they approximate, or an extreme of values that the program has in 16 bits: the
+    scale by which they are quantized, to floats or to integers. And no step in between: a jump (floor, a comparison, a cast to
+    integers) makes a whole unit of what was an error far below one, and so does an angle. A value that two kernels compute is
+    approximate in both or in neither: its maximum would lie beside it otherwise, and the root of their difference would be no
+    number.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
@@ -80,19 +85,37 @@ def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) ->
 
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """The values that must not be approximate, some of them because of what a later group does with them."""
-    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow}
+    quantized = _quantized(graph)
+    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow} - quantized
     decisive: set[int] = set()  # below a jump
     compared: set[int] = set()  # below an extreme that is exact
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users come before their operands
             operands = list(_unrounded(graph.nodes[position].args, group, memory))
-            if position in decisive or _jumps(graph, position):
+            if position in decisive or (position not in quantized and _jumps(graph, position)):
                 decisive.update(operands)
             elif position in exact and graph.nodes[position].op not in _EXTREMES:
                 exact.update(operands)
             elif position in exact or position in compared:
                 compared.update(p for p in operands if not graph.nodes[p].dtype.is_narrow)
     return exact | decisive | compared
+
+
+def _quantized(graph: Graph) -> set[int]:
+    """Results that are numbers rounded to integers of 8 bits, and the steps from the rounding on, which nothing else reads.
+
+    They are rounded as results in floats of 8 bits are: where an error moves a number across the middle of two, either is as near.
+    """
+    found: set[int] = set()
+    for output in graph.outputs:
+        steps, position = [output], output
+        while graph.nodes[position].family is Family.VIEW or graph.nodes[position].op in (Op.CAST, *_CLAMPS):
+            position = graph.nodes[position].args[0]
+            steps.append(position)
+        is_alone = not graph.users[output] and all(graph.users[below] == (above,) for above, below in pairwise(steps))
+        if graph.nodes[output].dtype is DType.INT8 and graph.nodes[position].op is Op.ROUND and is_alone:
+            found.update(steps)
+    return found
 
 
 def has_jumps(graph: Graph) -> bool:

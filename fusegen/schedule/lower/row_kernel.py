@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -19,6 +19,7 @@ from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.fragments import Fragments
+from fusegen.schedule.lower.interleaved import interleaved
 from fusegen.schedule.lower.leaves import Leaves
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import PhaseTerms, Root
@@ -99,8 +100,8 @@ class RowKernelBuilder:
         self.context, self.math, self.plan, self.phases = context, math, plan, phases
         self.workspace, self.totals = workspace, totals
         self.lane_axis = math.column_axes.symbols[-1]
-        self.fragments = Fragments(context, math.terms, math.leaves, self._read)
-        self.reads = self.fragments.reads
+        self.fragments = Fragments(context, math.terms, math.leaves, self._read, [store.offset for store in math.stores])
+        self.reads = self._joined_reads()
         self.reductions = {node: self._reduction(node) for node in math.states}
         self.fragments.values |= self._values()
         self.kept = self._kept() if plan.keeps_shared else ()
@@ -116,7 +117,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             checks=self.fragments.checks,
-            kept=tuple(self.reads[t] for t in self.kept),
+            kept=self._accesses(self.kept),
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
@@ -140,6 +141,27 @@ class RowKernelBuilder:
             # The lanes of a group may share an element that differs from group to group: a fragment all the same.
             return replace(access, pattern=Pattern.GATHER)
         return self._shifted(access, Pattern.VECTOR if read.drawn else Pattern.WINDOW) if along else access
+
+    def _joined_reads(self) -> dict[int, Access]:
+        """The access of each term that is read; terms whose elements alternate, and which the same phases use, share one."""
+        found = dict(self.fragments.reads)
+        uses: dict[tuple[object, ...], list[int]] = {}
+        for term in found:
+            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.given) for p in self.phases), []).append(term)
+        for terms in uses.values():
+            of_part = {name: access for access in self._joined([found[t] for t in terms]) for name in access.parts}
+            found |= {t: of_part[found[t].name] for t in terms if found[t].name in of_part}
+        return found
+
+    def _joined(self, accesses: Sequence[Access]) -> tuple[Access, ...]:
+        """Accesses along the row, of which those to elements that alternate are one."""
+        if self.context.target.backend is not Backend.CUDA or self.plan.shifted or self.plan.tiled:
+            return tuple(accesses)
+        return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
+
+    def _accesses(self, terms: Iterable[int]) -> tuple[Access, ...]:
+        """What is read for some terms, each access once."""
+        return tuple(dict.fromkeys(self.reads[t] for t in terms))
 
     def _shifted(self, access: Access, other: Pattern) -> Access:
         """An access of the plan's lanes, wherever groups of these start."""
@@ -219,7 +241,7 @@ class RowKernelBuilder:
             row_reads=tuple(self.reads[t] for t in phase.row_terms if t in self.reads),
             row_call=row_call,
             reads=self._loads(number, phase),
-            late=tuple(self.reads[t] for t in phase.reads if self._is_late(t, phase)),
+            late=self._accesses(t for t in phase.reads if self._is_late(t, phase)),
             segments=tuple(self._segments(number, phase, node) for node in phase.segments),
             call=call,
             copies=copies,
@@ -227,7 +249,7 @@ class RowKernelBuilder:
             column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
             orders=tuple(self._ordered(r) for r in phase.roots if r.kind == "order"),
             held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
-            writes=tuple(self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)),
+            writes=self._joined([self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)]),
             segment_writes=tuple(self._write(r, name, None) for r in segment_writes for name, _ in self._results(r)),
             row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
         )
@@ -240,7 +262,7 @@ class RowKernelBuilder:
         early = [t for t, p in later if self._is_of_row(t) and not self._is_late(t, p)]
         now = [t for t in phase.reads if t not in (*self.prefetched, *self.kept) and not self._is_late(t, phase)]
         self.prefetched |= set(early)
-        return tuple(self.reads[t] for t in (*now, *early))
+        return self._accesses((*now, *early))
 
     def _is_late(self, term: int, phase: PhaseTerms) -> bool:
         """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 
 import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
 from fusegen.passes.fuse.few import is_per_segment, places_of_row
-from fusegen.passes.fuse.groups import Domain
-from fusegen.passes.fuse.unrolled import COMBINED, Space, unrolled
+from fusegen.passes.fuse.groups import Domain, GroupKind
+from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
+from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
 from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.interleaved import bytes_in_turn
 from fusegen.schedule.lower.leaves import Leaves, leaves_of
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
+from fusegen.schedule.lower.reuse import reused_soon
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.reductions import element_type, lifted, states_of
+from fusegen.schedule.reductions import combined, element_type, lifted, states_of
 from fusegen.schedule.terms import Leaf, Read, Term, Terms
+from fusegen.target import Backend
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -66,7 +71,9 @@ def _evaluate(context: Context) -> RowMath:
     """Terms of all outputs and of everything that is reduced, with row axes and column axes merged."""
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted)
+    evaluator = Evaluator(
+        graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted, context.inverted
+    )
     is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # where another kernel has it too
     states = states_of(graph, [p for p, known in is_order.items() if not known])
@@ -76,7 +83,8 @@ def _evaluate(context: Context) -> RowMath:
         statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
         roots.append(Root("order", node, statistics[node]))
     for node, parts in states.items():
-        reduced = _combined(evaluator.terms, graph.nodes[node].op, [_reduced(context, evaluator, node, p) for p in space.points])
+        points = [_reduced(context, evaluator, node, p) for p in space.points]
+        reduced = reduce(partial(combined, evaluator.terms, graph.nodes[node].op), points)
         statistics |= dict.fromkeys(parts, reduced)
         if not context.group.domain.is_segment(reduced_dims(graph, node)):  # what is has its place where it is used
             roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
@@ -91,19 +99,10 @@ def _evaluate(context: Context) -> RowMath:
                 Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
                 for k, s in enumerate(found)
             ]
-            stores += found
+            stores += [Store(s.buffer, evaluator.place(s.offset, s.gathers)) for s in found]
     needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
     leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
-
-
-def _combined(terms: Terms, op: Op, states: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The state of all points that a thread computes together."""
-    found = states[0]
-    for state in states[1:]:
-        (one,), (other,) = found, state
-        found = (terms.put(Term(COMBINED[op], (one, other), terms.items[one].dtype)),)
-    return found
 
 
 def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position) -> tuple[int, ...]:
@@ -175,8 +174,11 @@ def _merged(
         part: node for node, parts in states.items() if domain.is_segment(reduced_dims(context.graph, node)) for part in parts
     }
     segment = domain.segment if segments or any(root.kind == "segment_write" for root in roots) else 0
+    written = [stores[r.key].buffer for r in roots if r.kind == "write"]
     own_axis = [axes.symbols[domain.columns[-1]]] if segment else []  # which therefore stays one
-    row_axes, column_axes, moves = rows_and_columns(domain, axes, [*expressions, *own_axis])
+    row_axes, column_axes, moves = rows_and_columns(
+        domain, axes, [*expressions, *own_axis], _row_order(context, axes, leaves, written)
+    )
     moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
     leaves = leaves.moved(moves)
@@ -203,13 +205,31 @@ def _merged(
     )
 
 
-def rows_and_columns(domain: Domain, axes: Axes, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[object, Index]]:
+def _row_order(context: Context, axes: Axes, leaves: Leaves, written: Sequence[int]) -> Axes:
+    """The axes that number rows, in the order in which a GPU's cache serves best.
+
+    Args:
+        written: buffers that get an element at each point.
+    """
+    domain = context.group.domain
+    rows, columns = _sub_axes(axes, domain.rows, "row"), _sub_axes(axes, domain.columns, "column")
+    if context.target.backend is not Backend.CUDA or context.group.kind is GroupKind.COLUMN:
+        return rows
+    itemsizes = [context.dtype(read.buffer).itemsize for read in leaves.reads.values()]
+    itemsizes += [context.dtype(buffer).itemsize for buffer in written]
+    return reused_soon(rows, columns, [read.offset for read in leaves.reads.values()], itemsizes)
+
+
+def rows_and_columns(
+    domain: Domain, axes: Axes, expressions: Sequence[Index], rows: Axes | None = None
+) -> tuple[Axes, Axes, dict[object, Index]]:
     """The merged axes that number rows, those along which a row runs, and what became of the domain's axes.
 
     Args:
         expressions: everything that depends on them.
+        rows: the axes that number rows, in another order than the domain's.
     """
-    row_axes, row_moves = merge_axes(_sub_axes(axes, domain.rows, "row"), expressions, "row")
+    row_axes, row_moves = merge_axes(rows or _sub_axes(axes, domain.rows, "row"), expressions, "row")
     column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
     return row_axes, column_axes, {**row_moves, **column_moves}
 
@@ -238,6 +258,8 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
         segment=math.segment,
+        in_turn=_in_turn(context, math),
+        indexed=any(sympy.sympify(read.offset).has(Loaded, Checked) for read in _fragments_of_row(math)),
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in kept for p in phase.held if p not in math.leaves.reads),
@@ -257,6 +279,14 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))
     return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
+
+
+def _in_turn(context: Context, math: RowMath) -> int:
+    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
+    if context.target.backend is not Backend.CUDA or context.group.kind is GroupKind.COLUMN:
+        return 0
+    writes = [Read(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
+    return bytes_in_turn(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])
 
 
 def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:

@@ -57,7 +57,9 @@ def lower_scans(context: Context) -> list[Launch]:
 def _evaluate(context: Context) -> _Math:
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
-    evaluator = Evaluator(graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted)
+    evaluator = Evaluator(
+        graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted, context.inverted
+    )
     scanned = {}
     for node in context.group.anchors:
         scanned[node] = _element(evaluator, graph, node, axes)

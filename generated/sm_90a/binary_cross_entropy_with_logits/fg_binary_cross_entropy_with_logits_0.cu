@@ -5,6 +5,9 @@
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/fast_log2.cuh"
+#include "../primitives/fast_log.cuh"
+#include "../primitives/fast_log1p.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -34,8 +37,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float binary_cross_entropy_with_logits_0_0(float target, float input) {
-    const float neg_1 = -input;                                                       // line 9: return F.binary_cross_entropy_with_logits(input, target, weight, reduct…
-    const float add_1 = target * (minimum(input, 0.0f) - log1pf(fast_exp(-fabsf(input)))) + (1.0f - target) * (minimum(neg_1, 0.0f) - log1pf(fast_exp(-fabsf(neg_1))));
+    const float log1p_1 = fast_log1p(fast_exp(-fabsf(input)));                        // line 9: return F.binary_cross_entropy_with_logits(input, target, weight, reduct…
+    const float add_1 = target * (minimum(input, 0.0f) - log1p_1) + (1.0f - target) * (minimum(-input, 0.0f) - log1p_1);
     return -add_1;
 }
 
@@ -69,7 +72,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_23_ptr, i64 input_dim0) {
+fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_19_ptr, i64 input_dim0) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
     const Index i0 = row / 1;
@@ -108,10 +111,10 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 2: writes value_23.
+    // Phase 2 of 2: writes value_19.
     if (thread == 0) {
         float narrowed;
         narrow(total, narrowed);
-        store(value_23_ptr, i0, narrowed);
+        store(value_19_ptr, i0, narrowed);
     }
 }

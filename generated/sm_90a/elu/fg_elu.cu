@@ -3,6 +3,8 @@
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/fast_exp.cuh"
+#include "../primitives/fast_expm1.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -19,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float elu(float input, float alpha) {
-    return input > 0.0f ? input : expm1f(input) * alpha;                              // line 7: return F.elu(input, alpha)
+    return input > 0.0f ? input : fast_expm1(input) * alpha;                          // line 7: return F.elu(input, alpha)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

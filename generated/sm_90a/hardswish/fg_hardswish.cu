@@ -3,7 +3,6 @@
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
-#include "../primitives/fast_divide.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -22,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float hardswish(float input) {
-    return input * fast_divide(minimum(maximum(input + 3.0f, 0.0f), 6.0f), 6.0f);     // line 7: return F.hardswish(input)
+    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * 0.16666666666666666f);  // line 7: return F.hardswish(input)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
+#include "../primitives/minimum.float.cuh"
 #include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
@@ -20,7 +22,9 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float mish(float input) {
-    return input * tanhf(input > 20.0f ? input : log1pf(fast_exp(input)));            // line 7: return F.mish(input)
+    const float exp_1 = fast_exp(minimum(input, 20.0f));                              // line 7: return F.mish(input)
+    const float mul_1 = exp_1 * (exp_1 + 2.0f);
+    return input * fast_divide(mul_1, mul_1 + 2.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

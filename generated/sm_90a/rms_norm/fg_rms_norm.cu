@@ -35,15 +35,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float rms_norm_0(float input) {
-    return input * input;                                                             // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
+    return input * input;                                                             // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_1(float input, float rstd, float weight) {
-    return input * rstd * weight;                                                     // line 21: return F.rms_norm(input, normalized_shape, weight, eps)
+    return input * rstd * weight;                                                     // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

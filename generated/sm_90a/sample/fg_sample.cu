@@ -1,5 +1,5 @@
 // sample: row reduction, 3 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
-// Grid logits_dim0 * 4, block 256, 1304 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
+// Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -9,6 +9,8 @@
 #include "../primitives/cluster_push.cuh"
 #include "../primitives/cluster_rank.cuh"
 #include "../primitives/cluster_wait.cuh"
+#include "../primitives/fast_exp.cuh"
+#include "../primitives/exp_below.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/load.i64.bf16.float.cuh"
 #include "../primitives/vector_width.cuh"
@@ -46,17 +48,6 @@ __device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, f
     indices = logical_or_1 ? b_indices : a_indices;
 }
 
-__device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
-    peak = -bit_cast<float>(0x7f800000u);
-    mass = 0.0f;
-}
-
-__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
-    const float where_1 = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
-    peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
-}
-
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -65,31 +56,39 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
 __device__ __forceinline__ void sample_row_0(float temperature, i64 seeds, bool& row_value, float& row_value_2, i64& row_value_3) {
-    const bool gt_1 = temperature > 0.0f;                                             // line 39: wide = wide if temperature is None else wide / torch.where(temperature …
+    const bool gt_1 = temperature > 0.0f;                                             // line 45: wide = wide if temperature is None else wide / torch.where(temperature …
     const i64 mul_1 = wrap_mul(seeds ^ (shift_right(seeds, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    row_value = gt_1;                                                                 // line 39: wide = wide if temperature is None else wide / torch.where(temperature …
+    row_value = gt_1;                                                                 // line 45: wide = wide if temperature is None else wide / torch.where(temperature …
     row_value_2 = gt_1 ? temperature : 1.0f;
     row_value_3 = mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                  // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
 }
 
-__device__ __forceinline__ void sample_0(bool row_value, float row_value_2, i64 row_value_3, float logits, i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
+__device__ __forceinline__ float sample_0(bool row_value, float row_value_2, i64 row_value_3, float logits, i64 coordinate) {
     const i64 add_1 = wrap_add(row_value_3, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
     const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
     const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    place_values_part = logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);      // line 48: left = left - torch.where(temperature > 0, waiting.log(), 0.0)
-    normalizer_mass_part = 1.0f;
+    return logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);                   // line 54: left = left - torch.where(temperature > 0, waiting.log(), 0.0)
 }
 
-__device__ __forceinline__ float sample_1(float logits, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 51: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+__device__ __forceinline__ void sample_1(float logits, i64 place_indices, float largest, i64 coordinate, float& chosen_part, float& total_part) {
+    chosen_part = coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);  // line 57: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+    total_part = exp_below(logits, largest);                                          // line 58: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
-__device__ __forceinline__ float sample_row_2(float chosen, float normalizer_peak, float normalizer_mass) {
-    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 52: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+__device__ __forceinline__ float sample_row_2(float largest, float chosen, float total) {
+    return chosen - (largest + logf(total));                                          // line 58: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -126,6 +125,22 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
     return value;
 }
 
+// Combines one value of every thread of a row; all of them receive the result.
+// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32(float value, Scratch scratch, u64* arrived) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
+    mbarrier_wait_cluster(arrived, 0);
+    value = sum_f32_identity();
+#pragma unroll
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = sum_f32_combine(value, shared_load(scratch, warp));
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
 // Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
 // Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -147,27 +162,6 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
     indices = shuffle_xor(indices, lane_id());
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
-// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch, u64* arrived) {
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
-    if (lane_id() < CLUSTER) {
-        cluster_push(peak_scratch, warp_of_row(), peak, lane_id(), arrived);
-        cluster_push(mass_scratch, warp_of_row(), mass, lane_id(), arrived);
-    }
-    mbarrier_wait_cluster(arrived, 0);
-    normalizer_f32_identity(peak, mass);
-    for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
-        normalizer_f32_combine(peak, mass, shared_load(peak_scratch, warp), shared_load(mass_scratch, warp), peak, mass);
-    }
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
-    peak = shuffle_xor(peak, lane_id());
-    mass = shuffle_xor(mass, lane_id());
-}
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(256, 4)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
     const Index column_count = 32000;
@@ -177,15 +171,17 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         mbarrier_init(arrived + 0, 1);
         mbarrier_init(arrived + 1, 1);
         mbarrier_init(arrived + 2, 1);
+        mbarrier_init(arrived + 3, 1);
         mbarrier_init_fence();
         mbarrier_expect(arrived + 0, WARPS * (sizeof(float) + sizeof(i64)));
-        mbarrier_expect(arrived + 1, WARPS * (sizeof(float) + sizeof(float)));
+        mbarrier_expect(arrived + 1, WARPS * sizeof(float));
         mbarrier_expect(arrived + 2, WARPS * sizeof(float));
+        mbarrier_expect(arrived + 3, WARPS * sizeof(float));
     }
     cluster_arrive();
     const Index row = static_cast<Index>(block_id() / CLUSTER);
 
-    // Phase 1 of 3: computes row_value, row_value_2, row_value_3; reduces each row to place_values, place_indices, normalizer_peak, normalizer_mass.
+    // Phase 1 of 3: computes row_value, row_value_2, row_value_3; reduces each row to place_values, place_indices, largest.
     const float temperature = widen(load(temperature_ptr, row));
     const i64 seeds = widen(load(seeds_ptr, row));
     bool row_value;
@@ -200,7 +196,8 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         load_lanes<8>(logits_raw[c], logits_ptr, row * 32000 + column);
     }
     float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
-    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+    float largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -208,14 +205,12 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
         float place_values_part[LANES];
-        float normalizer_mass_part[LANES];
         i64 place_indices_part[LANES];
-        float normalizer_peak_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            sample_0(row_value, row_value_2, row_value_3, logits[v], column + v, place_values_part[v], normalizer_mass_part[v]);
+            place_values_part[v] = sample_0(row_value, row_value_2, row_value_3, logits[v], column + v);
             place_indices_part[v] = column + v;
-            normalizer_peak_part[v] = logits[v];
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], logits[v]);
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
@@ -223,20 +218,22 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half], place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
         }
         max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values, place_indices);
-#pragma unroll
-        for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
-#pragma unroll
-            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
-        }
-        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+    }
+    float largest = largest_of[0];
     cluster_wait();  // the other blocks have begun, and their barriers are there
     row_max_f32(place_values, place_indices, shared_array<float>(0), shared_array<i64>(256), arrived + 0);
-    row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(512), shared_array<float>(768), arrived + 1);
+    largest = row_amax_f32(largest, shared_array<float>(512), arrived + 1);
 
-    // Phase 2 of 3: reduces each row to chosen; writes out_0.
+    // Phase 2 of 3: reduces each row to chosen, total; writes out_0.
     float chosen_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
+    float total_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -244,10 +241,12 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
         float chosen_part[LANES];
+        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            chosen_part[v] = sample_1(logits[v], place_indices, column + v);
+            sample_1(logits[v], place_indices, largest, column + v, chosen_part[v], total_part[v]);
             chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
     }
 #pragma unroll
@@ -256,7 +255,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
     }
     float chosen = chosen_of[0];
-    chosen = row_amax_f32(chosen, shared_array<float>(1024), arrived + 2);
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+    }
+    float total = total_of[0];
+    chosen = row_amax_f32(chosen, shared_array<float>(768), arrived + 2);
+    total = row_sum_f32(total, shared_array<float>(1024), arrived + 3);
     if (thread == 0) {
         i64 narrowed;
         narrow(place_indices, narrowed);
@@ -264,7 +270,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     }
 
     // Phase 3 of 3: computes row_value_4; writes out_1.
-    const float row_value_4 = sample_row_2(chosen, normalizer_peak, normalizer_mass);
+    const float row_value_4 = sample_row_2(largest, chosen, total);
     if (thread == 0) {
         float narrowed;
         narrow(row_value_4, narrowed);

@@ -5,6 +5,9 @@
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/fast_log2.cuh"
+#include "../primitives/fast_log.cuh"
+#include "../primitives/fast_log1p.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -23,7 +26,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float softplus(float input, float beta, float threshold) {
     const float mul_1 = input * beta;                                                 // line 7: return F.softplus(input, beta, threshold)
-    return mul_1 > round_bf16(threshold) ? input : fast_divide(log1pf(fast_exp(mul_1)), beta);
+    return mul_1 > round_bf16(threshold) ? input : fast_log1p(fast_exp(mul_1)) * fast_divide(1.0f, beta);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

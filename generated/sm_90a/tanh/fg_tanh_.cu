@@ -10,6 +10,9 @@
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
+#include "../primitives/fast_exp2.cuh"
+#include "../primitives/fast_reciprocal.cuh"
+#include "../primitives/tanh_by_exp.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/widen.bf16.cuh"
@@ -19,7 +22,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float tanh_(float input) {
-    return tanhf(input);                                                              // line 7: return torch.tanh(input)
+    return tanh_by_exp(input);                                                        // line 7: return torch.tanh(input)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
+// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads 8192 bytes, writes 1.
 // layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
 // Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
+#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/shared_address.cuh"
@@ -11,11 +15,12 @@
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.bf16.float.cuh"
+#include "../primitives/load.bool.bf16.float.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/maximum.i64.float.cuh"
+#include "../primitives/narrow.bool.bf16.float.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/opaque.cuh"
 #include "../primitives/shared_array.cuh"
@@ -23,13 +28,105 @@
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store.bool.bf16.float.cuh"
 #include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bf16.float.cuh"
+#include "../primitives/widen.bool.bf16.float.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
+namespace part_1 {
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ i64 amax_i64_identity() {
+    return (-9223372036854775807LL - 1);
+}
+
+__device__ __forceinline__ i64 amax_i64_combine(i64 a, i64 b) {
+    return maximum(a, b);
+}
+
+__device__ __forceinline__ i64 layer_norm_invertible_backward_1_0(float weight) {
+    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+}
+
+__device__ __forceinline__ bool layer_norm_invertible_backward_1_row_1(i64 largest) {
+    return largest != 0;                                                              // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Leaves a warp's part of what the threads of a row combine; row_amax_i64_meet takes all parts, behind a barrier.
+template <typename Scratch>
+__device__ __forceinline__ void row_amax_i64_leave(i64 value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_i64_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    i64 value = shared_load(scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_i64_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_ptr, bool* out_3_ptr) {
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block);
+
+    // Phase 1 of 2: reduces each row to largest.
+    i64 largest_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_i64_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        bf16 weight_raw[LANES];
+        load_lanes<8>(weight_raw, weight_ptr, column);
+        float weight[LANES];
+        widen_vec(weight_raw, weight);
+        i64 largest_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            largest_part[v] = layer_norm_invertible_backward_1_0(weight[v]);
+            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_i64_combine(largest_of[k], largest_of[k + half]);
+    }
+    i64 largest = largest_of[0];
+    row_amax_i64_leave(largest, shared_array<i64>(0));
+    block_sync();
+    largest = row_amax_i64_meet(shared_array<i64>(0));
+
+    // Phase 2 of 2: computes row_value; writes out_3.
+    const bool row_value = layer_norm_invertible_backward_1_row_1(largest);
+    if (thread == 0) {
+        bool narrowed;
+        narrow(row_value, narrowed);
+        store(out_3_ptr, 0, narrowed);
+    }
+}
+}  // part_1
+
+namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
@@ -91,13 +188,12 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2)
-fg_layer_norm_invertible_backward_0(const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr, i64 y_dim0) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr, i64 y_dim0) {
     const Index row_count = y_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;  // at most: there are no blocks without rows
-    const Index part = block_id();
+    const Index part = block;
     float column_total[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
@@ -225,4 +321,17 @@ fg_layer_norm_invertible_backward_0(const bf16* dy_ptr, const bf16* weight_ptr, 
         store_lanes<4>(partial_20_ptr, part * 4096 + column, column_total[c]);
         store_lanes<4>(partial_22_ptr, part * 4096 + column, column_total_2[c]);
     }
+}
+}  // part_2
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parts
+// ---------------------------------------------------------------------------------------------------------------------
+extern "C" __global__ void __launch_bounds__(128, 2)
+fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr, i64 y_dim0) {
+    i32 block = block_id(), blocks = block_count();
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), weight_ptr, out_3_ptr);
+    block -= static_cast<i32>(blocks_1);
+    blocks -= static_cast<i32>(blocks_1);
+    part_2::run(block, blocks, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr, partial_22_ptr, y_dim0);
 }

@@ -1,0 +1,168 @@
+// poly_norm: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
+// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
+#include "../primitives/types.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/block_sync.cuh"
+#include "../primitives/fast_rsqrt.cuh"
+#include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.bf16.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/shared_array.cuh"
+#include "../primitives/shared_load.cuh"
+#include "../primitives/shared_store.cuh"
+#include "../primitives/shuffle_xor.cuh"
+#include "../primitives/store_vec.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/warp_id.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ float sum_f32_identity() {
+    return 0.0f;
+}
+
+__device__ __forceinline__ float sum_f32_combine(float a, float b) {
+    return a + b;
+}
+
+__device__ __forceinline__ void poly_norm_0(float x, float& squares_part, float& squares_2_part, float& squares_3_part) {
+    const float mul_1 = x * x;                                                        // line 8: powers = (wide * wide * wide, wide * wide, wide)
+    squares_part = mul_1 * x * (mul_1 * x);                                           // line 2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is …
+    squares_2_part = mul_1 * mul_1;
+    squares_3_part = mul_1;                                                           // line 8: powers = (wide * wide * wide, wide * wide, wide)
+}
+
+__device__ __forceinline__ void poly_norm_row_1(float squares, float eps, float squares_2, float squares_3, float& rstd, float& rstd_2, float& rstd_3) {
+    rstd = fast_rsqrt(squares * 0.000244140625f + eps);                               // line 2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is …
+    rstd_2 = fast_rsqrt(squares_2 * 0.000244140625f + eps);
+    rstd_3 = fast_rsqrt(squares_3 * 0.000244140625f + eps);
+}
+
+__device__ __forceinline__ float poly_norm_1(float x, float weight, float rstd, float weight_2, float rstd_2, float weight_3, float rstd_3, float bias) {
+    const float mul_1 = x * x;                                                        // line 8: powers = (wide * wide * wide, wide * wide, wide)
+    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 10: return (parts[0] + parts[1] + parts[2] + _wide(bias)).to(x.dtype)
+    return add_1 + bias;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+constexpr i32 LANES = 8;  // neighbours that one access moves
+constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
+constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
+constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+
+// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+template <typename Scratch>
+__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
+}
+
+// Combines the parts of all warps; every thread receives the result.
+template <typename Scratch>
+__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
+    const i32 warp = lane_id() % MEETING;
+    float value = shared_load(scratch, warp);
+#pragma unroll
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8)
+fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+    const i32 thread = thread_id();
+    const Index row = static_cast<Index>(block_id());
+
+    // Phase 1 of 2: reduces each row to squares, squares_2, squares_3.
+    const float weight = widen(load(weight_ptr, 0));
+    const float weight_2 = widen(load(weight_ptr, 1));
+    const float weight_3 = widen(load(weight_ptr, 2));
+    const float bias = widen(load(bias_ptr, 0));
+    bf16 x_raw[CHUNKS][LANES];
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+    }
+    float squares_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    float squares_2_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_2_of[k] = sum_f32_identity();
+    float squares_3_of[SUMS];
+    for (i32 k = 0; k < SUMS; ++k) squares_3_of[k] = sum_f32_identity();
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        float x[LANES];
+        widen_vec(x_raw[c], x);
+        float squares_part[LANES];
+        float squares_2_part[LANES];
+        float squares_3_part[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            poly_norm_0(x[v], squares_part[v], squares_2_part[v], squares_3_part[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part[v]);
+            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part[v]);
+        }
+    }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+    }
+    float squares = squares_of[0];
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_2_of[k] = sum_f32_combine(squares_2_of[k], squares_2_of[k + half]);
+    }
+    float squares_2 = squares_2_of[0];
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) squares_3_of[k] = sum_f32_combine(squares_3_of[k], squares_3_of[k + half]);
+    }
+    float squares_3 = squares_3_of[0];
+    row_sum_f32_leave(squares, shared_array<float>(0));
+    row_sum_f32_leave(squares_2, shared_array<float>(64));
+    row_sum_f32_leave(squares_3, shared_array<float>(128));
+    block_sync();
+    squares = row_sum_f32_meet(shared_array<float>(0));
+    squares_2 = row_sum_f32_meet(shared_array<float>(64));
+    squares_3 = row_sum_f32_meet(shared_array<float>(128));
+
+    // Phase 2 of 2: computes rstd, rstd_2, rstd_3; writes out.
+    float rstd;
+    float rstd_2;
+    float rstd_3;
+    poly_norm_row_1(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+        const Index column = (c * THREADS + thread) * LANES;
+        float x[LANES];
+        widen_vec(x_raw[c], x);
+        float result_0[LANES];
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            result_0[v] = poly_norm_1(x[v], weight, rstd, weight_2, rstd_2, weight_3, rstd_3, bias);
+        }
+        bf16 result_0_raw[LANES];
+        narrow_vec(result_0, result_0_raw);
+        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+    }
+}

@@ -1,0 +1,6 @@
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}

@@ -1,0 +1,16 @@
+// One element from global memory. Never the read-only path: outputs may alias inputs.
+__device__ __forceinline__ bool load(const bool* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bool>(static_cast<u8>(bits));
+}
+__device__ __forceinline__ bf16 load(const bf16* base, i64 i) {
+  u16 bits;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
+  return bit_cast<bf16>(bits);
+}
+__device__ __forceinline__ float load(const float* base, i64 i) {
+  u32 bits;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(base + i));
+  return bit_cast<float>(bits);
+}

@@ -1,0 +1,196 @@
+// rotary_position_ids_0: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
+// Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
+// rotary_position_ids_1: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
+// Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
+#include "../primitives/types.cuh"
+#include "../primitives/block_count.cuh"
+#include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
+#include "../primitives/vector_width.cuh"
+#include "../primitives/load_vec.16.cuh"
+#include "../primitives/load_lanes.cuh"
+#include "../primitives/narrow.i64.bf16.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/power_of.cuh"
+#include "../primitives/widen.i64.bf16.cuh"
+#include "../primitives/round_bf16.cuh"
+#include "../primitives/store_vec.16.cuh"
+#include "../primitives/store_lanes.cuh"
+#include "../primitives/thread_id.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
+#include "../primitives/wrap_mul.cuh"
+
+namespace part_1 {
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 27: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 39: angles = positions * frequencies
+    float sin_1, cos_1;                                                               // line 41: return angles.cos() * magnitude, angles.sin() * magnitude
+    sincosf(mul_1, &sin_1, &cos_1);
+    hoisted = cos_1;
+    hoisted_2 = sin_1;
+}
+
+__device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float hoisted, float hoisted_2, float& result, float& result_2) {
+    result = round_bf16(q * hoisted + -q_2 * hoisted_2);                              // line 24: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
+    result_2 = round_bf16(q_2 * hoisted + q * hoisted_2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* q_ptr, i64 q_dim0, i64 q_dim1) {
+    constexpr i32 LANES = 8;     // neighbours that one access moves
+    constexpr i32 UNROLL = 2;    // groups of lanes in flight in a thread
+    constexpr i32 REPEATS = 4;   // groups of lanes of a thread
+    const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
+    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
+    if (position + LANES > element_count) return;
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
+    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
+    i64 position_ids_raw;
+    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
+    const i64 position_ids = widen(position_ids_raw);
+    float hoisted[8];
+    float hoisted_2[8];
+#pragma unroll
+    for (i32 v = 0; v < 8; ++v) rotary_position_ids_0_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
+
+    const Index first = i1_chunk * REPEATS;
+    const Index end = q_dim1 < first + REPEATS ? q_dim1 : first + REPEATS;
+#pragma unroll 1
+    for (Index start = first; start < end; start += UNROLL) {
+        bf16 q_raw[UNROLL][8];
+        bf16 q_2_raw[UNROLL][8];
+#pragma unroll
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            load_lanes<8>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<8>(q_2_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
+        }
+#pragma unroll
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            float q[8];
+            widen_vec(q_raw[u], q);
+            float q_2[8];
+            widen_vec(q_2_raw[u], q_2);
+            float result[8];
+            float result_2[8];
+#pragma unroll
+            for (i32 v = 0; v < 8; ++v) rotary_position_ids_0(q[v], q_2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
+            bf16 result_raw[8];
+            narrow_vec(result, result_raw);
+            store_lanes<8>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[8];
+            narrow_vec(result_2, result_2_raw);
+            store_lanes<8>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+        }
+    }
+}
+}  // part_1
+
+namespace part_2 {
+// ---------------------------------------------------------------------------------------------------------------------
+// Math
+// ---------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 27: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 39: angles = positions * frequencies
+    float sin_1, cos_1;                                                               // line 41: return angles.cos() * magnitude, angles.sin() * magnitude
+    sincosf(mul_1, &sin_1, &cos_1);
+    hoisted = cos_1;
+    hoisted_2 = sin_1;
+}
+
+__device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, float hoisted, float hoisted_2, float& result, float& result_2) {
+    result = round_bf16(k_ * hoisted + -k__2 * hoisted_2);                            // line 24: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
+    result_2 = round_bf16(k__2 * hoisted + k_ * hoisted_2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipeline
+// ---------------------------------------------------------------------------------------------------------------------
+using Index = i32;
+
+__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* k_ptr, i64 k_dim1, i64 q_dim0) {
+    constexpr i32 LANES = 8;     // neighbours that one access moves
+    constexpr i32 UNROLL = 2;    // groups of lanes in flight in a thread
+    constexpr i32 REPEATS = 4;   // groups of lanes of a thread
+    const Index element_count = ((k_dim1 + 3) / 4) * q_dim0 * 262144;
+    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
+    if (position + LANES > element_count) return;
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
+    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
+    i64 position_ids_raw;
+    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
+    const i64 position_ids = widen(position_ids_raw);
+    float hoisted[8];
+    float hoisted_2[8];
+#pragma unroll
+    for (i32 v = 0; v < 8; ++v) rotary_position_ids_1_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
+
+    const Index first = i1_chunk * REPEATS;
+    const Index end = k_dim1 < first + REPEATS ? k_dim1 : first + REPEATS;
+#pragma unroll 1
+    for (Index start = first; start < end; start += UNROLL) {
+        bf16 k__raw[UNROLL][8];
+        bf16 k__2_raw[UNROLL][8];
+#pragma unroll
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            load_lanes<8>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<8>(k__2_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
+        }
+#pragma unroll
+        for (i32 u = 0; u < UNROLL; ++u) {
+            const Index i1 = start + u;
+            if (i1 >= end) continue;
+            float k_[8];
+            widen_vec(k__raw[u], k_);
+            float k__2[8];
+            widen_vec(k__2_raw[u], k__2);
+            float result[8];
+            float result_2[8];
+#pragma unroll
+            for (i32 v = 0; v < 8; ++v) rotary_position_ids_1(k_[v], k__2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
+            bf16 result_raw[8];
+            narrow_vec(result, result_raw);
+            store_lanes<8>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[8];
+            narrow_vec(result_2, result_2_raw);
+            store_lanes<8>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+        }
+    }
+}
+}  // part_2
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parts
+// ---------------------------------------------------------------------------------------------------------------------
+extern "C" __global__ void __launch_bounds__(128, 1)
+fg_rotary_position_ids_0_to_1(i64 blocks_1, const i64* position_ids_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0, i64 q_dim1, i64 k_dim1) {
+    i32 block = block_id(), blocks = block_count();
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), position_ids_ptr, q_ptr, q_dim0, q_dim1);
+    block -= static_cast<i32>(blocks_1);
+    blocks -= static_cast<i32>(blocks_1);
+    part_2::run(block, blocks, position_ids_ptr, k_ptr, k_dim1, q_dim0);
+}
