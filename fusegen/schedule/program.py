@@ -6,7 +6,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import sympy
 
@@ -317,7 +317,7 @@ class Program:
         return tuple(found)
 
     @cached_property
-    def bound(self) -> dict[object, object]:
+    def bound(self) -> dict[object, Any]:
         """Calls that were bound to exact sizes, by what they depend on (`runtime.backends`)."""
         return {}
 
