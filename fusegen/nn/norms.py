@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,8 @@ class RMSNorm(nn.RMSNorm):
         """Normalizes (…, *normalized_shape)."""
         if self._is_of_rows:
             require_rows("RMSNorm", x, self.normalized_shape)
-        return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.zero_centered_gamma, self.casting_mode)
+        found = ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.zero_centered_gamma, self.casting_mode)
+        return cast(Tensor, found)
 
     def extra_repr(self) -> str:
         """torch's, and the arguments that torch does not have."""

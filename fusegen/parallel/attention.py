@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 import fusegen as fg
@@ -103,7 +105,8 @@ def attention_part(
 
 def _normalized(norm: RMSNorm, x: Tensor, weight: Tensor | None) -> Tensor:
     """A norm with another weight than its own."""
-    return ops.rms_norm(x, norm.normalized_shape, weight, norm.eps, norm.zero_centered_gamma, norm.casting_mode)
+    found = ops.rms_norm(x, norm.normalized_shape, weight, norm.eps, norm.zero_centered_gamma, norm.casting_mode)
+    return cast(Tensor, found)
 
 
 def _replica(norm: RMSNorm, ranks: Ranks) -> RMSNorm:

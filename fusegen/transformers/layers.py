@@ -5,6 +5,8 @@ A class here has nothing but ``forward``, which reads the attributes of the modu
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from fusegen import ops
@@ -22,7 +24,8 @@ class RMSNorm(_Layer):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return ops.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon, casting_mode="llama")
+        found = ops.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon, casting_mode="llama")
+        return cast(Tensor, found)
 
 
 class SiLU(_Layer):

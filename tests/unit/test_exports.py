@@ -51,7 +51,18 @@ def test_a_star_gives_the_public_names() -> None:
 def test_kernels() -> None:
     kernel = fg.kernel(lambda x: x + 1)
     assert isinstance(kernel, fg.Kernel)
-    assert public(kernel) == {"backward", "compiler", "fast_math", "function", "lower", "mutates", "op", "operator", "recompute"}
+    assert public(kernel) == {
+        "backward",
+        "compiler",
+        "fast_math",
+        "fresh",
+        "function",
+        "lower",
+        "mutates",
+        "op",
+        "operator",
+        "recompute",
+    }
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
     stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
