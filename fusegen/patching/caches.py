@@ -221,6 +221,11 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+def is_handing() -> bool:
+    """True if a layer's code runs in this thread with stand-ins for its cache and its attention."""
+    return _THREAD.handing is not None
+
+
 @contextmanager
 def _handing(result: Any) -> Iterator[_Handing]:
     given = _THREAD.handing

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from tests.unit.patching.models import IDS, generated, small_model, step
+from tests.unit.patching.models import IDS, generated, small_model, step, transformers
 
 
 @pytest.fixture(params=["Llama", "GPT2", "Bert"])
@@ -37,6 +37,36 @@ def test_generation_with_caches(name: str, cache: str) -> None:
     report = fg.patch(model)
     assert torch.equal(generated(model, cache_implementation=cache, disable_compile=True), expected)
     assert all(row.fused and not row.reason for row in report.rows if row.kind.endswith(("Layer", "Block")))
+
+
+class Untraceable(torch.nn.Module):
+    """A module whose path a value decides."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) if x.sum().item() < 1e9 else x
+
+
+def test_a_cache_takes_keys_once_where_the_rest_of_a_layer_is_no_kernel() -> None:
+    model = small_model("Llama", num_hidden_layers=1)
+    (layer,) = model.model.layers
+    layer.mlp = Untraceable(layer.mlp)
+
+    def decoded(*, is_patched: bool) -> tuple[list[torch.Tensor], int]:
+        cache = transformers.DynamicCache(config=model.config)
+        model(IDS, past_key_values=cache)
+        if is_patched:
+            fg.patch(model)
+        return [model(IDS[:, i : i + 1], past_key_values=cache).logits for i in range(2)], cache.get_seq_length()
+
+    with torch.no_grad():
+        expected, length = decoded(is_patched=False)
+        found, filled = decoded(is_patched=True)
+    torch.testing.assert_close(found, expected)
+    assert filled == length
 
 
 def test_a_mask_of_padding_and_beams() -> None:
