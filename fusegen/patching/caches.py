@@ -20,7 +20,8 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map
 
 from fusegen.errors import UnsupportedError
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.values import SymbolicSize, TracedTensor
 
 _CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"
@@ -260,8 +261,9 @@ class HandedAttention:
 
 
 def hand_attention() -> None:
-    """Lets traces stop at all attention functions that transformers knows by name."""
-    mapping = sys.modules[_MODELS].AttentionInterface._global_mapping
+    """Lets traces stop at all attention functions that transformers, where it is imported, knows by name."""
+    module = sys.modules.get(_MODELS)
+    mapping = {} if module is None else module.AttentionInterface._global_mapping
     for name, function in mapping.items():
         if not isinstance(function, HandedAttention):
             mapping[name] = HandedAttention(function)
@@ -315,6 +317,9 @@ def behind_attention(function: Function, place: Place) -> Function:
     return call
 
 
+_TRACED = (TracedTensor, TracedScalar, SymbolicSize)
+
+
 def _between(
     update: tuple[tuple[Any, ...], dict[str, Any]],
     attention: tuple[Function, tuple[Any, ...], dict[str, Any]],
@@ -327,13 +332,15 @@ def _between(
     if keys is not new_keys or values is not new_values:
         raise UnsupportedError("the layer changes what its cache gives before its attention")
     results: list[Any] = [query, keys, values]
-    known = {id(value): _Argument(key) for key, value in _numbered(args, kwargs) if isinstance(value, TracedTensor)}
+    known = {id(value): _Argument(key) for key, value in _numbered(args, kwargs) if isinstance(value, _TRACED)}
 
     def stand_in(value: Any) -> Any:
-        if not isinstance(value, TracedTensor):
-            return value
         if id(value) in known:
             return known[id(value)]
+        if not isinstance(value, _TRACED):
+            return value
+        if not isinstance(value, TracedTensor):
+            raise UnsupportedError("the layer computes a number that its attention or its cache takes")
         results.append(value)
         return _Result(len(results) - 1)
 

@@ -69,6 +69,38 @@ def test_a_cache_takes_keys_once_where_the_rest_of_a_layer_is_no_kernel() -> Non
     assert filled == length
 
 
+class Scaled(torch.nn.Module):
+    """Attention by a function that transformers knows, whose scaling the caller gives."""
+
+    layer_idx, is_causal = 0, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, scaling: float, past_key_values: Any) -> torch.Tensor:
+        query = self.project(x).view(*x.shape[:2], 4, 8).transpose(1, 2)
+        key, value = past_key_values.update(query, query * 2, 0)
+        sdpa = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return self.project(sdpa(self, query, key, value, None, scaling=scaling)[0].flatten(2))  # type: ignore[no-any-return]
+
+
+def test_attention_beside_a_cache_takes_numbers_of_the_call_in_each_mode() -> None:
+    torch.manual_seed(0)
+    module, x = Scaled(), torch.randn(5, 1, 2, 32)
+
+    def decoded() -> list[torch.Tensor]:
+        cache = transformers.DynamicCache()
+        calls = zip(x, (0.3, 0.3, 0.5, 0.7, 0.9), (False, False, False, True, True), strict=True)
+        return [module.train(mode)(each, scaling, past_key_values=cache) for each, scaling, mode in calls]
+
+    with torch.no_grad():
+        expected = decoded()
+        report = fg.patch(module)
+        torch.testing.assert_close(decoded(), expected)
+    assert all(row.fused and not row.reason for row in report.rows)
+
+
 def test_a_mask_of_padding_and_beams() -> None:
     model = small_model("Llama")
     mask = torch.ones_like(IDS)
