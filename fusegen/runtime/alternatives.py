@@ -86,8 +86,9 @@ class Alternatives:
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
         self._attentions = () if library is None else attentions_of(library)
-        has_library = library is not None and self._attentions
-        self._library = Alternatives(library, target, wide=wide, lock=self._lock) if has_library else None
+        self._library = None
+        if library is not None and self._attentions:
+            self._library = Alternatives(library, target, wide=wide, lock=self._lock)
         self.whole = self._forms(None, {}, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:

@@ -82,7 +82,7 @@ class Scaled(torch.nn.Module):
         query = self.project(x).view(*x.shape[:2], 4, 8).transpose(1, 2)
         key, value = past_key_values.update(query, query * 2, 0)
         sdpa = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return self.project(sdpa(self, query, key, value, None, scaling=scaling)[0].flatten(2))  # type: ignore[no-any-return]
+        return self.project(sdpa(self, query, key, value, None, scaling=scaling)[0].flatten(2))
 
 
 def test_attention_beside_a_cache_takes_numbers_of_the_call_in_each_mode() -> None:
