@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
 
 Function: TypeAlias = Callable[..., Any]
-"""Of a module and the arguments of a call."""
+"""A function of a module and the arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class _Reached(BaseException):
 
 @dataclass
 class _Handing:
-    """What happens at attention in a trace.
+    """A trace that stops at attention, or goes on with a result that it is given.
 
     Attributes:
         result: what attention gives; None where the trace ends there.
@@ -212,7 +212,7 @@ class _Handing:
     """
 
     result: Any = None
-    calls: list[tuple[Function, tuple[Any, ...], dict[str, Any]]] = None  # type: ignore[assignment]
+    calls: list[tuple[Function, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 class _Thread(threading.local):
@@ -230,7 +230,7 @@ def is_handing() -> bool:
 @contextmanager
 def _handing(result: Any) -> Iterator[_Handing]:
     given = _THREAD.handing
-    _THREAD.handing = handing = _Handing(result, [])
+    _THREAD.handing = handing = _Handing(result)
     try:
         yield handing
     finally:

@@ -187,7 +187,7 @@ class FusedForward(FusedCall):
         return layer_indices(self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a file or a copy holds: what was compiled is made anew."""
+        """The state that a file or a copy holds: what was compiled is made anew."""
         return {"module": self.module, "_attribute": self._attribute, "_given": self._given, "kinds": {}, "_refuses": False}
 
 

@@ -141,7 +141,7 @@ class FusedCall:
         return ""
 
     def mode(self) -> Kind:
-        """What tells kinds of calls apart beside their arguments."""
+        """The state that tells kinds of calls apart beside their arguments."""
         return ()
 
     @property

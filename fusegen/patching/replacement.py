@@ -30,7 +30,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
         exclude: modules that run as they are, chosen likewise. What holds one is fused in parts.
 
     Returns:
-        What was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
+        The report of what was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
 
     Raises:
         ArgumentError: the model is no module, is patched already, or has no such modules.

@@ -1,4 +1,4 @@
-"""What a patched model runs: a row for each group of modules that are alike."""
+"""The kernels that a patched model runs: a row for each group of modules that are alike."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
-        """What was replaced, and what was not and why."""
+        """The modules that were replaced, and those that were not, with the reason."""
         return list(_grouped(self._single()))
 
     @property
