@@ -22,12 +22,13 @@ from fusegen.patching.caches import (
     cache_of,
     filling,
     is_fresh,
+    is_handed,
     layer_indices,
     mask_position,
     place_in,
     without_mask,
 )
-from fusegen.patching.fused_call import FusedCall, Kind, Prepared
+from fusegen.patching.fused_call import FusedCall, Kind, LateRefusal, Prepared, is_refusal, words
 
 _CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
@@ -98,7 +99,14 @@ class FusedForward(FusedCall):
 
         def finish(results: Sequence[Tensor]) -> Any:
             attended = self._between[self.mode()].run(cache, results, given, named)
-            return behind(self.module, attended, *masked[0], **masked[1])
+            try:
+                return behind(self.module, attended, *masked[0], **masked[1])
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                refusal = words(error)
+            # The cache has taken the keys and values, so the layer must not start again.
+            raise LateRefusal(behind.function(self.module, attended, *given, **named), refusal)
 
         return Prepared(before, (self.module, *masked[0]), masked[1], finish)
 
@@ -117,6 +125,8 @@ class FusedForward(FusedCall):
         module = self.module
         if self._is_removed:
             return "it was put back"
+        if is_handed():
+            return "the layer around it runs as it is behind its attention"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"
         for each in self._inside():

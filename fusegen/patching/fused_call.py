@@ -19,6 +19,7 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import FusegenError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
+from fusegen.state import refusing_changes
 
 Kind: TypeAlias = tuple[object, ...]
 """A kind of call: with gradients or without, and the types of its arguments."""
@@ -78,6 +79,19 @@ def _emptied(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+class LateRefusal(Exception):
+    """A kernel was refused after the call had changed something, so that the function must not run again from the start.
+
+    Attributes:
+        result: of the call, whose rest ran as it is.
+        refusal: the reason.
+    """
+
+    def __init__(self, result: Any, refusal: str) -> None:
+        super().__init__(refusal)
+        self.result, self.refusal = result, refusal
+
+
 class FusedCall:
     """Stands in the place of a function. A kind of call that cannot be traced runs the function as it is.
 
@@ -105,19 +119,20 @@ class FusedCall:
         if kind is not None and isinstance(self.kinds.get(kind), str):
             return self.original(*args, **kwargs)
         try:
-            call = self.prepared(args, kwargs)
-            result = call.run()
-        except IndexRangeError:
-            raise
+            with refusing_changes():
+                call = self.prepared(args, kwargs)
+                result = call.run()
+        except LateRefusal as error:
+            late, refusal = error, error.refusal
         except Exception as error:
-            if not (isinstance(error, FusegenError) or _is_of_trace(error)):
+            if not is_refusal(error):
                 raise
-            refusal = _words(error)  # should the function itself be wrong, it says so itself
+            late, refusal = None, words(error)  # should the function itself be wrong, it says so itself
         else:
             if kind is not None and kind not in self.kinds:
                 self._learn(kind, call)
             return result
-        result = self.original(*args, **kwargs)
+        result = self.original(*args, **kwargs) if late is None else late.result
         self.kinds[kind or self._kind(args, kwargs)] = refusal
         self._refuses = True
         return result
@@ -167,12 +182,15 @@ class FusedCall:
             return
 
 
-def _is_of_trace(error: Exception) -> bool:
-    """True if an error was raised while the function ran on traced values, where anything may happen."""
-    return any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
+def is_refusal(error: Exception) -> bool:
+    """True if an error says that a call cannot be a kernel: one of fusegen's, or one that was raised while the function ran on
+    traced values, where anything may happen."""
+    if isinstance(error, IndexRangeError):
+        return False
+    return isinstance(error, FusegenError) or any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """An error on one line, with the name of its file alone: a report cuts long ones."""
     if not isinstance(error, FusegenError):
         return f"{type(error).__name__}: {error}"
