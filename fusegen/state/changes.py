@@ -38,6 +38,11 @@ def refusing_changes() -> Iterator[None]:
         _THREAD.refuses = given
 
 
+def refuses_changes() -> bool:
+    """True if traces of this thread refuse such functions."""
+    return _THREAD.refuses
+
+
 class Changes:
     """Looks for changes, if this is wanted (`refusing_changes`)."""
 

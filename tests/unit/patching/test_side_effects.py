@@ -76,6 +76,32 @@ def test_what_a_layer_changes_is_changed_by_each_call(kind: Callable[[], Layer])
         torch.testing.assert_close(found[1], found[0])
 
 
+class Heads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (4, 4)).transpose(0, 1)
+
+
+class Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(WIDTH), Heads()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        if y.sum() > -1e9:  # so that the modules inside are kernels, not the whole
+            self.heads(y).mul_(2)
+        return y
+
+
+def test_views_of_arguments_stay_views() -> None:
+    model, x = Writing(), torch.randn(3, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        report = fg.patch(model)
+        torch.testing.assert_close(model(x), expected)
+    assert {row.path: row.fused for row in report.rows} == {"": False, "norm": True, "heads": False}
+
+
 def test_a_cache_is_updated_once_where_the_rest_of_a_layer_cannot_be_traced() -> None:
     experts = {
         "num_experts": 2,
