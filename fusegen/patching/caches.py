@@ -237,6 +237,11 @@ def _handing(result: Any) -> Iterator[_Handing]:
         _THREAD.handing = given
 
 
+def is_handed() -> bool:
+    """True if a layer runs around this call whose attention is handed to it, once."""
+    return _THREAD.handing is not None
+
+
 class HandedAttention:
     """An attention function of transformers that a trace may stop at; in all other calls the function itself.
 

@@ -23,12 +23,14 @@ from fusegen.patching.caches import (
     cache_of,
     filling,
     is_fresh,
+    is_handed,
     layer_indices,
     mask_position,
     place_in,
     without_mask,
 )
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.state import refusing_changes
 
 _CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
@@ -98,7 +100,8 @@ class FusedForward(FusedCall):
         def finish(results: Sequence[Tensor]) -> Any:
             attended = self._between[self.mode()].run(cache, results, given, named)
             try:
-                return self._behind(place)(self.module, attended, *arguments, **named_arguments)
+                with refusing_changes():
+                    return self._behind(place)(self.module, attended, *arguments, **named_arguments)
             except Exception as error:
                 refusal = refusal_of(error)
                 if not refusal:
@@ -129,6 +132,8 @@ class FusedForward(FusedCall):
         module = self.module
         if self._is_removed:
             return "it was put back"
+        if is_handed():
+            return "the layer around it runs as it is behind its attention"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"
         for each in self._inside():

@@ -20,6 +20,7 @@ from fusegen.errors import FusegenError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
 from fusegen.patching.caches import is_handing
+from fusegen.state import refusing_changes
 
 Kind: TypeAlias = tuple[object, ...]
 """A kind of call: with gradients or without, and the types of its arguments."""
@@ -103,7 +104,8 @@ class FusedCall:
         refusal = ""
         try:
             call = self.prepared(args, kwargs)
-            result = call.kernel(*call.args, **call.kwargs)
+            with refusing_changes():
+                result = call.kernel(*call.args, **call.kwargs)
         except Exception as error:
             refusal = refusal_of(error)
             if not refusal:
@@ -171,7 +173,7 @@ class FusedCall:
 def refusal_of(error: Exception) -> str:
     """The reason why a call cannot be a kernel; empty where the error is the caller's."""
     is_refusal = isinstance(error, FusegenError) and not isinstance(error, IndexRangeError)
-    return _words(error) if is_refusal or _is_of_trace(error) else ""
+    return words(error) if is_refusal or _is_of_trace(error) else ""
 
 
 def _is_of_trace(error: Exception) -> bool:
@@ -179,7 +181,7 @@ def _is_of_trace(error: Exception) -> bool:
     return any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """An error on one line, with the name of its file alone: a report cuts long ones."""
     if not isinstance(error, FusegenError):
         return f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
 from fusegen.errors import ArgumentError
@@ -23,6 +24,7 @@ _ONE_LAUNCH = (
     nn.Identity,
     nn.modules.conv._ConvNd,
     nn.modules.dropout._DropoutNd,
+    torch.jit.ScriptModule,  # whose forward pass cannot be replaced
 )
 """Torch's modules in which there is nothing to fuse, or nothing that is traced."""
 
